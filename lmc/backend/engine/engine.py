@@ -306,7 +306,7 @@ class EngineCore:
             "cached_tokens": s.tree.size,
             "open_runs": s.runs.count,
             "held_back": s.waiting.held_back,
-            "leases": sum(1 for _ in list(s.runs.leases())),
+            "leases": s.runs.leased,
             "broken_leases": s.runs.broken,
             "lapsed_leases": s.runs.lapsed,
             "split_groups": s.tally.split_groups,

@@ -85,7 +85,7 @@ class Holdings:
         self.pool.free(req.row_slots[req.held_rows])
         req.row_slots[:] = -1
         node, req.node = req.node, None
-        node.is_entry = True
+        self.tree.mark_end(node)
         if req.kept is None and req.cached_len <= keep:  # and not cut before tokens that were forced, or computed again
             req.kept = weakref.ref(node)
         self.promises.end(req)
@@ -171,7 +171,8 @@ class Holdings:
         """A prefill is complete: its lock passes to a pin."""
         assert req.node is not None
         self.pins[req] = req.node
-        req.pinned = req.node.is_entry = True
+        req.pinned = True
+        self.tree.mark_end(req.node)
         self.tree.lock(req.node)
         self.finish(req, req.device_len)
         self.completed.append(req)

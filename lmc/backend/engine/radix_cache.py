@@ -27,7 +27,7 @@ _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 class Node:
     """One edge and its end. `start` is the depth where the edge begins; `end` where it ends, in tokens."""
 
-    __slots__ = ("__weakref__", "children", "hash", "ids", "is_entry", "last_use", "locks", "offered", "parent", "salt", "slots", "start")
+    __slots__ = ("__weakref__", "children", "ended_at", "hash", "ids", "last_use", "locks", "offered", "parent", "salt", "slots", "start")
 
     def __init__(self, parent: Node | None, ids: np.ndarray, slots: np.ndarray, start: int) -> None:
         self.parent, self.ids, self.slots, self.start = parent, ids, slots, start
@@ -35,7 +35,7 @@ class Node:
         self.locks = 0
         self.last_use = 0
         self.offered: int | None = None  # its stamp in the heap of leaves that may be evicted; None: it is not there
-        self.is_entry = False  # a request's tokens ended here (TableCache)
+        self.ended_at = 0  # the tick at which a request ended here last; 0: none did
         self.salt = parent.salt if parent is not None else 0  # of the namespace
         self.hash: int | None = None if parent is not None else 0  # of the prefix, once it was needed
 
@@ -191,6 +191,22 @@ class RadixCache:
             self._offer(node)
             node, most = node.parent, 1
 
+    def mark_end(self, node: Node) -> None:
+        """A request has ended here."""
+        node.ended_at = next(self._clock)
+
+    def away(self, node: Node) -> int:
+        """Ticks since a request ended at `node` or before it: what goes on from there has come back after so long. 0: none did."""
+        while node.parent is not None:
+            if node.ended_at:
+                return next(self._clock) - node.ended_at
+            node = node.parent
+        return 0
+
+    def expect(self, node: Node, ticks: int) -> None:
+        """As if the prefix that ends at `node` were used in so many ticks."""
+        node.last_use = next(self._clock) + ticks
+
     def lengthen(self, held: Node, node: Node) -> None:
         """A lock on `held` becomes one on `node`, which goes on from it."""
         while node is not held:
@@ -336,7 +352,7 @@ class TableCache(RadixCache):
         node = super().match(ids, limit, namespace, after)
         if node.end == limit:  # all that may come from the cache: a row is left for the logits
             return node
-        while node.parent is not None and not node.is_entry and node is not after:
+        while node.parent is not None and not node.ended_at and node is not after:
             node = node.parent
         return node
 

@@ -139,6 +139,7 @@ class Request:
     owner: OpenRun | None = None  # its run, once it is here
     lease: Lease | None = None  # while it waits: what its run keeps for it
     charged: int = 0  # slots that count to its run while it runs
+    away: int = 0  # if it belongs to no run: ticks of the tree since what it goes on from was left
     started: int = 0  # tokens that were there before its run brought in the rest
     wants: int = 0  # spare slots for lack of which its run was not opened,
     shared: int = 0  # and cached tokens beside them

@@ -6,7 +6,8 @@
 A run is *open* while a request of it runs or it has a lease. A new one opens when what it is expected to need at its peak fits beside
 what open ones are still expected to grow by; until then its requests wait, the oldest first. What a program needs, how long its
 runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
-and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and leaves nothing.
+and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing.
+If it has come back to what an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
 
 Leases are locks, so the tree counts what they share once. Bookkeeping on the loop's thread; what is computed is decided by others.
 """
@@ -25,7 +26,7 @@ from lmc.backend.engine.request import Kind, Request
 
 _GROWS = 1.0  # times its first prompt, beyond what its first request needs: by what a run of an unknown program is expected to grow
 _AWAY = 2.0  # seconds that a run may be away from a place that nothing is known of
-_WELL_OVER, _SLACK = 3.0, 1.0  # a lease ends after so many times the usual time, but not before so many seconds beyond it
+_WELL_OVER, _SLACK = 3, 1.0  # a lease ends after so many times the usual time, but not before so many seconds beyond it
 _LONGEST = 60.0  # seconds: who is usually away for longer (a person) has no room kept
 _SELDOM, _ENOUGH = 0.1, 8  # the share of runs that come back below which none is expected to, once there were so many
 _RECENT, _PLACES = 32, 1024  # means are over about so many; remembered are so many programs and places
@@ -86,6 +87,7 @@ class Runs:
         self._open: dict[OpenRun, None] = {}
         self._over: list[OpenRun] = []  # that may have ended
         self.growth = 0  # of all open runs
+        self.leased = 0  # leases there are
         self.broken = 0  # leases that ended for want of room
         self.lapsed = 0  # because their time was over
         self._needs: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # mean peak of a program's runs, how many it is over
@@ -152,6 +154,7 @@ class Runs:
         """It runs from now on: so many more slots were promised to it, behind `at` tokens that were there, cached up to `node`."""
         run = req.owner
         if run is None:
+            req.away = self._tree.away(node) if self._leases else 0
             return
         lease, taken = req.lease, 0
         if lease is None and run.leases and (lease := self._above(node, run)) is not None:  # nobody knew before that it goes on from there
@@ -179,6 +182,8 @@ class Runs:
         """It has ended, with the KV of what it had up to `node`, on which it has a lock."""
         run = req.owner
         if run is None:
+            if req.away:  # a conversation, say: it may come back again after as long
+                self._tree.expect(node, _WELL_OVER * req.away)
             return self._tree.unlock(node)
         own = max(0, node.end - req.started)
         run.requests -= 1
@@ -285,11 +290,13 @@ class Runs:
             held.until, held.own = until, held.own + own
         else:
             run.leases[node] = Lease(run, node, own, place, now, until)
+            self.leased += 1
         self._hold(run, own)
 
     def _end(self, lease: Lease) -> None:
         run = lease.run
         del run.leases[lease.node]
+        self.leased -= 1
         self._tree.unlock(lease.node)
         self._hold(run, -lease.own)
 
@@ -381,5 +388,6 @@ class Runs:
                 assert lease.node is node and node.locks > 0, "a lease on what is not locked"
                 assert lease.wanted == sum(req.lease is lease for req in waits), "a lease is waited for by nobody"
             assert run.requests or not run.ended or run in self._over, f"run {run.number} has ended"
+        assert self.leased == sum(len(run.leases) for run in self._runs.values())
         assert self.growth == sum(run.growth for run in self._runs.values())
         assert all(req.owner is None or self._runs.get(req.owner.number) is req.owner for req in (*waiting, *running)), "a run that is gone"

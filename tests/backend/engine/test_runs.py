@@ -204,6 +204,28 @@ def test_a_place_that_nobody_comes_back_to_keeps_nothing():
     engine.check()
 
 
+@pytest.mark.parametrize(("eviction", "kept"), [("next-use", True), ("lru", False)])
+def test_a_conversation_outlives_requests_that_never_came_back(eviction, kept):
+    """Of no run: it has come back once, so it is expected again, and others that were asked later go before it."""
+    engine, core = stepped(400, policy=Policy(eviction=eviction))
+
+    def ask(text: str, before: Any = None) -> Any:
+        handle = engine.submit(before, [Text((text,)), gen(2)])
+        drain(core)
+        return handle
+
+    chat = ask("c" * 60)
+    for i in range(3):
+        ask(f"{i}" + "o" * 50)
+    chat = ask("and more", chat)
+    for i in range(7):
+        ask(f"{i}" + "p" * 50)
+    chat = ask("and more", chat)
+    assert (chat.results[0].output().meta["cached_tokens"] > 60) == kept
+    assert engine.stats()["leases"] == 0
+    engine.check()
+
+
 # -- programs ------------------------------------------------------------------------------------------------------
 
 
