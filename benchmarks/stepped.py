@@ -1,6 +1,6 @@
 """Engines whose passes run when no program of a batch has anything else to do: counters that no race of two threads can change.
 
-The programs of a batch take turns anyway (lmc/frontend/flights.py). Here the engine has its turn when all of them wait, and a wait
+The programs of a batch take turns anyway (lmc/frontend/fibers.py, flights.py). Here the engine has its turn when all of them wait, and a wait
 that is meant to last a moment before something is asked ahead is over at once.
 """
 
@@ -15,6 +15,7 @@ from unittest.mock import patch
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.local import LocalBackend
 from lmc.frontend import flights
+from lmc.frontend.fibers import Fiber, Fibers
 from lmc.frontend.flights import Flights, Worker
 from lmc.waiting import Signal, waiting_by
 
@@ -34,13 +35,20 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
     threaded: Any = engine._core
     core = SteppedCore(engine._scheduler, threaded._runner)
     driving = threading.Lock()
-    wait, give_way, next_item = Worker.wait, Flights.give_way, Flights._next_item
+    give_way, next_item, sleep = Flights.give_way, Flights._next_item, Fibers._sleep
 
-    def in_turns(self: Worker, signal: Signal, timeout: float | None) -> None:
-        if timeout is None:
-            wait(self, signal, None)
-        elif not self.idle():  # others go first
-            wait(self, signal, timeout)
+    def in_turns(wait: Callable[[Any, Signal, float | None], None]) -> Callable[[Any, Signal, float | None], None]:
+        def waits(self: Worker | Fiber, signal: Signal, timeout: float | None) -> None:
+            if timeout is None or not self.idle():  # others go first
+                wait(self, signal, timeout)
+
+        return waits
+
+    def sleeps(self: Fibers[Any], until: float | None) -> None:
+        while not self._ready and core.turn():
+            pass
+        if not self._ready:
+            sleep(self, until)
 
     def drive(self: Flights[Any]) -> None:
         with driving:
@@ -64,6 +72,8 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
     class Here:
         """How the thread of the caller waits, on which a batch of one item runs."""
 
+        pausing = False
+
         def wait(self, signal: Signal, timeout: float | None) -> None:
             if timeout is None:
                 while not flights._room._taken and not signal.is_set() and core.turn():
@@ -74,7 +84,9 @@ def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
             return True
 
     in_batches = patch.multiple(Flights, give_way=gives_way, _next_item=takes)
-    with waiting_by(Here()), patch.object(Worker, "wait", in_turns), in_batches, patch.object(flights._watch, "over"):
+    on_threads = patch.object(Worker, "wait", in_turns(Worker.wait))
+    on_fibers = patch.object(Fiber, "wait", in_turns(Fiber.wait))
+    with waiting_by(Here()), on_threads, on_fibers, in_batches, patch.object(Fibers, "_sleep", sleeps), patch.object(flights._watch, "over"):
         engine._core = core
         try:
             yield drain

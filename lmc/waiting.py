@@ -9,11 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Waiter(Protocol):
-    """What a thread does while it waits."""
+    """What a thread does while it waits.
+
+    pausing  it waits for a moment in which none of the others should go on either
+    """
+
+    pausing: bool
 
     def wait(self, signal: Signal, timeout: float | None) -> None:
         """Return when `signal` is set, or after `timeout` seconds, and then not before those whose signals are set."""
@@ -82,6 +89,18 @@ def idle() -> bool:
     """Whether no other program of this thread's batch is ready to run."""
     waiter: Waiter | None = getattr(_here, "waiter", None)
     return waiter is None or waiter.idle()
+
+
+def pause(wait: Callable[[], T]) -> T:
+    """Wait by `wait` for a moment in which no other program of this thread's batch should go on either: they would compete for the same."""
+    waiter: Waiter | None = getattr(_here, "waiter", None)
+    if waiter is None:
+        return wait()
+    waiter.pausing = True
+    try:
+        return wait()
+    finally:
+        waiter.pausing = False
 
 
 async def is_set(signal: Signal) -> None:

@@ -35,6 +35,7 @@ from lmc.chat import ChatTemplate
 from lmc.errors import BackendError, CancelledError, ParameterError
 from lmc.forking import belongs_here
 from lmc.prompt import Gen, Given, Part, SamplingParams, Segment, Select, Text
+from lmc.waiting import idle
 
 if TYPE_CHECKING:
     import torch
@@ -232,7 +233,7 @@ class LocalBackend:
         self._check(segments)
         hints = hints or Hints()
         self._core.give_way()
-        self._core.more = hints.more
+        self._core.more = hints.more or not idle()
         return self._enter(parent, self._steps(parent, segments, hints))
 
     def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:

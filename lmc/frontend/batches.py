@@ -1,7 +1,7 @@
 """Batches: a program run on many items, so many at once as the backend can use. Items that have not begun are arguments and nothing more.
 
-A plain program has a thread while it runs, of which one at a time has the turn (lmc/frontend/flights.py); an `async def` program is
-a task of one loop.
+Runs of a closed program (lmc/frontend/capture/closed.py) share one thread (lmc/frontend/fibers.py); one that calls what is not known has
+a thread while it runs, and one at a time has the turn (lmc/frontend/flights.py); an `async def` program is a task of one loop.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.config import settings
 from lmc.errors import ParameterError
 from lmc.frontend import aio
+from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from lmc.frontend.state import State
 
 IN_FLIGHT = 512
-"""Programs of a batch that run at once, if the user does not say: as many sequences as an engine on a GPU decodes together."""
+"""Programs of a batch that run at once, each on a thread, if the user does not say: as many sequences as an engine on a GPU decodes together."""
+FIBERS_IN_FLIGHT = 4096
+"""The same where they share a thread."""
 
 Bound = inspect.BoundArguments
 
@@ -35,14 +38,15 @@ class Batch:
 
     make   the state of an item, by its place, when it begins
     limit  how many run at once; with 1, a plain program runs on the thread that takes the states
+    fibers  they share one thread
     ahead  what may be done for an item that has not begun, while all that run wait (by its place and arguments)
     """
 
     def __init__(
-        self, program: Function, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, progress: bool = False,
-        ahead: Callable[[int, Bound], object] | None = None,
+        self, program: Function, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, fibers: bool = False,
+        progress: bool = False, ahead: Callable[[int, Bound], object] | None = None,
     ) -> None:  # fmt: skip
-        self._program, self._make, self._limit, self._progress = program, make, limit, progress
+        self._program, self._make, self._limit, self._fibers, self._progress = program, make, limit, fibers, progress
         self._items: list[Bound | None] = list(items)
         self._ahead = ahead
         self._running: dict[int, State] = {}
@@ -52,11 +56,11 @@ class Batch:
 
     # -- what it gives
 
-    def in_order(self) -> Iterator[State]:
-        """The state of each item when it and those before it are done. Those that failed have `failure`."""
+    def in_order(self, *, here: bool = False) -> Iterator[State]:
+        """The state of each item when it and those before it are done. Those that failed have `failure`. See `completed`."""
         early: dict[int, State] = {}
         next_ = 0
-        with closing(self.completed()) as done:
+        with closing(self.completed(here=here)) as done:
             for place, state in done:
                 early[place] = state
                 del state  # a consumer may drop each state
@@ -64,8 +68,11 @@ class Batch:
                     yield early.pop(next_)
                     next_ += 1
 
-    def completed(self) -> Generator[tuple[int, State]]:
-        """Place and state of each item as soon as it is done. Closing it cancels what runs, and nothing more begins."""
+    def completed(self, *, here: bool = False) -> Generator[tuple[int, State]]:
+        """Place and state of each item as soon as it is done. Closing it cancels what runs, and nothing more begins.
+
+        here  the caller does nothing else until it has the last one, so its own thread may run the programs
+        """
         self._open_bar()
         try:
             if self._program.is_async:
@@ -75,7 +82,7 @@ class Batch:
                 for place in range(len(self._items)):
                     yield place, copy_context().run(self._item, place)
             else:
-                with closing(self._flights().results(self._stop)) as found:
+                with closing(self._flights(here).results(self._stop)) as found:
                     yield from found
         finally:
             self._close_bar()
@@ -84,7 +91,7 @@ class Batch:
         """The same for the running loop, on which the tasks of an async program run."""
         self._open_bar()
         try:
-            async with aclosing(self._on_loop() if self._program.is_async else self._flights().aresults(self._stop)) as found:
+            async with aclosing(self._on_loop() if self._program.is_async else self._flights(False).aresults(self._stop)) as found:
                 async for done in found:
                     yield done
         finally:
@@ -92,9 +99,11 @@ class Batch:
 
     # -- plain programs
 
-    def _flights(self) -> Flights[State]:
-        ahead = self._ahead and self._before
-        return Flights(self._item, len(self._items), limit=self._limit, name=f"lmc-{self._program.name}", ahead=ahead)
+    def _flights(self, here: bool) -> Flights[State] | Fibers[State]:
+        ahead, name = self._ahead and self._before, f"lmc-{self._program.name}"
+        if self._fibers:
+            return Fibers(self._item, len(self._items), limit=self._limit, name=name, here=here, ahead=ahead)
+        return Flights(self._item, len(self._items), limit=self._limit, name=name, ahead=ahead)
 
     def _item(self, place: int) -> State:
         state, bound = self._begin(place)
@@ -198,10 +207,10 @@ def _run(state: State) -> Run:
     return state.emitter.run
 
 
-def in_flight(wanted: Any) -> int:
+def in_flight(wanted: Any, fibers: bool) -> int:
     """How many programs run at once, as `num_threads=` says."""
     if wanted == "auto":
-        return settings().host_threads or IN_FLIGHT
+        return settings().host_threads or (FIBERS_IN_FLIGHT if fibers else IN_FLIGHT)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise ParameterError(f"num_threads={wanted!r}: 'auto' or a number of threads", loc=caller_loc())
     return wanted

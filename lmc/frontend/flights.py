@@ -31,11 +31,12 @@ MAX_THREADS = 2048
 class Worker:
     """A thread of a batch. Whether it has a turn, what it is parked for, and its clock are guarded by the lock of its flights."""
 
-    __slots__ = ("clock", "flights", "parked", "seen", "tenure", "turn", "woken")
+    __slots__ = ("clock", "flights", "parked", "pausing", "seen", "tenure", "turn", "woken")
 
     def __init__(self, flights: Flights[object]) -> None:
         self.flights = flights
         self.turn = True
+        self.pausing = False  # see lmc.waiting.Waiter
         self.tenure = 0  # grows with each turn
         self.parked = 0  # the number of the wait that it is parked in, or 0
         self.woken = threading.Lock()
@@ -310,7 +311,7 @@ def _blocks(worker: Worker) -> bool:
     """Whether a worker has had its turn since the last look, and has not computed meanwhile."""
     now, spent, (tenure, then, before) = time.monotonic(), worker.spent(), worker.seen
     worker.seen = worker.tenure, now, spent or 0.0
-    return tenure == worker.tenure and (spent is None or spent - before < (now - then) / 2)
+    return tenure == worker.tenure and not worker.pausing and (spent is None or spent - before < (now - then) / 2)
 
 
 _LOOKS = 1e-3

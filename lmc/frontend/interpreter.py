@@ -426,7 +426,7 @@ class Function:
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
         bound = self._bind_all(batch)
-        results = self._batch(bound, range(len(bound)), run_options, options)
+        results = self._batch(bound, range(len(bound)), run_options, {**options, "generator_style": generator_style})
         if errors == "raise":
             results = _raising(results, bound)
         return results if generator_style else list(results)
@@ -469,13 +469,18 @@ class Function:
             return iter(())
         if isinstance(options.journal, str):
             return self._journaled_batch(items, numbers, options, given)
-        return self._in_flight(items, numbers, options, given.get("num_threads", "auto"), bool(given.get("progress_bar"))).in_order()
+        batch = self._in_flight(items, numbers, options, given.get("num_threads", "auto"), bool(given.get("progress_bar")))
+        return batch.in_order(here=not given.get("generator_style", True))
 
     def _in_flight(
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, limit: Any = "auto", progress: bool = False
     ) -> Batch:
         """A batch that is about to run. Its journal is open, if it has one."""
-        return Batch(self, items, self._batch_maker(numbers, options), limit=min(in_flight(limit), len(items)), progress=progress)
+        from lmc.frontend.capture.closed import is_closed  # it knows programs
+
+        fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items])
+        limit = min(in_flight(limit, fibers), len(items))
+        return Batch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress)
 
     def _journaled_batch(
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]

@@ -170,7 +170,7 @@ class Program:
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
         given, bound = self._options(options, "batch()"), self._items(items, errors)
-        states = dict(self._batch(bound, range(len(bound)), given, progress)) if bound else {}
+        states = dict(self._batch(bound, range(len(bound)), given, progress, here=True)) if bound else {}
         return _in_order(states, bound, errors)
 
     def as_completed(
@@ -190,12 +190,12 @@ class Program:
         return self._batch(bound, numbers, options, progress) if bound else iter(())
 
     def _batch(
-        self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool
+        self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool, here: bool = False
     ) -> Iterator[tuple[int, State]]:
         with (
             self._journaled(options, bound, numbers, batch=True) as options,
             self._during(len(bound), options),
-            closing(self.function._in_flight(bound, numbers, options, progress=progress).completed()) as done,
+            closing(self.function._in_flight(bound, numbers, options, progress=progress).completed(here=here)) as done,
         ):
             yield from done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import lmc
 from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
 from lmc.waiting import Signal, idle
@@ -55,7 +57,8 @@ def test_the_first_run_on_a_slow_backend_is_not_held_up_by_a_plan(monkeypatch: p
     program, planned = lmc.compile(two), list[Any]()
     annotations = program.planner.annotations
     monkeypatch.setattr(program.planner, "annotations", lambda *given: planned.append(given) or annotations(*given))
-    slow = Mock(latency=1e-3)
+    monkeypatch.setattr(Profile, "patience", 0.0)
+    slow = Mock(latency=0.3)
     with monkeypatch.context() as poor:
         poor.setattr(program.profile, "affords", lambda *_: False)
         program("x", backend=slow)
@@ -80,6 +83,14 @@ def test_a_backend_that_a_plan_saves_requests_or_memory_has_it_from_the_first_ru
     assert [lmc.compile(two).planner.known(backend, False) is None for backend in backends] == [False, False]
 
 
+def fibers(work: Callable[[int], None], count: int, *, limit: int) -> Fibers[None]:
+    return Fibers(work, count, limit=limit, name="test", here=True)
+
+
+def threads(work: Callable[[int], None], count: int, *, limit: int) -> Flights[None]:
+    return Flights(work, count, limit=limit, name="test")
+
+
 def test_whoever_has_its_answer_goes_before_whoever_has_waited_long_enough() -> None:
     """Item 0 waits for a while, item 1 for an answer that comes meanwhile; item 2 has the turn, and ends when both could go on."""
     answer, over, order = Signal(), threading.Event(), list[int]()
@@ -97,13 +108,31 @@ def test_whoever_has_its_answer_goes_before_whoever_has_waited_long_enough() -> 
             assert not idle()
         order.append(i)
 
-    flights = Flights(work, 3, limit=3, name="test")
+    flights = threads(work, 3, limit=3)
     flights.watched = True  # nobody takes turns away
     list(flights.results(lambda: None))
     assert order == [2, 1, 0]
 
 
-def test_nothing_is_idle_while_items_may_begin() -> None:
+def test_a_fiber_that_has_waited_long_enough_goes_last() -> None:
+    answer, order = Signal(), list[int]()
+
+    def work(i: int) -> None:
+        if i == 0:
+            Signal().wait(0.0)
+        elif i == 1:
+            answer.wait()
+        else:
+            answer.set()
+            assert not idle()
+        order.append(i)
+
+    list(fibers(work, 3, limit=3).results(lambda: None))
+    assert order == [2, 1, 0]
+
+
+@pytest.mark.parametrize("kind", [fibers, threads])
+def test_nothing_is_idle_while_items_may_begin(kind: Callable[..., Any]) -> None:
     found: list[bool] = []
-    list(Flights(lambda i: found.append(idle()), 3, limit=2, name="test").results(lambda: None))
+    list(kind(lambda i: found.append(idle()), 3, limit=2).results(lambda: None))
     assert found == [False, False, True]

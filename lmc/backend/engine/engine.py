@@ -37,6 +37,7 @@ from lmc.backend.engine.work import Pass
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
 from lmc.garbage import few_full_collections
+from lmc.waiting import pause
 
 log = logging.getLogger("lmc.engine")
 
@@ -212,7 +213,7 @@ class EngineCore:
         if self._resting.is_set() or self.on_thread:
             return
         self._held = True
-        if not self._resting.wait(_MOMENT * 50):
+        if not pause(lambda: self._resting.wait(_MOMENT * 50)):
             self._resting.set()
 
     def cancel(self, req: Request) -> None:

@@ -1,0 +1,185 @@
+"""Closed programs: all that they call is known from their source. Such a program blocks nowhere and holds nothing while it waits for
+answers, so its runs need no threads of their own (lmc/frontend/fibers.py). In doubt a program is not closed."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (values of a program are Any by nature)
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import dataclasses
+import enum
+import re
+import time
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from lmc.frontend.capture.outside import is_users
+from lmc.frontend.capture.table import PURE_METHODS, is_known
+from lmc.frontend.interpreter import Function
+from lmc.frontend.primitives import Expr
+from lmc.frontend.source import NoSource, find
+
+_SCALARS = (str, int, float, bool, complex, bytes, type(None), enum.Enum, re.Pattern, Expr, type(...))
+_CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque, collections.Counter, collections.defaultdict, types.MappingProxyType)
+_BLOCKING = frozenset(map(id, (time.sleep, builtins.input, builtins.open, builtins.exec, builtins.eval, builtins.compile, builtins.__import__, builtins.breakpoint)))
+_SCOPES = frozenset({"system", "user", "assistant", "var_scope", "copy"})
+"""Methods of a state that are entered by `with`."""
+_METHODS = frozenset[str]().union(
+    *PURE_METHODS.values(), *({n for n in dir(kind) if not n.startswith("_")} for kind in (list, dict, set, collections.deque, collections.Counter)),
+    _SCOPES, {"fork", "join", "text", "messages", "error", "usage", "get_var", "set_var", "get_meta_info", "parsed", "sync"},
+)  # fmt: skip
+"""Of plain data and states. An object of another kind that has one of these names is met as an argument, or outside: neither is closed."""
+_REFUSED = (ast.AsyncWith, ast.AsyncFor, ast.Await, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+_MISSING = object()
+
+
+def is_closed(function: Function, arguments: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether runs of a program with these arguments call nothing that is unknown."""
+    return all(_is_plain(x) for given in arguments for x in given.values()) and _Closed().is_closed(function.func)
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether a value is data, whatever it holds: what is in a container is only reached by names that are checked."""
+    return isinstance(x, _SCALARS) or type(x) in _CONTAINERS or (dataclasses.is_dataclass(x) and not isinstance(x, type))
+
+
+class _Closed:
+    """One look at a program and at the functions that it calls."""
+
+    def __init__(self) -> None:
+        self._seen: set[types.CodeType] = set()  # looked at, or being looked at
+
+    def is_closed(self, fn: Any) -> bool:
+        """Whether a function of the user's calls nothing that is unknown."""
+        if type(fn) is not types.FunctionType or not is_users(fn.__code__.co_filename):
+            return False
+        if fn.__code__ in self._seen:
+            return True
+        self._seen.add(fn.__code__)
+        try:
+            body = _Body(fn)
+        except NoSource:
+            return False
+        return all(self._allows(body, node) for node in body.nodes)
+
+    def _allows(self, body: _Body, node: ast.AST) -> bool:
+        if isinstance(node, _REFUSED) or (isinstance(node, ast.FunctionDef) and node.decorator_list):
+            return False
+        if isinstance(node, ast.With):
+            return all(
+                isinstance(item.context_expr, ast.Call) and isinstance(item.context_expr.func, ast.Attribute)
+                and item.context_expr.func.attr in _SCOPES and body.outside(item.context_expr.func) is None
+                for item in node.items
+            )  # fmt: skip
+        if isinstance(node, ast.Call):
+            return self._may_call(body, node.func)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not body.is_own(node.id):
+            return self._may_read(body.found(node.id))
+        return True
+
+    def _may_read(self, x: Any) -> bool:
+        return _is_plain(x) or isinstance(x, types.ModuleType) or self._is_known(x)
+
+    def _may_call(self, body: _Body, func: ast.expr) -> bool:
+        if isinstance(func, ast.Name):
+            return func.id in body.functions if body.is_own(func.id) else self._is_known(body.found(func.id))
+        if not isinstance(func, ast.Attribute):
+            return False
+        found = body.outside(func)
+        if found is not None:  # of a module
+            return self._is_known(found[0])
+        base = body.found(func.value.id) if isinstance(func.value, ast.Name) and not body.is_own(func.value.id) else None
+        if isinstance(base, Function):
+            return func.attr == "run" and self._is_known(base)
+        return func.attr in _METHODS
+
+    def _is_known(self, x: Any) -> bool:
+        """Whether what calling this does is known: it only computes, or is a function of the user's that is closed."""
+        if id(x) in _BLOCKING or x is _MISSING:
+            return False
+        if isinstance(x, Function):
+            return not x.is_async and self.is_closed(x.func)
+        if isinstance(x, type):
+            return x.__module__ == "builtins" or is_known(x) or _is_record(x)
+        return is_known(x) or getattr(x, "__module__", None) == "builtins" or self.is_closed(x)
+
+
+def _is_record(cls: type) -> bool:
+    """Whether a class only holds data, so that making an object of it runs no code of the user's."""
+    return issubclass(cls, enum.Enum) or (
+        dataclasses.is_dataclass(cls) and not any(name in vars(base) for base in cls.__mro__[:-1] for name in ("__post_init__", "__new__"))
+    )
+
+
+class _Body:
+    """The source of a function: its nodes, and what its names stand for."""
+
+    def __init__(self, fn: types.FunctionType) -> None:
+        found = find(fn).node
+        self.nodes = [*_walk([found.body] if isinstance(found, ast.Lambda) else found.body)]
+        self.functions = {node.name for node in self.nodes if isinstance(node, ast.FunctionDef)}
+        self.functions |= {
+            target.id for node in self.nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)
+            for target in node.targets if isinstance(target, ast.Name)
+        }  # fmt: skip
+        stored = {node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+        named = {n.name for n in self.nodes if isinstance(n, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and n.name}
+        given = {a.arg for node in (found, *self.nodes) if isinstance(node, ast.FunctionDef | ast.Lambda) for a in _parameters(node.args)}
+        self._own = stored | named | given | self.functions
+        self._own -= {name for node in self.nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+        self.functions -= {name for name in stored | given if not self._is_function_only(name)}
+        self._cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+        self._globals = fn.__globals__
+
+    def _is_function_only(self, name: str) -> bool:
+        """Whether nothing but functions is bound to a name."""
+        binds = [n for n in self.nodes if isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Load)]
+        lambdas = [t for n in self.nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Lambda) for t in n.targets]
+        return all(n in lambdas for n in binds)
+
+    def is_own(self, name: str) -> bool:
+        """Whether a name is bound in the function, or in one within it."""
+        return name in self._own
+
+    def found(self, name: str) -> Any:
+        """What a name of the outside stands for now."""
+        if name in self._cells:
+            try:
+                return self._cells[name].cell_contents
+            except ValueError:
+                return _MISSING
+        return self._globals.get(name, getattr(builtins, name, _MISSING))
+
+    def outside(self, node: ast.expr) -> tuple[Any] | None:
+        """What an attribute of a module stands for; None: it is not one."""
+        if isinstance(node, ast.Name):
+            found = _MISSING if self.is_own(node.id) else self.found(node.id)
+            return (found,) if isinstance(found, types.ModuleType) else None
+        if isinstance(node, ast.Attribute) and (base := self.outside(node.value)) is not None and isinstance(base[0], types.ModuleType):
+            return (vars(base[0]).get(node.attr, _lazy(base[0], node.attr)),)
+        return None
+
+
+def _lazy(module: types.ModuleType, name: str) -> Any:
+    """An attribute that lmc's own package makes when it is asked for; other modules are not asked."""
+    return getattr(module, name, _MISSING) if module.__name__ == "lmc" else _MISSING
+
+
+def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of a body. Annotations never run."""
+    for node in nodes:
+        yield node
+        for name, child in ast.iter_fields(node):
+            if name in ("annotation", "returns"):
+                continue
+            children = child if isinstance(child, list) else [child]
+            yield from _walk(x for x in children if isinstance(x, ast.AST))
+
+
+def _parameters(args: ast.arguments) -> Iterator[ast.arg]:
+    yield from (*args.posonlyargs, *args.args, *args.kwonlyargs)
+    yield from (a for a in (args.vararg, args.kwarg) if a is not None)

@@ -1,0 +1,242 @@
+"""Programs in flight on one thread: each item is a fiber (a greenlet), which holds no thread while it waits for an answer.
+
+For programs of which everything is known that they call (lmc/frontend/capture/closed.py): what blocks, or holds a lock while it
+waits, needs a thread of its own (lmc/frontend/flights.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import closing
+from contextvars import copy_context
+from typing import Generic, TypeVar
+
+from greenlet import greenlet
+
+from lmc.waiting import Signal, is_set, waiting_by
+
+R = TypeVar("R")
+
+LINGER = 0.5
+"""Seconds that an abandoned batch waits for its programs to end."""
+
+
+class Fiber:
+    """How a fiber waits (lmc.waiting.Waiter): the hub goes on until what it waits for is there."""
+
+    __slots__ = ("_fibers", "_switch", "parked", "pausing")
+
+    def __init__(self, fibers: Fibers[object], run: Callable[[], None]) -> None:
+        self._fibers = fibers
+        self._switch = greenlet(run).switch
+        self.parked = 0  # the number of the wait that it is parked in, or 0
+        self.pausing = False
+
+    def wait(self, signal: Signal, timeout: float | None) -> None:
+        number = self._fibers.parks(self)
+        if signal.on_set(lambda: self._fibers.wake(self, number)):
+            self.parked = 0
+            return
+        if timeout is not None:
+            self._fibers.alarm(self, number, timeout)
+        self._fibers.hub.switch()
+
+    def idle(self) -> bool:
+        return self._fibers.idle()
+
+    def resume(self) -> None:
+        """Run it until it waits or ends. In the hub."""
+        with waiting_by(self):
+            self._switch()
+
+
+class Fibers(Generic[R]):
+    """Runs `work(i)` for i < count, at most `limit` at once, in copies of the context in which it was made (cf. Flights).
+
+    here   the thread that takes the results does nothing else until it has the last, so it runs the fibers
+    ahead  what may be done for an item that has not begun, while all fibers wait and no more may begin; in order, once each
+    """
+
+    def __init__(
+        self, work: Callable[[int], R], count: int, *, limit: int, name: str, here: bool, ahead: Callable[[int], object] | None = None
+    ) -> None:
+        self._work, self._count, self._limit, self._name, self._here, self._ahead = work, count, limit, name, here, ahead
+        self._context = copy_context()
+        self.hub: greenlet
+        self._running = self._next = self._next_ahead = self._waits = 0
+        self._stopped = False
+        self._alarms: list[tuple[float, int, Fiber]] = []
+        self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
+        self._lock = threading.Lock()  # guards the next three
+        self._ready: deque[Fiber] = deque()  # what they wait for is there
+        self._spare: deque[Fiber] = deque()  # that have waited long enough: they come last
+        self._asleep = False
+        self._bell = Signal()  # wakes the hub
+
+    # -- whoever wants the results
+
+    def results(self, stop: Callable[[], object]) -> Generator[tuple[int, R]]:
+        """Index and result of each item as soon as it is done; raises what work raised.
+
+        When it is abandoned, nothing more begins, and `stop` ends what runs.
+        """
+        if self._here:
+            with closing(self._run(stop)) as done:
+                yield from map(_result, done)
+            return
+        found, changed, over = self._on_thread(stop)
+        try:
+            for _ in range(self._count):
+                while not found:
+                    changed.wait()
+                    changed.clear()
+                yield _result(found.popleft())
+        finally:
+            self._end(stop)
+            over.wait(LINGER)
+
+    async def aresults(self, stop: Callable[[], object]) -> AsyncGenerator[tuple[int, R]]:
+        """The same, without holding the running loop."""
+        found, changed, _ = self._on_thread(stop)
+        try:
+            for _ in range(self._count):
+                while not found:
+                    await is_set(changed)
+                    changed.clear()
+                yield _result(found.popleft())
+        finally:
+            self._end(stop)
+
+    def _on_thread(self, stop: Callable[[], object]) -> tuple[deque[tuple[int, R | None, BaseException | None]], Signal, Signal]:
+        """Run them on another thread: what is done, what is set when there is more of it, and what is set at the end."""
+        found: deque[tuple[int, R | None, BaseException | None]] = deque()
+        changed, over = Signal(), Signal()
+
+        def serve() -> None:
+            try:
+                for done in self._run(stop):
+                    found.append(done)
+                    changed.set()
+            finally:
+                over.set()
+
+        threading.Thread(target=serve, name=self._name, daemon=True).start()
+        return found, changed, over
+
+    def _end(self, stop: Callable[[], object]) -> None:
+        """No further item begins, and what is running is ended. From any thread."""
+        self._stopped = True
+        if self._running:
+            stop()
+        self._bell.set()
+
+    # -- the hub
+
+    def _run(self, stop: Callable[[], object]) -> Generator[tuple[int, R | None, BaseException | None]]:
+        """What each item came to, as soon as it is known. All fibers run in the greenlet that takes it."""
+        try:
+            while self._turn():
+                while self._done:
+                    yield self._done.popleft()
+        finally:
+            self._end(stop)
+            until = time.monotonic() + LINGER
+            while self._running and time.monotonic() < until and self._turn(until):
+                pass
+
+    def _turn(self, until: float | None = None) -> bool:
+        """Let one fiber run, or wait for one that can, no longer than `until`. False: there is none any more."""
+        self.hub = greenlet.getcurrent()
+        if self._alarms:
+            self._ring()
+        if self._ready:
+            self._ready.popleft().resume()
+        elif self._next < self._count and self._running < self._limit and not self._stopped:
+            self._next += 1
+            self._running += 1
+            self._start(self._next - 1)
+        elif self._spare:
+            self._spare.popleft().resume()
+        elif not self._running:
+            return False
+        elif (index := self._idle_item()) is not None:
+            assert self._ahead is not None
+            self._context.copy().run(self._ahead, index)
+        else:
+            self._sleep(until)
+        return True
+
+    def _start(self, index: int) -> None:
+        def run() -> None:
+            try:
+                done = index, self._context.copy().run(self._work, index), None
+            except BaseException as error:  # raised where the results are taken
+                done = index, None, error
+            self._running -= 1
+            self._done.append(done)
+
+        Fiber(self, run).resume()  # type: ignore[arg-type]
+
+    def _idle_item(self) -> int | None:
+        """The next item for which something may be done ahead."""
+        self._next_ahead = max(self._next_ahead, self._next)
+        if self._ahead is None or self._stopped or self._next_ahead >= self._count:
+            return None
+        self._next_ahead += 1
+        return self._next_ahead - 1
+
+    def _sleep(self, until: float | None) -> None:
+        """Wait until a fiber is woken, or the next alarm is due."""
+        with self._lock:
+            if self._ready:
+                return
+            self._asleep = True
+        if self._alarms:
+            until = min(self._alarms[0][0], until or self._alarms[0][0])
+        self._bell.wait(None if until is None else max(0.0, until - time.monotonic()))
+        self._bell.clear()
+        self._asleep = False
+
+    def _ring(self) -> None:
+        """Fibers that have waited long enough go on when nobody else can."""
+        now = time.monotonic()
+        while self._alarms and self._alarms[0][0] <= now:
+            _, number, fiber = heapq.heappop(self._alarms)
+            self.wake(fiber, number, spare=True)
+
+    # -- fibers that wait
+
+    def parks(self, fiber: Fiber) -> int:
+        """A fiber is going to wait: the number of the wait."""
+        self._waits += 1
+        fiber.parked = self._waits
+        return self._waits
+
+    def alarm(self, fiber: Fiber, number: int, timeout: float) -> None:
+        heapq.heappush(self._alarms, (time.monotonic() + timeout, number, fiber))
+
+    def wake(self, fiber: Fiber, number: int, *, spare: bool = False) -> None:
+        """What a fiber waited for is there, or (`spare`) it has waited long enough. From any thread."""
+        with self._lock:
+            if fiber.parked != number:
+                return
+            fiber.parked = 0
+            (self._spare if spare else self._ready).append(fiber)
+            ring, self._asleep = self._asleep, False
+        if ring:
+            self._bell.set()
+
+    def idle(self) -> bool:
+        """Whether no fiber is ready to go on, and no more items may begin."""
+        return not self._ready and (self._next >= self._count or self._running >= self._limit)
+
+
+def _result(done: tuple[int, R | None, BaseException | None]) -> tuple[int, R]:
+    index, result, error = done
+    if error is not None:
+        raise error
+    return index, result  # type: ignore[return-value]  # one of the two
