@@ -130,7 +130,7 @@ def test_no_pass_is_longer_than_it_may_be(monkeypatch):
         longest.append(clock.now - began)
         began = clock.now
     assert all(handle.results[0].done for handle in handles)
-    assert max(longest[2:]) <= 0.55, "the first ones are for learning"
+    assert max(longest[2:]) <= 0.6, "the first ones are for learning"
     assert max(longest) <= 0.7
     assert sum(seconds > 0.4 for seconds in longest) > 90, "and as long as it may be"
 
@@ -154,16 +154,27 @@ def test_streams_shorten_passes_on_a_device_without_a_bound(monkeypatch):
     assert longest(watched=True) <= 60
 
 
-def test_the_pace_tells_what_a_pass_costs_from_what_a_row_costs():
-    pace = Pace(4096, 1.0)
-    for rows in (64, 128, 64, 256, 100):
-        pace.learn(rows, 0.1 + 0.002 * rows)
-    assert pace.rows(()) == pytest.approx(450, abs=2)
-
-
 def test_the_pace_feels_its_way():
     pace = Pace(4096, 1.0)
-    assert pace.rows(()) == 64
-    pace.learn(64, 0.001)
-    assert pace.rows(()) == 128
+    found = [pace.rows(())]
+    for _ in range(8):
+        pace.learn(found[-1], 0.1 + 0.002 * found[-1])
+        found.append(pace.rows(()))
+    assert found[:3] == [64, 128, 256] and 430 <= found[-1] <= 450
     assert Pace(4096).rows(()) == 4096
+
+
+def test_one_slow_pass_is_soon_forgotten():
+    pace = Pace(4096, 1.0)
+    pace.learn(64, 20.0)
+    assert pace.rows(()) == 16
+    for _ in range(5):
+        pace.learn(pace.rows(()), 0.001)
+    assert pace.rows(()) == 512
+
+
+def test_passes_that_had_little_to_do_teach_nothing():
+    pace = Pace(4096, 1.0)
+    for _ in range(20):
+        pace.learn(8, 0.01)
+    assert pace.rows(()) == 64

@@ -353,19 +353,26 @@ def test_a_policy_that_is_none_is_refused():
 class AnythingOfRuns(Anything):
     """The same by runs of programs, which begin, end, go away and come back late."""
 
+    policy = Policy()
+
     def __init__(self) -> None:
         self.clock = Clock()
-        self.options = {"now": self.clock}
+        self.options = {"now": self.clock, "policy": self.policy}
         self.runs_begun: list[ProgramRun] = []
         self.run_of: ProgramRun | None = None
+        self.share: dict[str, Any] = {}
         super().__init__()
 
     def hinted(self, hints: Hints) -> Hints:
-        return hints._replace(run=self.run_of)
+        return hints._replace(run=self.run_of, **self.share)
+
+    @rule(account=st.sampled_from("xy"), priority=st.sampled_from([0.5, 1.0, 4.0]))
+    def another_share(self, account, priority):
+        self.share = {"account": account, "priority": priority}
 
     @rule(program=st.sampled_from("ab"))
     def begin_run(self, program):
-        self.run_of = ProgramRun(program)
+        self.run_of = ProgramRun(program, **self.share)
         self.runs_begun.append(self.run_of)
 
     @rule(data=st.data())
@@ -401,6 +408,17 @@ class AnythingOfRunsAhead(AnythingOfRuns):
 
 
 
+class AnythingAtRandom(AnythingOfRuns):
+    policy = Policy("random", "table", "lru")
+
+
+class AnythingUncached(AnythingOfRunsAhead):
+    policy = Policy(cache="off")
+
+
+AnythingAtRandom.TestCase.settings = AnythingUncached.TestCase.settings = settings(examples(3, 40), stateful_step_count=40)
+TestAnythingAtRandom = pytest.mark.search(AnythingAtRandom.TestCase)
+TestAnythingUncached = pytest.mark.search(AnythingUncached.TestCase)
 AnythingOfRuns.TestCase.settings = AnythingOfRunsAhead.TestCase.settings = settings(examples(6, 80), stateful_step_count=40)
 TestAnythingOfRuns = pytest.mark.search(AnythingOfRuns.TestCase)
 TestAnythingOfRunsAhead = pytest.mark.search(AnythingOfRunsAhead.TestCase)
