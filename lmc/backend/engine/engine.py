@@ -512,7 +512,6 @@ class EngineCore:
             else:
                 self._untold.append(req)
         self._finish_ready(work.unsampled)
-        self.scheduler.close_runs()
 
     def _speak(self) -> None:
         """Tells the text of what was delivered."""

@@ -85,7 +85,7 @@ class Runs:
         self._tree, self._promises, self._capacity, self._leases, self._now = tree, promises, capacity, leases, now
         self._runs: dict[int, OpenRun] = {}
         self._open: dict[OpenRun, None] = {}
-        self._over: list[OpenRun] = []  # that may have ended
+        self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
         self.growth = 0  # of all open runs
         self.leased = 0  # leases there are
         self.broken = 0  # leases that ended for want of room
@@ -163,8 +163,9 @@ class Runs:
             self._waits_no_more(req)
             if lease.wanted <= 0 and run.leases.get(lease.node) is lease:  # its own lock reaches as far
                 taken = min(lease.own, at)
-                self._end(lease)
-        if not run.is_open:
+                self._drop(lease)
+                run.held -= lease.own
+        if not (run.is_open or taken):
             run.expected = self._expected(run, need, req.head_len - at)
             run.was_open = True
         run.running += 1
@@ -188,7 +189,7 @@ class Runs:
         own = max(0, node.end - req.started)
         run.requests -= 1
         run.running -= 1
-        self._hold(run, -req.charged)
+        run.held -= req.charged
         req.charged = 0
         run.peak = max(run.peak, run.held + own)  # without what was promised in vain
         if run.peak > self._largest.get(run.program, 0) and run.program not in self._needs:
@@ -197,6 +198,7 @@ class Runs:
         if away is not None:
             self._lease(run, node, own, req.gen, away)
         else:
+            self._settle(run)
             self._tree.unlock(node)
             if self._leases and req.kind is not Kind.PREFILL:
                 self._tree.forget(node, own)
@@ -211,13 +213,13 @@ class Runs:
 
     def _close_if_over(self, run: OpenRun) -> None:
         if run.ended and not run.requests:
-            self._over.append(run)
+            self.over.append(run)
 
     def close(self) -> bool:
         """Closes runs that have ended, and have no requests any more: what they kept is not used again. Whether there were any."""
-        if not self._over:
+        if not self.over:
             return False
-        over, self._over = self._over, []
+        over, self.over = self.over, []
         for run in over:
             if not run.requests and self._runs.get(run.number) is run:
                 self._close(run)
@@ -269,14 +271,16 @@ class Runs:
 
     def _settle(self, run: OpenRun) -> None:
         """Whether it is open, and what it is expected to grow by, is as it must be."""
-        is_open = run.is_open
-        growth = max(0, run.expected - run.held) if is_open else 0
-        self.growth += growth - run.growth
-        run.growth = growth
-        if is_open:
+        growth = 0
+        if run.running or run.leases:
             self._open[run] = None
+            growth = run.expected - run.held
+            if growth < 0:
+                growth = 0
         else:
             self._open.pop(run, None)
+        self.growth += growth - run.growth
+        run.growth = growth
 
     # -- leases ------------------------------------------------------------------------------------------------
 
@@ -294,11 +298,13 @@ class Runs:
         self._hold(run, own)
 
     def _end(self, lease: Lease) -> None:
-        run = lease.run
-        del run.leases[lease.node]
+        self._drop(lease)
+        self._hold(lease.run, -lease.own)
+
+    def _drop(self, lease: Lease) -> None:
+        del lease.run.leases[lease.node]
         self.leased -= 1
         self._tree.unlock(lease.node)
-        self._hold(run, -lease.own)
 
     def _away(self, place: Hashable) -> float | None:
         """Seconds that a run is usually away behind an answer; None: it does not come back, or not soon."""
@@ -387,7 +393,7 @@ class Runs:
             for node, lease in run.leases.items():
                 assert lease.node is node and node.locks > 0, "a lease on what is not locked"
                 assert lease.wanted == sum(req.lease is lease for req in waits), "a lease is waited for by nobody"
-            assert run.requests or not run.ended or run in self._over, f"run {run.number} has ended"
+            assert run.requests or not run.ended or run in self.over, f"run {run.number} has ended"
         assert self.leased == sum(len(run.leases) for run in self._runs.values())
         assert self.growth == sum(run.growth for run in self._runs.values())
         assert all(req.owner is None or self._runs.get(req.owner.number) is req.owner for req in (*waiting, *running)), "a run that is gone"

@@ -66,7 +66,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting)
+        return not (self.running or self.waiting or self.runs.over)
 
     @property
     def only_waiting(self) -> bool:
@@ -76,7 +76,7 @@ class Scheduler:
     @property
     def patience(self) -> float:
         """Seconds until something may be admitted where nothing runs and all that waits does so for runs that are expected back."""
-        if self.running or not self.waiting.is_stuck:
+        if self.running or self.runs.over or not self.waiting.is_stuck:
             return 0.0
         return self.runs.patience or 0.0
 
@@ -92,12 +92,6 @@ class Scheduler:
     def end_run(self, number: int) -> None:
         """A run of a program has ended, and uses nothing again."""
         self.runs.end(number)
-        self.close_runs()
-
-    def close_runs(self) -> None:
-        """Takes back what runs that have ended kept."""
-        if self.runs.close():
-            self._held.changes += 1
 
     def cancel(self, req: Request) -> None:
         """Takes a request out, wherever it is; frees what it holds."""
@@ -143,8 +137,8 @@ class Scheduler:
     def schedule(self) -> Pass | None:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self.waiting.clock += 1
-        self.close_runs()
-        if self.waiting and self.runs.lapse():
+        closed = self.runs.close()  # now that what follows on their last answers has arrived
+        if closed or (self.waiting and self.runs.lapse()):
             self._held.changes += 1
         self._turn()
         self._secure()

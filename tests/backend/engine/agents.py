@@ -64,8 +64,9 @@ class World:
         while not all(agent.done for agent in agents):
             for agent in agents:
                 self._step(agent)
+            passes = self.engine.counters().passes
             if self.core.turn():
-                self.clock.now += PASS_SECONDS
+                self.clock.now += PASS_SECONDS * (self.engine.counters().passes - passes)
                 idle = 0
             else:
                 due = [agent.due for agent in agents if not agent.done and agent.due is not None]
