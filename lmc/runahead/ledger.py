@@ -280,6 +280,8 @@ class Ledger:
         for result in awaited:
             result.on_change(lambda r: event.set() if r.done else None)
         line = None if self._is_off() else reading_line()
+        if line is not None and not self.profile.worth(line):
+            line = None
         if line is None and self.prepare is None:
             for result in awaited:
                 result.wait()
@@ -318,10 +320,9 @@ class Ledger:
 
     def worth(self, line: Hashable) -> bool:
         """Whether an evaluation would know more than the one before it, and may be of use."""
-        if self._is_off():
+        if line is None or self._is_off():
             return False
-        ready = self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
-        return ready and self.profile.worth(line)
+        return self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
 
     def evaluate(self, awaited: Sequence[Result], line: Hashable) -> None:
         """Evaluate once what comes next; what it no longer reaches is cancelled."""
