@@ -240,6 +240,7 @@ class Scheduler:
         promises = self.promises
         if not (short := promises.short()):
             return
+        self.runs.lapse()
         ahead = promises.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
             while req in promises.open and promises.spare < req.missing:
