@@ -658,6 +658,13 @@ class Engine(LocalBackend):
         )
         self.whole_template = loaded.whole_template
 
+    def warm_up(self) -> None:
+        """Wait until all is compiled that later passes would use: on a GPU FlashInfer's kernels, once on a machine some two minutes.
+
+        Without it the engine works on kernels of its own meanwhile, and takes those when nothing runs.
+        """
+        self._core.warm_up()
+
 
 def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int) -> Runner:
     """Fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""

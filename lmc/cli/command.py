@@ -18,6 +18,7 @@ from lmc.cli.console import say
 from lmc.cli.environment import env
 from lmc.cli.errors import as_usage, explain
 from lmc.cli.graphs import dump_ir, opt
+from lmc.cli.models import warmup
 from lmc.cli.replay import replay
 from lmc.cli.run import run
 from lmc.cli.serve import new_key, serve
@@ -45,7 +46,7 @@ app = typer.Typer(
     """,
 )
 
-for command in (run, trace, replay, dump_ir, opt, dump_fsm, serve, new_key, env):
+for command in (run, trace, replay, dump_ir, opt, dump_fsm, serve, new_key, warmup, env):
     app.command(command.__name__.replace("_", "-"))(command)
 
 

@@ -1,12 +1,29 @@
-"""The backend that `--backend` names."""
+"""The backend that `--backend` names, and `lmc warmup`."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Annotated, Any
+
+import typer
 
 from lmc import named
-from lmc.cli.console import waiting
+from lmc.cli.console import say, waiting
 from lmc.cli.errors import as_usage
+from lmc.userfiles import UsageError
+
+
+def warmup(model: Annotated[str, typer.Argument(help="A .gguf file, a directory with safetensors, a hub id, or smollm2.")]) -> None:
+    """Prepare this machine, or the image of one, for a model: load it once, and compile and cache all that its passes use."""
+    if not named.is_model(model):
+        raise UsageError(f"{model} is a server's: only a model in this process is prepared")
+    began = time.monotonic()
+    engine = open_backend(model)
+    with engine:
+        loaded = time.monotonic()
+        with waiting("compiling kernels"):
+            engine.warm_up()
+    say(f"{model}: loaded in {loaded - began:.1f} s, kernels ready after another {time.monotonic() - loaded:.1f} s")
 
 
 def open_backend(name: str) -> Any:

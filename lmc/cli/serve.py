@@ -20,10 +20,11 @@ from lmc.extras import require
 from lmc.userfiles import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from lmc.serve.keys import Key
     from lmc.serve.main import Tls
+    from lmc.serve.workers import WorkerOptions
 
 
 def serve(
@@ -48,6 +49,9 @@ def serve(
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of a chat answer whose request names none.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
     drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end; then they end with a 503.")] = 60.0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that run programs, one request each; 0: they run in the server's.")] = 0,
+    worker_memory: Annotated[int, typer.Option(min=1, metavar="MIB", help="Memory that a worker may use for its requests.")] = 2048,
+    worker_cpu: Annotated[int | None, typer.Option(min=1, metavar="SECONDS", show_default="no limit", help="Processor time of a worker's request.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Leave out what nobody knows of a request's fields; else it is refused.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the process when its engine has ended or it was killed.")] = False,
 ) -> None:
@@ -61,6 +65,7 @@ def serve(
       lmc serve
       lmc serve --backend path/to/model --port 8001 --api-keys keys.txt
       lmc serve examples/judge.py:judge examples/classify.py:classify
+      lmc serve examples/judge.py:judge --workers 8 --worker-memory 512
     """
     require("lmc serve", "serve")
     from lmc.serve import main, supervisor
@@ -69,6 +74,7 @@ def serve(
     programs = [userfiles.load_program(target) for target in targets or ()]
     if len(twice := {p.name for p in programs}) < len(programs):
         raise UsageError(f"two programs have one name (there are {', '.join(sorted(twice))}); publish them from two servers")
+    crew = _workers(targets or (), workers, worker_memory, worker_cpu)
     keys = _api_keys(api_keys)
     tls = _tls(tls_cert, tls_key, main.Tls)
     hosts = main.loopback_names(host) if main.is_loopback(host) else frozenset[str]()
@@ -90,7 +96,7 @@ def serve(
     )
     with closing(where), as_usage():
         broken = main.serve(
-            lambda: open_backend(model), settings, programs, where, drain=drain, until_broken=restart, tls=tls,
+            lambda: open_backend(model), settings, programs, where, drain=drain, until_broken=restart, tls=tls, workers=crew,
             ready=lambda url: say(f"serving {names[0]} at {url}"),
         )  # fmt: skip
     if broken is not None:
@@ -111,6 +117,19 @@ def _api_keys(path: Path | None) -> Collection[Key]:
     if any(key.name.startswith("line ") for key in keys):
         say(f"warning: {path} has keys in plain text; lmc new-key NAME makes one of which the file has the digest alone")
     return keys
+
+
+def _workers(targets: Sequence[str], count: int, memory: int, cpu: int | None) -> WorkerOptions | None:
+    from lmc.serve.workers import WorkerOptions
+
+    if not count:
+        return None
+    if not targets:
+        raise UsageError("--workers runs programs, and none is named: lmc serve FILE.py:FUNCTION --workers N")
+    made = WorkerOptions(tuple(targets), count, memory << 20, cpu)
+    if not made.possible:
+        raise UsageError("--workers needs a system with process groups (Linux, macOS); leave it out, and programs run in the server's process")
+    return made
 
 
 def _tls(certificate: Path | None, key: Path | None, kind: type[Tls]) -> Tls | None:

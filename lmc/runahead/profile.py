@@ -45,7 +45,7 @@ class Profile:
         self.cost = FIRST_COST
         self.waited = self.spent = 0.0  # seconds in which at least one run waited; of all evaluations and plans
         self._until = 0.0  # the end of the latest wait
-        self.evaluations = self.asked = self.used = self.wasted = 0
+        self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[Ledger] = deque(maxlen=KEPT)
         self.passed: Counter[Hashable] = Counter()  # sites that may raise, and did not
         self.arms: Counter[Hashable] = Counter()  # (site, arm) that runs took
@@ -123,6 +123,7 @@ class Profile:
         self.asked += usage.ahead_asked
         self.used += usage.ahead_used
         self.wasted += usage.ahead_wasted
+        self.wasted_tokens += usage.ahead_wasted_tokens
         if ledger.records:
             self.runs.append(ledger)
 

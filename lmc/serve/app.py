@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,6 +31,7 @@ from lmc.serve.openai_api import OpenAIApi
 from lmc.serve.programs import ProgramLoop, Published
 from lmc.serve.settings import Settings
 from lmc.serve.spinning import Ender
+from lmc.serve.workers import Remote, WorkerOptions, Workers
 
 _THREADS = 8  # for what takes long before an answer is asked for: as many encode prompts, as many compile constraints
 
@@ -39,12 +41,13 @@ def create_app(
     settings: Settings,
     programs: Sequence[Function] = (),
     *,
+    workers: WorkerOptions | None = None,
     entrance: Entrance | None = None,
     broken: Callable[[Health], None] | None = None,
 ) -> Starlette:
     """The application over `backend`, which stays its owner's: shutting down cancels nothing and closes nothing.
 
-    `programs` are compiled for the backend and published under their names. `broken` is told once, on the server's loop, of an engine that
+    `programs` are compiled for the backend and published under their names; with `workers` they run in processes of their own. `broken` is told once, on the server's loop, of an engine that
     will not answer any more. Raises ProgramError for a program whose arguments no JSON can give.
     """
     entrance = entrance or Entrance(settings.max_requests)
@@ -53,7 +56,12 @@ def create_app(
     pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
     ender = Ender(metrics)
-    published = [Published(program, backend, loop, pool, ender) for program in programs]
+    crew = None if workers is None else Workers(backend, workers, metrics)
+    published: list[Published | Remote] = []
+    for program in programs:
+        published.append(Published(program, backend, loop, pool, ender.end) if crew is None else Remote(program, crew))
+    for counted in published if crew is None else [crew]:
+        metrics.counts_ahead(partial(getattr, counted, "ahead"))
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
 
     async def measured(call: Call) -> Reply:
@@ -98,6 +106,8 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if crew is not None:
+            await crew.start()
         watching = [asyncio.create_task(metrics.watch_loop()), *([asyncio.create_task(health.watch(broken))] if broken is not None else [])]
         try:
             yield
@@ -106,6 +116,8 @@ def create_app(
                 task.cancel()
             for each in published:
                 each.close()
+            if crew is not None:
+                await crew.close()
             ender.close()
             loop.close()
             audit.close()

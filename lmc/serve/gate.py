@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -29,19 +30,13 @@ from lmc.serve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as an endpoint sees it."""
+    """A request as an endpoint sees it. `spend` takes the tokens of an answer that is complete, as its usage tells them."""
 
     body: bytes
     path: Mapping[str, str]
     query: Mapping[str, str]
-    entry: Entry
-    account: Account
-
-    def spend(self, usage: Mapping[str, Any]) -> None:
-        """Tokens of an answer that is complete, as its usage tells them."""
-        tokens = usage["prompt_tokens"] + usage["completion_tokens"]
-        self.entry.tokens += tokens
-        self.account.spend(tokens)
+    spend: Callable[[Mapping[str, Any]], None]
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +294,13 @@ def _check_json(scope: Scope) -> None:
 
 def _call(scope: Scope, body: bytes, entry: Entry, account: Account) -> Call:
     query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    return Call(body, scope.get("path_params", {}), query, entry, account)
+    return Call(body, scope.get("path_params", {}), query, partial(_spend, entry, account), entry.id)
+
+
+def _spend(entry: Entry, account: Account, usage: Mapping[str, Any]) -> None:
+    tokens = usage["prompt_tokens"] + usage["completion_tokens"]
+    entry.tokens += tokens
+    account.spend(tokens)
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

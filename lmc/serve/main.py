@@ -26,6 +26,7 @@ from lmc.serve.app import create_app
 from lmc.serve.front import Front
 from lmc.serve.gate import Entrance
 from lmc.serve.settings import Settings
+from lmc.serve.workers import WorkerOptions
 
 _LAST = 2  # seconds for the last 503s to be sent
 _PATIENCE = 30  # seconds for a request line and headers, and for the next request of a connection
@@ -84,6 +85,7 @@ def serve(
     ready: Callable[[str], None] = lambda url: None,
     until_broken: bool = False,
     tls: Tls | None = None,
+    workers: WorkerOptions | None = None,
 ) -> Health | None:
     """Serves until SIGINT or SIGTERM, then lets running requests finish, for at most `drain` seconds.
 
@@ -95,7 +97,7 @@ def serve(
 
     def make() -> Starlette:
         opened.append(open_backend())
-        return create_app(opened[0], settings, programs, entrance=entrance, broken=end if until_broken else None)
+        return create_app(opened[0], settings, programs, workers=workers, entrance=entrance, broken=end if until_broken else None)
 
     def end(health: Health) -> None:
         broken.append(health)

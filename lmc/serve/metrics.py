@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from lmc.backend.base import Backend, Counters
+from lmc.backend.base import Backend, Counters, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 CLIENT_GONE = 499
@@ -41,8 +43,13 @@ class Metrics:
         self._lag = Gauge("lmc_event_loop_lag_max_seconds", "Longest delay of the event loop since the start.", registry=registry)
         self.ended_runs = Counter("lmc_program_runs_ended", "Runs that computed on when nobody waited for them, and were ended.", registry=registry)
         self.unended_runs = Gauge("lmc_program_runs_unended", "Runs that compute on though nobody waits for them, and cannot be ended.", registry=registry)
+        self._ahead = _Ahead()
+        self.workers = Gauge("lmc_workers", "Worker processes that run programs or could.", registry=registry)
+        self.busy_workers = Gauge("lmc_workers_busy", "Worker processes that run a program.", registry=registry)
+        self.ended_workers = Counter("lmc_workers_ended", "Worker processes that were replaced, and why.", ("why",), registry=registry)
         self.lag = 0.0
         self.registry.register(_OfBackend(backend))
+        self.registry.register(self._ahead)
 
     @contextmanager
     def request(self, endpoint: str) -> Iterator[Seen]:
@@ -55,6 +62,10 @@ class Metrics:
             self._running.dec()
             self._requests.labels(endpoint, str(seen.status)).inc()
             self._seconds.labels(endpoint).observe(time.perf_counter() - started)
+
+    def counts_ahead(self, what: Callable[[], Usage]) -> None:
+        """Adds what programs asked ahead; it is read when somebody asks."""
+        self._ahead.sources.append(what)
 
     def first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
@@ -73,6 +84,29 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+AHEAD = {
+    "ahead_asked": "Requests that were made before their program made them",
+    "ahead_used": "Requests made ahead that their program then made",
+    "ahead_wasted": "Requests made ahead in vain",
+    "ahead_wasted_tokens": "Tokens that requests made in vain are known to have cost",
+}
+
+
+class _Ahead:
+    """What programs asked ahead."""
+
+    def __init__(self) -> None:
+        self.sources: list[Callable[[], Usage]] = []
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        found = reduce(add, [source() for source in self.sources], Usage())
+        for name, meaning in AHEAD.items():
+            yield CounterMetricFamily(f"lmc_{name}", f"{meaning}.", value=float(getattr(found, name)))
 
 
 class _OfBackend:

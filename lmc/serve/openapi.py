@@ -15,7 +15,7 @@ from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
 from lmc.serve.responses_api import ResponsesRequest
 
 if TYPE_CHECKING:
-    from lmc.serve.programs import Published
+    from lmc.serve.programs import Described
 
 Json = dict[str, Any]
 _REFS = "#/components/schemas/{model}"
@@ -34,6 +34,14 @@ _ERROR: Json = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+_ERROR_OF_MESSAGES: Json = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
     },
 }
 _COMPLETION: Json = {
@@ -87,7 +95,7 @@ _OPTIONS: list[Json] = [
 ]  # fmt: skip
 
 
-def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
+def document(programs: Sequence[Described], *, with_keys: bool) -> Json:
     """The whole description. `with_keys`: requests need an API key."""
     bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
     for program in programs:
@@ -105,7 +113,7 @@ def document(programs: Sequence[Published], *, with_keys: bool) -> Json:
         "/v1/completions": {"post": _operation("Continues a prompt.", _COMPLETION, body=CompletionRequest, streams=True)},
         "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
         "/v1/responses": {"post": _operation("Answers a conversation, as the Responses API does.", {"type": "object"}, body=ResponsesRequest, streams=True)},
-        "/v1/messages": {"post": _operation("Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True)},
+        "/v1/messages": {"post": _operation("Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True, error=_ERROR_OF_MESSAGES)},
     }
     for program in programs:
         paths |= _of_program(program)
@@ -132,7 +140,7 @@ def _health(summary: str) -> Json:
 _MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _of_program(program: Published) -> Json:
+def _of_program(program: Described) -> Json:
     summary, _, rest = (inspect.getdoc(program.function) or f"Runs {program.name}.").partition("\n")
     at = f"/programs/{program.name}"
 
@@ -155,13 +163,14 @@ def _operation(
     parameters: list[Json] | None = None,
     content_type: str = "application/json",
     streams: bool = False,
+    error: Json = _ERROR,
 ) -> Json:
     content: Json = {content_type: {} if result is None else {"schema": result}}
     if streams:
         content["text/event-stream"] = {}
     made: Json = {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}}}
     for status, description in _REFUSALS.items():
-        made["responses"][status] = {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+        made["responses"][status] = {"description": description, "content": {"application/json": {"schema": error}}}
     if body is not None:
         schema = {"$ref": _REFS.format(model=body.__name__)}
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

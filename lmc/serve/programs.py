@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -24,14 +24,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from lmc.backend.base import Backend, Result
+from lmc.backend.base import Backend, Result, Usage
 from lmc.errors import LmcError, ProgramError
 from lmc.frontend.interpreter import Function
 from lmc.runahead.program import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
 from lmc.serve.gate import Call, Events, Reply
-from lmc.serve.spinning import RUN, Ender, RunEnded, Running
+from lmc.serve.metrics import AHEAD
+from lmc.serve.spinning import RUN, RunEnded, Running
 from lmc.userfiles import parameters, record_of
 
 log = logging.getLogger("lmc.serve")
@@ -82,18 +83,37 @@ class ProgramLoop:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-class Published:
-    """One program with its three endpoints: a run, a run as a stream, a batch."""
+class Described:
+    """A program as requests name it, with the types of their bodies. Raises ProgramError for one whose arguments no JSON can give."""
 
-    def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, ender: Ender) -> None:
-        self.name, self.function, self._loop, self._pool, self._ender = function.name, function, loop, pool, ender
-        self._program = program_of(function, backend)
+    def __init__(self, function: Function) -> None:
+        self.name, self.function = function.name, function
         self.arguments = arguments_model(function)
         several: Any = list.__class_getitem__(self.arguments)
         self.items: Any = create_model(f"{self.name}_items", __config__=_STRICT, items=(several, Field(min_length=1, max_length=_MOST_ITEMS)))
 
+
+class Published(Described):
+    """One program with its three endpoints: a run, a run as a stream, a batch. `end` is told of runs that nobody waits for any more."""
+
+    def __init__(self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, end: Callable[[Running], None]) -> None:
+        super().__init__(function)
+        self._loop, self._pool, self._end = loop, pool, end
+        self._program = program_of(function, backend)
+        self._before = self._asked_ahead()
+
     def close(self) -> None:
         self._program.close()
+
+    @property
+    def ahead(self) -> Usage:
+        """What its runs asked ahead since it was published."""
+        now = self._asked_ahead()
+        return Usage(**{name: getattr(now, name) - getattr(self._before, name) for name in AHEAD})
+
+    def _asked_ahead(self) -> Usage:
+        profile = self._program.profile
+        return Usage(ahead_asked=profile.asked, ahead_used=profile.used, ahead_wasted=profile.wasted, ahead_wasted_tokens=profile.wasted_tokens)
 
     # -- endpoints
 
@@ -125,7 +145,7 @@ class Published:
             share = {name: value for name, value in call.account.share.items() if name not in item}
             begin = partial(copy_context().run, self._program.stream, **item, **options, **share)
             state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
-        return Events(self._events([state], call), partial(self._ender.end, run))
+        return Events(self._events([state], call), partial(self._end, run))
 
     # -- runs
 
@@ -137,7 +157,7 @@ class Published:
         try:
             yield run
         except asyncio.CancelledError:
-            self._ender.end(run)
+            self._end(run)
             raise
 
     async def _records(self, items: Sequence[Mapping[str, Any]], options: Json) -> list[Json]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import lmc
+from lmc.frontend.fibers import Fibers
 from lmc.serve.metrics import Metrics
 
 log = logging.getLogger("lmc.serve")
@@ -86,11 +87,11 @@ def threads_of(run: Running) -> Iterator[tuple[int, FrameType]]:
     """The threads that execute code of the run, with the frames in which they are."""
     own = threading.get_ident()
     for thread, frame in sys._current_frames().items():
-        if thread != own and any(_carries(outer, run) for outer in _stack(frame)):
+        if thread != own and any(_carries(outer, run) for outer in stack(frame)):
             yield thread, frame
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+def stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -103,7 +104,7 @@ def _carries(frame: FrameType, run: Running) -> bool:
     for value in frame.f_locals.values():
         if isinstance(value, threading.Thread):
             value = getattr(getattr(value, "_target", None), "__self__", None)
-        elif isinstance(value, asyncio.Handle):
+        elif isinstance(value, asyncio.Handle | Fibers):
             value = getattr(value, "_context", None)
         if isinstance(value, Context) and value.get(RUN) is run:
             return True

@@ -199,3 +199,13 @@ def test_other_forms_are_counted_and_described():
         assert "lmc_completion_tokens_total 0.0" not in (await client.get("/metrics")).text
 
     talk(work)
+
+
+def test_errors_of_messages_are_described_as_they_are():
+    async def work(client):
+        return (await client.get("/openapi.json")).json(), await client.post(MESSAGES, json={"messages": []})
+
+    description, answer = talk(work)
+    described = description["paths"][MESSAGES]["post"]["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
+    assert set(described["required"]) == set(answer.json()) == {"type", "error"}
+    assert set(described["properties"]["error"]["required"]) == set(answer.json()["error"])

@@ -30,6 +30,17 @@ def spins(s):
         SPINS[:] = [next(NUMBERS)]
 
 
+@lmc.function
+def closed(s, forever: bool = True):
+    """It calls nothing unknown: runs of such programs share a thread."""
+    s += "x" + lmc.gen("closed", max_tokens=2)
+    s["closed"]
+    turns = 0
+    while forever:
+        turns += 1
+    return turns
+
+
 def forever():
     BEGUN.set()
     while True:
@@ -79,7 +90,7 @@ def fine(s, name: str):
     return s["a"]
 
 
-PROGRAMS = [spins, calls, spins_on_the_loop, stubborn, blocks, fine]
+PROGRAMS = [spins, calls, spins_on_the_loop, stubborn, blocks, fine, closed]
 
 
 def metric(app, name):
@@ -133,6 +144,22 @@ def test_a_program_that_spins_ends_when_its_client_leaves(runs, name, how):
             other = ByHand(app, "/programs/fine", b'{"name": "x"}')
             await other.task
             assert other.status == 200, "and others are answered"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("how", ("", "/stream", "/batch"))
+def test_a_program_that_shares_its_thread_ends_when_its_client_leaves(runs, how):
+    async def work():
+        mock = lmc.Mock()
+        async with running(mock, PROGRAMS) as app:
+            call = ByHand(app, f"/programs/closed{how}", json.dumps({"items": [{}, {}]} if how == "/batch" else {}).encode())
+            await until(lambda: still(runs[0]) if runs and mock.call_log else False, 90)
+            await until(lambda: any(frame.f_code.co_name == "closed" for _, frame in still(runs[0])), 90)
+            call.leave()
+            await call.task
+            await until(lambda: not still(runs[0]), 90)
+            await until(lambda: metric(app, "lmc_program_runs_ended_total") == 1, 90)
 
     asyncio.run(work())
 

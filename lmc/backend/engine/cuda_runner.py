@@ -106,6 +106,17 @@ class CudaRunner(ModelRunner):
         for rows in BUCKETS:
             for wide in (False, True) if rows in _SMALL else (True,):
                 self._captured(rows, wide=wide)
+        self.settle()
+
+    def settle(self) -> None:
+        """Nothing runs: take kernels that have been compiled meanwhile."""
+        if self._flash is not None:
+            self._flash.load()
+
+    def wait_compiled(self) -> None:
+        """Wait until `settle` finds all that there will be. From any thread."""
+        if self._flash is not None:
+            self._flash.wait()
 
     @torch.inference_mode()
     def launch(self, work: Pass) -> Landing:
@@ -160,7 +171,7 @@ class CudaRunner(ModelRunner):
         spans, flash = len(layout.spans), self._flash
         stage = self._large_stage(rows, 2 * int(layout.contexts.sum()) + BLOCK * (spans + len(layout.shared)))
         self._fill(stage, layout, known, rows)
-        attend = None if flash is None or layout.short == spans else self._apart(flash, stage, layout)
+        attend = None if flash is None or not flash.usable or layout.short == spans else self._apart(flash, stage, layout)
         if attend is None:
             self._send(stage, put(self._plan(layout, spans, rows), stage))
             attend = self._tiled.over(stage, self._partials_of(rows), known, wide=True, beside=False)
@@ -168,21 +179,15 @@ class CudaRunner(ModelRunner):
         wanted = stage.device("logits", len(layout.wanted))
         return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted))
 
-    def _apart(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attention | None:
-        """Short spans by tiles, the others by FlashInfer; None where that cannot build its kernels, and is not asked again."""
+    def _apart(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attention:
+        """Short spans by tiles, the others by FlashInfer."""
         rows, indices = int(layout.lengths[: layout.short].sum()), 0
         if rows:
             indices = put(self._plan(layout, layout.short, rows), stage)
         pages = _put_pages(layout, stage, indices)
         self._send(stage, indices + pages)
         qo, kv = (stage.host(name, len(layout.spans) - layout.short + 1) for name in ("qo", "kv"))
-        try:
-            long = flash.plan(qo, kv, stage.device("indices", indices + pages)[indices:])
-        except Exception as error:  # whatever its compilers raise
-            log.warning("FlashInfer cannot be used here; long prompts are read by our own kernels: %s", error)
-            self._flash = None
-            torch.cuda.current_stream().synchronize()  # what was sent is written again
-            return None
+        long = flash.plan(qo, kv, stage.device("indices", indices + pages)[indices:])
         if not rows:
             return long
         return Apart(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, beside=False), long)

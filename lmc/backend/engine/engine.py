@@ -216,6 +216,13 @@ class EngineCore:
         if not pause(lambda: self._resting.wait(_MOMENT * 50)):
             self._resting.set()
 
+    def warm_up(self) -> None:
+        """Wait until all is compiled that passes will use, and where nothing runs until it is loaded. Raises what the loop has ended with."""
+        wait: Callable[[], None] | None = getattr(self._runner, "wait_compiled", None)
+        if wait is not None:
+            wait()
+        self.call(self._take_kernels)
+
     def cancel(self, req: Request) -> None:
         self.post(lambda: self._cancel(req))
 
@@ -329,6 +336,7 @@ class EngineCore:
     def _work(self) -> None:
         while True:
             try:
+                self._take_kernels()
                 if not self._take(wait=None if self._idle else self._pause) or not self._gather():
                     break
                 began = time.perf_counter()
@@ -347,6 +355,12 @@ class EngineCore:
         self._fail_all(self.broken)
         self._ended = True  # first this, then the last look: what is posted later is run by who posts it
         self._take(wait=0.0, closing=True)
+
+    def _take_kernels(self) -> None:
+        """If nothing runs, the runner may take kernels that have been compiled meanwhile. What runs keeps those it began with."""
+        settle: Callable[[], None] | None = getattr(self._runner, "settle", None)
+        if settle is not None and self._idle:
+            settle()
 
     def _gather(self) -> bool:
         """Gives what is on its way a moment to arrive: the asks that a prefill is for, in whose pass it costs none of its

@@ -3,11 +3,19 @@
 A *plan* is host work, once a pass: it cuts the rows' contexts into tiles for the GPU. Its result is used by every layer.
 
     https://docs.flashinfer.ai/api/attention.html (BatchPrefillWithPagedKVCacheWrapper, backends fa2 and fa3)
+
+FlashInfer compiles its kernels for a shape once on a machine, which takes minutes: here beside the engine's work, by processes of low
+priority. They are used from the next moment on in which nothing runs, since they round otherwise than ours.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +25,7 @@ from torch import Tensor
 log = logging.getLogger("lmc.engine")
 
 _WORKSPACE = 256 << 20  # bytes for partial results of split contexts
+_NICE = 15
 _ROWS, _SLOTS = 96, 400  # of a sequence, on average, from which on fa3 is faster (measured; docs/performance.md)
 
 
@@ -34,7 +43,7 @@ class Shape:
 class PagedAttention:
     """Attention of passes, one after the other on one stream. ImportError where there is no FlashInfer.
 
-    The kernels are compiled at the first pass, those for Hopper (fa3) too where the device is one: no later pass waits for them.
+    usable  its kernels are loaded, those for Hopper (fa3) too where the device is one: no pass waits for a compiler
     """
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
@@ -44,30 +53,70 @@ class PagedAttention:
             workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
             return BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
 
-        self._shape = shape
+        backends = ("fa2", "fa3") if torch.cuda.get_device_capability(device)[0] == 9 else ("fa2",)
+        self._shape, self._device = shape, device
         self._short: Any = wrapper("fa2")
-        self._long: Any = wrapper("fa3") if torch.cuda.get_device_capability(device)[0] == 9 else None
-        self._built = False
+        self._long: Any = wrapper("fa3") if "fa3" in backends else None
+        self.usable = self._failed = False
+        self._compiled = threading.Event()
+        missing = [spec for spec in _specs(shape, backends) if not spec.is_compiled]
+        if missing:
+            threading.Thread(target=self._compile, args=(missing,), name="lmc-kernels", daemon=True).start()
+        else:
+            self._compiled.set()
 
     def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> Attend:
         """For the next pass. All int32: `qo_indptr` and `kv_indptr` [S + 1] on the host, where each sequence's rows and slots
         begin; `kv_indices` [N] on the device, the slots of all sequences."""
-        tables = (qo_indptr, kv_indptr, kv_indices)
-        if not self._built:
-            self._build(*tables)
         sequences = len(qo_indptr) - 1
         long = int(qo_indptr[-1]) >= _ROWS * sequences and len(kv_indices) >= _SLOTS * sequences
-        return self._planned(self._long if long and self._long is not None else self._short, *tables)
+        return self._planned(self._long if long and self._long is not None else self._short, qo_indptr, kv_indptr, kv_indices)
 
-    def _build(self, *tables: Tensor) -> None:
-        self._planned(self._short, *tables)
+    def wait(self) -> None:
+        """Wait until the kernels are compiled."""
+        self._compiled.wait()
+
+    def load(self) -> None:
+        """Load the kernels if they are compiled. Not while a graph is captured.
+
+        What FlashInfer or its compilers raise is logged; then it stays unusable, or does without the kernels for Hopper.
+        """
+        if self.usable or self._failed or not self._compiled.is_set():
+            return
+        tables = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32, device=self._device)
+        try:
+            self._planned(self._short, *tables)
+        except Exception as error:  # whatever its compilers raise
+            log.warning("FlashInfer cannot be used here; long prompts are read by our own kernels: %s", error)
+            self._failed = True
+            return
         if self._long is not None:
             try:
                 self._planned(self._long, *tables)
-            except Exception as error:  # whatever its compilers raise
+            except Exception as error:
                 log.warning("FlashInfer cannot build its kernels for Hopper; its other ones read long prompts: %s", error)
                 self._long = None
-        self._built = True
+        self.usable = True
+
+    def _compile(self, specs: Sequence[Any]) -> None:
+        """Compile what is missing, in processes beside this one. What fails here is met again, and told, when it is loaded."""
+        log.info("compiling FlashInfer's kernels for this model, once on this machine (some two minutes); until then our own kernels read long prompts")
+        began = time.monotonic()
+        if sys.platform == "linux":  # there it is the thread's own priority, which the compilers' processes inherit
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        threads = [threading.Thread(target=self._compile_one, args=(spec,), daemon=True) for spec in specs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.info("FlashInfer's kernels are compiled (%.0f s); they are used when nothing runs", time.monotonic() - began)
+        self._compiled.set()
+
+    def _compile_one(self, spec: Any) -> None:
+        try:
+            spec.build(verbose=False)
+        except Exception as error:
+            log.debug("FlashInfer's %s: %s", spec.name, error)
 
     def _planned(self, wrapper: Any, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> Attend:
         s = self._shape
@@ -87,6 +136,18 @@ class PagedAttention:
             max_token_per_sequence=int((qo_indptr[1:] - qo_indptr[:-1]).max()),
         )
         return Attend(wrapper)
+
+
+def _specs(shape: Shape, backends: Sequence[str]) -> list[Any]:
+    """What FlashInfer compiles for a shape; empty where this release of it does not tell: then it compiles when it is loaded."""
+    try:
+        from flashinfer.jit import gen_batch_prefill_module  # pyright: ignore[reportMissingImports]
+
+        d, dtype, windowed = shape.head_dim, shape.dtype, shape.window is not None
+        return [gen_batch_prefill_module(b, dtype, dtype, dtype, torch.int32, d, d, 0, windowed, False, False) for b in backends]
+    except (ImportError, AttributeError, TypeError) as error:
+        log.info("FlashInfer compiles its kernels when they are loaded: %s", error)
+        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,317 @@
+"""The program's side: a `Backend` whose engine is in another process.
+
+    handle (dropped) ─╌─► "drop"        Handle ──► _Held ◄── Result        the table of answers knows results weakly:
+                                                                           what nobody can read any more is dropped over there, too
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lmc import codec
+from lmc.backend.base import Capabilities, Counters, Handle, Health, Hints, Result, check_supported
+from lmc.backend.pipe import wire
+from lmc.backend.pipe.posting import Postbox, frames
+from lmc.errors import BackendError
+from lmc.forking import REMEDY, belongs_here
+from lmc.prompt import Constraint, Gen, Part, SamplingParams, Segment, Select
+
+_KNOWN = 1024  # constraints that are remembered as accepted
+
+
+class _Held:
+    """A submission over there, for as long as anybody here can read or go on from it."""
+
+    __slots__ = ("__weakref__", "backend", "id")
+
+    def __init__(self, backend: PipeBackend, number: int) -> None:
+        self.backend, self.id = backend, number
+
+    def __del__(self) -> None:
+        # may run in any thread, at any moment: only ever posts
+        self.backend.forget(self.id)
+
+
+class _PipeResult(Result):
+    """An answer that keeps its request alive for as long as somebody may read it."""
+
+    __slots__ = ("__weakref__", "_held")
+
+    def __init__(self, held: _Held) -> None:
+        super().__init__()
+        self._held = held
+
+
+class PipeHandle:
+    """A prompt in the engine of another process."""
+
+    __slots__ = ("__weakref__", "_results", "held")
+
+    def __init__(self, held: _Held, results: tuple[Result, ...]) -> None:
+        self.held, self._results = held, results
+
+    @property
+    def results(self) -> Sequence[Result]:
+        return self._results
+
+    def cancel(self) -> None:
+        """Stops what is unfinished; its results, and those of everything that depends on them, fail with CancelledError."""
+        self.held.backend.post(["cancel", self.held.id])
+
+
+class PipeTemplate:
+    """The chat template of the backend over there, which is asked once for each role and what came before."""
+
+    def __init__(self, name: str, stop: tuple[str, ...], ask: Callable[..., Any]) -> None:
+        self.name, self.stop, self._ask = name, stop, ask
+        self._known: dict[tuple[str | None, ...], tuple[Part, ...]] = {}
+
+    def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
+        return self._once("begin", role, previous)
+
+    def end(self, role: str) -> tuple[Part, ...]:
+        return self._once("end", role)
+
+    def _once(self, *what: str | None) -> tuple[Part, ...]:
+        found = self._known.get(what)
+        if found is None:
+            found = self._known[what] = wire.read_parts(self._ask(*what))
+        return found
+
+
+class _Reply:
+    """What a call returns, when it does."""
+
+    __slots__ = ("error", "there", "value")
+
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self) -> Any:
+        self.there.wait()
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class PipeBackend:
+    """The backend at the other end of a connection, which belongs to this from now on.
+
+    Asks are sent without waiting, but for those that a backend may refuse at once (a constraint that it has not seen): what it refuses is
+    raised where it is asked, as in one process. Raises BackendError when the other side is not one.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._numbers = itertools.count(1)
+        self._results: dict[int, tuple[weakref.ref[_PipeResult], ...]] = {}  # by handle, until its answers are there
+        self._calls: dict[int, _Reply] = {}
+        self._accepted: set[Constraint] = set()
+        self._lost: BackendError | None = None
+        first = frames(connection)
+        if not first or first[0][:2] != ["hello", wire.VERSION]:
+            connection.close()
+            raise BackendError(f"there is no backend of version {wire.VERSION} at the other end of the pipe")
+        about = first[0][2]
+        self.capabilities: Capabilities = wire.read_capabilities(about["capabilities"])
+        self.chat_template = PipeTemplate(about["template"], tuple(about["stop"]), self._ask)
+        if about["counts_tokens"]:
+            self.count_tokens: Callable[[str], int] = lru_cache(4096)(lambda text: self._ask("count_tokens", text))
+        self._box: Postbox | _Nowhere = Postbox(connection, "lmc-pipe-out")
+        threading.Thread(target=_receive, args=(weakref.ref(self), connection), name="lmc-pipe-in", daemon=True).start()
+        weakref.finalize(self, self._box.close)
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        self._lost = BackendError(f"its connection belongs to the process {parent}, and this is a fork of it: {REMEDY}")
+        self._box = _Nowhere()
+        self._connection.close()  # this process's end of it
+        self._fail_all()
+
+    # -- the protocol --------------------------------------------------------------------------------------------------
+
+    def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> PipeHandle:
+        return self._enter("submit", parent, segments, hints)
+
+    def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> PipeHandle:
+        return self._enter("prefill", parent, segments, hints)
+
+    def release(self, handle: Handle) -> None:
+        self.post(["release", self._own(handle).id])
+
+    def holds(self, handle: Handle) -> bool:
+        return self._lost is None and self._ask("holds", self._own(handle).id)
+
+    def counters(self) -> Counters:
+        return codec.decode(self._ask("counters"))
+
+    def flush_cache(self) -> None:
+        self._ask("flush_cache")
+
+    def server_info(self) -> dict[str, Any]:
+        return codec.decode(self._ask("server_info"))
+
+    def health(self) -> Health:
+        """How the backend over there is; ended if its process has."""
+        try:
+            return codec.decode(self._ask("health"))
+        except BackendError as error:
+            return Health("ended", error.message)
+
+    def close(self) -> None:
+        """Ends the connection, and with it all that was asked through it. The backend over there goes on."""
+        self._end("it was closed")
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _enter(self, what: str, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None) -> PipeHandle:
+        if self._lost is not None:
+            raise self._error()
+        check_supported(self.capabilities, segments)
+        before = None if parent is None else self._own(parent)
+        written = wire.write_segments(segments, self.capabilities.name)
+        held = _Held(self, next(self._numbers))
+        results = tuple([_PipeResult(held) for segment in segments if isinstance(segment, Gen | Select)])
+        if results:
+            self._results[held.id] = tuple(map(weakref.ref, results))
+        unseen = self._unseen(segments)
+        accepted = self._expect() if unseen is not None else None
+        self.post([what, held.id, None if before is None else before.id, written, wire.write_hints(hints), None if accepted is None else accepted[0]])
+        if accepted is not None and unseen is not None:
+            accepted[1]()
+            if len(self._accepted) < _KNOWN:
+                self._accepted |= unseen
+        if self._lost is not None:  # just now: nobody would be told
+            self._fail_all()
+        return PipeHandle(held, results)
+
+    def _unseen(self, segments: Sequence[Segment]) -> set[Constraint] | None:
+        """Constraints that the backend has not accepted yet; None if there is nothing that it could refuse at once."""
+        found = {s.constraint for s in segments if isinstance(s, Gen) and s.constraint is not None and s.constraint not in self._accepted}
+        return found if found or any(map(_may_be_refused, segments)) else None
+
+    def _own(self, handle: Handle) -> _Held:
+        if not (isinstance(handle, PipeHandle) and handle.held.backend is self):
+            raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
+        return handle.held
+
+    def post(self, message: wire.Message) -> None:
+        self._box.post(message)
+
+    def forget(self, number: int) -> None:
+        """Nobody here has the handle any more. Usable from a destructor."""
+        self._results.pop(number, None)
+        self._box.post(["drop", number])
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        number, reply = self._expect()
+        self.post(["call", number, method, *args])
+        if self._lost is not None:
+            self._fail_all()
+        return reply()
+
+    def _expect(self) -> tuple[int, _Reply]:
+        number, reply = next(self._numbers), _Reply()
+        self._calls[number] = reply
+        return number, reply
+
+    # -- what comes back -----------------------------------------------------------------------------------------------
+
+    def _take(self, kind: str, number: int, *rest: Any) -> None:
+        if kind in ("return", "raise"):
+            reply = self._calls.pop(number, None)
+            if reply is not None:
+                reply.value, reply.error = (rest[0], None) if kind == "return" else (None, wire.read_error(rest[0]))
+                reply.there.set()
+            return
+        results = self._results.get(number, ())
+        if kind == "fail" and rest[0] is None:
+            error = wire.read_error(rest[1])
+            for each in results:
+                if (result := each()) is not None:
+                    result.fail(error)
+            return
+        result = results[rest[0]]() if rest[0] < len(results) else None
+        if result is None:
+            return
+        if kind == "feed":
+            result.feed(rest[1], wire.read_scored(rest[2]))
+        elif kind == "done":
+            result.finish(wire.read_output(rest[1]))
+        elif kind == "fail":
+            result.fail(wire.read_error(rest[1]))
+        else:
+            raise ValueError(f"a message {kind!r:.40} that there is not")
+
+    def _end(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = BackendError(f"{self.capabilities.name} cannot be asked any more: {why}")
+            self._box.close()
+        self._fail_all()
+
+    def _error(self) -> BackendError:
+        assert self._lost is not None
+        return BackendError(self._lost.message)
+
+    def _fail_all(self) -> None:
+        """Ends what waits for a process that is not there."""
+        for number in list(self._calls):
+            if (reply := self._calls.pop(number, None)) is not None:
+                reply.error = self._error()
+                reply.there.set()
+        for number in list(self._results):
+            for each in self._results.pop(number, ()):
+                if (result := each()) is not None:
+                    result.fail(self._error())
+
+
+class _Nowhere:
+    """In place of a postbox in a fork, which has no right to the connection."""
+
+    def post(self, message: wire.Message) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _receive(backend: weakref.ref[PipeBackend], connection: Connection) -> None:
+    """Completes answers as they come, until the connection or the backend ends."""
+    while (messages := frames(connection)) is not None:
+        here = backend()
+        if here is None:
+            break
+        try:
+            for message in messages:
+                here._take(*message)
+        except Exception as error:  # what is no message: nothing after it can be trusted to be one
+            here._end(f"what it says cannot be understood ({type(error).__name__}: {error})")
+            break
+        del here, messages
+    connection.close()
+    here = backend()
+    if here is not None:
+        here._end("the process that it runs in has ended")
+
+
+def _may_be_refused(segment: Segment) -> bool:
+    """Whether a backend may say at once that this cannot be, apart from its constraint."""
+    if isinstance(segment, Select):
+        return not all(segment.choices)
+    if not isinstance(segment, Gen) or segment.params is _USUAL:
+        return False
+    p = segment.params
+    return bool(p.stop_token_ids or p.logit_bias or p.stop_regex or p.top_logprobs_num)
+
+
+_USUAL = SamplingParams()

@@ -1,0 +1,173 @@
+"""The engine's side: serves a backend over one connection. All that was asked through it ends with it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from lmc import codec
+from lmc.backend.base import HEALTHY, Backend, Handle, Hints, Result, SaysHealth, Scored
+from lmc.backend.pipe import wire
+from lmc.backend.pipe.posting import Postbox, frames, hang_up
+
+log = logging.getLogger("lmc.pipe")
+
+_connections = itertools.count(1)
+
+
+class PipeServer:
+    """Answers what comes over a connection, on a thread of its own, until the other side goes or `close`.
+
+    The backend stays its owner's. `handles` and `pins` are what the other side holds, for tests and counters.
+    """
+
+    def __init__(self, backend: Backend, connection: Connection) -> None:
+        self._backend, self._connection = backend, connection
+        self._number = next(_connections)
+        self.handles: dict[int, Handle | BaseException] = {}  # an exception: what was submitted was refused
+        self.pins: set[int] = set()
+        self._box = Postbox(connection, f"lmc-pipe-out-{self._number}")
+        self._box.post(["hello", wire.VERSION, self._about()])
+        self._thread = threading.Thread(target=self._serve, name=f"lmc-pipe-in-{self._number}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cuts the line; what the other side held is released soon."""
+        hang_up(self._connection)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until the other side has gone and what it held is released; False if `timeout` seconds passed first."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _about(self) -> dict[str, Any]:
+        template = self._backend.chat_template
+        return {
+            "capabilities": wire.write_capabilities(self._backend.capabilities),
+            "template": template.name,
+            "stop": list(template.stop),
+            "counts_tokens": hasattr(self._backend, "count_tokens"),
+        }
+
+    def _serve(self) -> None:
+        try:
+            while (messages := frames(self._connection)) is not None:
+                for message in messages:
+                    self._do(message)
+        except Exception:  # what is no message: nothing after it can be trusted to be one
+            log.exception("a program's process sent what cannot be understood; its connection is closed")
+        finally:
+            self._box.close()
+            self._release_all()
+            self._connection.close()
+
+    def _release_all(self) -> None:
+        """What the other side asked and holds: in vain from now on."""
+        handles, self.handles = self.handles, {}
+        for number, handle in handles.items():
+            if not isinstance(handle, BaseException):
+                if number in self.pins:
+                    self._backend.release(handle)
+                handle.cancel()
+        self.pins.clear()
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _do(self, message: wire.Message) -> None:
+        kind, number, *rest = message
+        if kind in ("submit", "prefill"):
+            self._enter(kind, number, *rest)
+        elif kind == "drop":
+            self.pins.discard(number)
+            self.handles.pop(number, None)
+        elif kind in ("cancel", "release"):
+            handle = self.handles.get(number)
+            if handle is not None and not isinstance(handle, BaseException):
+                if kind == "cancel":
+                    handle.cancel()
+                else:
+                    self.pins.discard(number)
+                    self._backend.release(handle)
+        elif kind == "call":
+            self._return(number, rest[0], rest[1:])
+        else:
+            raise ValueError(f"a message {kind!r:.40} that there is not")
+
+    def _enter(self, kind: str, number: int, parent: int | None, written: Any, hinted: Any, wait: int | None) -> None:
+        try:
+            segments, hints = wire.read_segments(written), self._of_here(wire.read_hints(hinted))
+            before = None if parent is None else self.handles[parent]
+            if isinstance(before, BaseException):
+                raise before
+            handle = (self._backend.submit if kind == "submit" else self._backend.prefill)(before, segments, hints)
+        except Exception as error:
+            self.handles[number] = error
+            self._box.post(["fail", number, None, wire.write_error(error)])
+            if wait is not None:
+                self._box.post(["raise", wait, wire.write_error(error)])
+            return
+        self.handles[number] = handle
+        if kind == "prefill":
+            self.pins.add(number)
+        if wait is not None:
+            self._box.post(["return", wait, None])
+        watched = hints is not None and hints.watched
+        for index, result in enumerate(handle.results):
+            result.on_change(_Forwarder(self._box, number, index, watched))
+
+    def _of_here(self, hints: Hints | None) -> Hints | None:
+        """Groups of several processes have equal names."""
+        return hints if hints is None or hints.group is None else hints._replace(group=(-self._number, *hints.group))
+
+    def _return(self, number: int, method: str, args: list[Any]) -> None:
+        try:
+            self._box.post(["return", number, _METHODS[method](self, *args)])
+        except Exception as error:
+            self._box.post(["raise", number, wire.write_error(error)])
+
+    def _holds(self, number: int) -> bool:
+        handle = self.handles.get(number)
+        return handle is not None and not isinstance(handle, BaseException) and self._backend.holds(handle)
+
+    def _health(self) -> Any:
+        return codec.encode(self._backend.health() if isinstance(self._backend, SaysHealth) else HEALTHY)
+
+
+_METHODS: Mapping[str, Callable[..., Any]] = {
+    "holds": PipeServer._holds,  # pyright: ignore[reportPrivateUsage]
+    "health": PipeServer._health,  # pyright: ignore[reportPrivateUsage]
+    "counters": lambda server: codec.encode(server._backend.counters()),
+    "server_info": lambda server: codec.encode(server._backend.server_info()),
+    "flush_cache": lambda server: server._backend.flush_cache(),
+    "count_tokens": lambda server, text: server._backend.count_tokens(text),
+    "begin": lambda server, role, previous: wire.write_parts(server._backend.chat_template.begin(role, previous)),
+    "end": lambda server, role: wire.write_parts(server._backend.chat_template.end(role)),
+}
+
+
+class _Forwarder:
+    """Sends an answer as it grows, if somebody watches it, and when it is there. It only enqueues, whatever thread completes the answer."""
+
+    __slots__ = ("_box", "_handle", "_index", "_sent", "_watched")
+
+    def __init__(self, box: Postbox, handle: int, index: int, watched: bool) -> None:
+        self._box, self._handle, self._index, self._watched, self._sent = box, handle, index, watched, 0
+
+    def __call__(self, result: Result) -> None:
+        if self._watched:
+            for delta in result.deltas[self._sent :]:
+                self._box.post(["feed", self._handle, self._index, delta, wire.write_scored(self._scored(result))])
+                self._sent += 1
+        if not result.done:
+            return
+        if result.error is not None:
+            self._box.post(["fail", self._handle, self._index, wire.write_error(result.error)])
+        else:
+            self._box.post(["done", self._handle, self._index, wire.write_output(result.output())])
+
+    def _scored(self, result: Result) -> Scored:
+        return result.scored(self._sent, self._sent + 1)

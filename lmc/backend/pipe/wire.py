@@ -1,0 +1,193 @@
+"""What crosses the pipe: JSON, of which reading executes nothing. A frame is a list of messages, in order.
+
+    to the backend    ["submit" | "prefill", handle, parent | null, segments, hints | null, wait]    ["cancel" | "release" | "drop", handle]
+                      ["call", number, method, …]
+    from it           ["hello", VERSION, of the backend]    ["feed", handle, index, delta, scored]    ["done", handle, index, output]
+                      ["fail", handle, index | null, error]    ["return" | "raise", number, value]
+
+Handles are numbers that the program's side gives out, so that it goes on without waiting. `wait` is the number of a call whose
+return says that the submission was accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from lmc import codec
+from lmc.backend.api.messages import image_url
+from lmc.backend.base import Beyond, Capabilities, Hints, Output, Prices, Scored, Usage
+from lmc.errors import BackendError, Loc
+from lmc.prompt import (
+    ChoicesMethod,
+    Constraint,
+    Gen,
+    Given,
+    Image,
+    Mark,
+    Part,
+    SamplingParams,
+    Segment,
+    Select,
+    Special,
+    Text,
+)
+
+VERSION = 1
+Message = list[Any]
+
+
+def to_bytes(messages: Sequence[Message]) -> bytes:
+    return codec.to_bytes(messages)
+
+
+def from_bytes(frame: bytes) -> list[Message]:
+    """Raises ValueError for what is no list of messages."""
+    found = codec.from_bytes(frame)
+    if not isinstance(found, list) or not all(isinstance(each, list) and each for each in found):
+        raise ValueError("not a list of messages")
+    return found
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+def write_segments(segments: Sequence[Segment], target: str) -> list[Any]:
+    """Raises what is wrong with an image, which is read here."""
+    return [_WRITE[type(segment)](segment, target) for segment in segments]
+
+
+def read_segments(data: Sequence[Any]) -> list[Segment]:
+    return [_READ[kind](*rest) for kind, *rest in data]
+
+
+def write_parts(parts: Sequence[Part]) -> list[Any]:
+    """Text as it is, a special token as a list of one, a mark as a list of two."""
+    return [p if isinstance(p, str) else [p.spelling] if isinstance(p, Special) else [p.role, p.edge] for p in parts]
+
+
+def read_parts(data: Sequence[Any]) -> tuple[Part, ...]:
+    return tuple([p if isinstance(p, str) else Special(p[0]) if len(p) == 1 else Mark(p[0], p[1]) for p in data])
+
+
+def _write_gen(ask: Gen, _: str) -> list[Any]:
+    constraint = None if ask.constraint is None else [ask.constraint.kind, ask.constraint.source]
+    return ["gen", _changed(ask.params, _PLAIN), constraint, ask.seed, ask.name, _write_loc(ask.loc), ask.tools]
+
+
+def _read_gen(params: dict[str, Any], constraint: list[str] | None, seed: int, name: str | None, loc: Any, tools: str) -> Gen:
+    given = {key: _frozen(value) for key, value in params.items()}
+    return Gen(SamplingParams(**given), None if constraint is None else Constraint(*constraint), seed, name, _read_loc(loc), tools)  # type: ignore[arg-type]
+
+
+def _write_select(ask: Select, _: str) -> list[Any]:
+    return ["select", list(ask.choices), str(ask.method), ask.temperature, ask.seed, ask.name, _write_loc(ask.loc)]
+
+
+def _read_select(choices: list[str], method: str, temperature: float, seed: int, name: str | None, loc: Any) -> Select:
+    return Select(tuple(choices), ChoicesMethod(method), temperature, seed, name, _read_loc(loc))
+
+
+_WRITE: Mapping[type, Callable[[Any, str], list[Any]]] = {
+    Text: lambda text, _: ["text", write_parts(text.parts)],
+    Given: lambda given, _: ["given", given.text, list(given.ids)],
+    Image: lambda image, target: ["image", image_url(image, target), _write_loc(image.loc)],
+    Gen: _write_gen,
+    Select: _write_select,
+}
+_READ: Mapping[str, Callable[..., Segment]] = {
+    "text": lambda parts: Text(read_parts(parts)),
+    "given": lambda text, ids: Given(text, tuple(ids)),
+    "image": lambda url, loc: Image(url, loc=_read_loc(loc)),
+    "gen": _read_gen,
+    "select": _read_select,
+}
+
+
+def _write_loc(loc: Loc | None) -> list[Any] | None:
+    return None if loc is None else [loc.file, loc.line, loc.col]
+
+
+def _read_loc(data: Any) -> Loc | None:
+    return None if data is None else Loc(*data)
+
+
+_PLAIN = SamplingParams()
+_UNHINTED = Hints()
+
+
+def _changed(x: Any, plain: Any) -> dict[str, Any]:
+    """The fields that are not the defaults."""
+    names = Hints._fields if isinstance(x, Hints) else x.__slots__
+    return {name: value for name in names if (value := getattr(x, name)) != getattr(plain, name)}
+
+
+def _frozen(x: Any) -> Any:
+    return tuple([_frozen(each) for each in x]) if isinstance(x, list) else x
+
+
+def write_hints(hints: Hints | None) -> dict[str, Any] | None:
+    if hints is None:
+        return None
+    changed = _changed(hints, _UNHINTED)
+    if hints.beyond is not None:
+        changed["beyond"] = [hints.beyond.tokens, hints.beyond.gens, list(hints.beyond.stop)]
+    return changed
+
+
+def read_hints(data: dict[str, Any] | None) -> Hints | None:
+    if data is None:
+        return None
+    found = {key: _frozen(value) for key, value in data.items()}
+    if "beyond" in found:
+        found["beyond"] = Beyond(*found["beyond"])
+    return Hints(**found)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def write_output(output: Output) -> list[Any]:
+    usage = [getattr(output.usage, f.name) for f in fields(Usage)]
+    return [list(output.texts), [codec.encode(dict(meta)) for meta in output.metas], usage, list(output.ids)]
+
+
+def read_output(data: Any) -> Output:
+    texts, metas, usage, ids = data
+    return Output(tuple(texts), tuple(codec.decode(meta) for meta in metas), Usage(*usage), tuple(ids))
+
+
+def write_scored(scored: Scored) -> list[Any] | None:
+    return codec.encode([list(scored.tokens), list(scored.tops)]) if scored.tokens else None
+
+
+def read_scored(data: Any) -> Scored:
+    return Scored() if data is None else Scored(*map(tuple, codec.decode(data)))
+
+
+def write_error(error: BaseException) -> Any:
+    """An exception; one that is not data by its class's name and its message."""
+    try:
+        return codec.encode(error)
+    except codec.NotData:
+        return codec.encode(BackendError(f"{type(error).__name__}: {error}"))
+
+
+def read_error(data: Any) -> BaseException:
+    """An exception; of a class that is not there, by its name and message."""
+    try:
+        found = codec.decode(data)
+    except codec.BadData as bad:
+        return BackendError(f"the backend's process failed with what is not known here ({bad})")
+    return found if isinstance(found, BaseException) else BackendError(f"the backend's process failed: {found!r:.200}")
+
+
+def write_capabilities(able: Capabilities) -> Any:
+    return codec.encode(able)
+
+
+def read_capabilities(data: Any) -> Capabilities:
+    found = codec.decode(data)
+    assert isinstance(found, Capabilities) and isinstance(found.prices, Prices | None)
+    return found

@@ -1,0 +1,194 @@
+"""A worker process of `lmc serve --workers`: runs one request's program at a time, over the backend of the server's process.
+
+    server ══ control (frames.py) ══► Published ──► PipeBackend ══ pipe ══► the server's backend
+
+It ends when the server does. It has no means against a program that does not end; the server kills it then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import math
+import os
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import lmc
+from lmc import userfiles
+from lmc.backend.base import Usage
+from lmc.backend.pipe.client import PipeBackend
+from lmc.errors import LmcError
+from lmc.serve import frames
+from lmc.serve.errors import ApiError, as_api_error
+from lmc.serve.gate import Call, Reply
+from lmc.serve.metrics import AHEAD
+from lmc.serve.programs import ProgramLoop, Published
+from lmc.serve.spinning import Running, stack, threads_of
+
+_THREADS = 8
+_LIBRARIES = ("<", str(Path(lmc.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+_EVERY = 0.01  # seconds between looks at a program that is to end
+_ROOM = 4, 4 << 30  # address space of a request: so many times its memory, and so many bytes: threads and libraries reserve what they never use
+
+
+def main() -> None:
+    """Runs a worker as `sys.argv` says: the server's process, its two sockets, and what is to be run."""
+    told = json.loads(sys.argv[2])
+    _end_with(told["server"])
+    sys.argv[1:] = []  # a program's module may read them
+    connection = Connection(told["pipe"])
+    asyncio.run(_serve(socket.socket(fileno=told["control"]), connection, told))
+
+
+def _end_with(server: int) -> None:
+    """Ends this process when the server's does, also if a program lets nothing else of it run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != server:  # it has gone meanwhile
+        os._exit(0)
+
+
+async def _serve(control: socket.socket, connection: Connection, told: Mapping[str, Any]) -> None:
+    reader, writer = await asyncio.open_connection(sock=control)
+    try:
+        worker = Worker(writer, PipeBackend(connection), told)
+    except (Exception, SystemExit) as error:  # of a program's file; said where the server was started
+        reason = error.message if isinstance(error, LmcError) else f"{type(error).__name__}: {error}"
+        frames.write(writer, {"failed": reason})
+        await writer.drain()
+        os._exit(1)
+    frames.write(writer, {"ready": True})
+    while (frame := await frames.read(reader)) is not None:
+        worker.take(*frame)
+    os._exit(0)  # whatever programs have left running
+
+
+class Worker:
+    """Programs, and the request that is being answered. On the control loop only."""
+
+    def __init__(self, writer: asyncio.StreamWriter, backend: PipeBackend, told: Mapping[str, Any]) -> None:
+        self._writer = writer
+        self._left: list[Running] = []
+        self._programs: dict[str, Published] = {}
+        loop, pool = ProgramLoop(), ThreadPoolExecutor(_THREADS, thread_name_prefix="lmc-worker")
+        for target in told["targets"]:
+            made = Published(userfiles.load_program(target), backend, loop, pool, self._left.append)
+            self._programs[made.name] = made
+        self._cpu: int | None = told["cpu"]
+        _dump_no_core()
+        if told["memory"] is not None and sys.platform == "linux":
+            _limit_address_space(told["memory"])
+        self._answering: asyncio.Task[None] | None = None
+        self._cancelled = False
+        self._before = set(sys._current_frames())  # threads that programs' files have started are no request's
+        self._wanted = asyncio.Queue[None]()
+        self._told = Usage()
+
+    def take(self, header: Mapping[str, Any], body: bytes) -> None:
+        if "run" in header:
+            self._wanted, self._cancelled = asyncio.Queue(), False
+            self._answering = asyncio.ensure_future(self._answer(header, body))
+            self._answering.add_done_callback(self._answered)
+        elif "next" in header:
+            self._wanted.put_nowait(None)
+        elif "cancel" in header and self._answering is not None:
+            self._cancelled = self._answering.cancel()
+
+    def _say(self, header: dict[str, Any], body: bytes = b"") -> None:
+        frames.write(self._writer, header, body)
+
+    def _answered(self, _: asyncio.Task[None]) -> None:
+        self._ending = asyncio.ensure_future(self._until_it_ends())
+
+    async def _answer(self, header: Mapping[str, Any], body: bytes) -> None:
+        published = self._programs[header["program"]]
+        endpoints = {"run": published.run, "batch": published.batch, "stream": published.stream}
+        call = Call(body, {}, header["query"], lambda usage: self._say({"spend": dict(usage)}))
+        _limit_cpu(self._cpu)
+        try:
+            answer = await endpoints[header["run"]](call)
+            if isinstance(answer, Reply):
+                return self._say({"reply": answer.status, "content_type": answer.content_type}, answer.body)
+            try:
+                self._say({"events": True})
+                async with aclosing(answer.stream) as stream:
+                    async for chunk in stream:
+                        await self._wanted.get()
+                        self._say({"chunk": True}, chunk)
+                await self._wanted.get()
+                self._say({"end": True})
+            finally:
+                answer.cancel()
+        except Exception as error:
+            self._say({"error": _data_of(as_api_error(error, header["id"]))})
+
+    async def _until_it_ends(self) -> None:
+        """Says that the request is over when no thread executes code of a run that was cancelled. The server does not wait for ever."""
+        while any(list(threads_of(run)) for run in self._left) or (self._cancelled and self._executes_programs()):
+            await asyncio.sleep(_EVERY)
+        self._left.clear()
+        self._answering = None
+        _limit_cpu(None)
+        self._say({"over": self._news()})
+
+    def _executes_programs(self) -> bool:
+        """Whether a thread that requests have started is in code which is neither lmc's nor a library's: a program may have started it."""
+        own = threading.get_ident()
+        threads = [frame for thread, frame in sys._current_frames().items() if thread != own and thread not in self._before]
+        return any(not outer.f_code.co_filename.startswith(_LIBRARIES) for frame in threads for outer in stack(frame))
+
+    def _news(self) -> list[int]:
+        """What was asked ahead since the last time."""
+        now, before = sum((each.ahead for each in self._programs.values()), Usage()), self._told
+        self._told = now
+        return [getattr(now, name) - getattr(before, name) for name in AHEAD]
+
+
+def _data_of(error: ApiError) -> dict[str, Any]:
+    return {"status": error.status, "message": error.message, "param": error.param, "code": error.code, "kind": error.kind, "headers": error.headers}
+
+
+def _dump_no_core() -> None:
+    """A worker that is ended leaves no file behind."""
+    import resource  # there are workers on POSIX only
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _limit_cpu(seconds: int | None) -> None:
+    """The system ends this process (SIGXCPU) after so much more processor time; None: it does not."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = hard
+    if seconds is not None:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft = math.ceil(used.ru_utime + used.ru_stime) + seconds
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _limit_address_space(memory: int) -> None:
+    """What asks for far more than its memory at once gets a MemoryError; the server looks at what is really used."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    times, more = _ROOM
+    soft = _address_space() + times * memory + more
+    resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,381 @@
+"""Worker processes: each runs the program of one request at a time, and is killed and replaced when that does not end with its request.
+
+    request ──► a free worker ──► reply, or events one by one ──► "over" ──► free again
+                    │ client gone, time-out, drain: cancelled; not over in a second ──► killed ─┐
+                    │ too much memory or processor time, os._exit, a crash ─────────────────────┴─► another in its place
+
+The engine stays in this process; what a worker asked of it is cancelled and released when the worker ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from typing import Any
+
+from lmc.backend.base import Backend, Usage
+from lmc.backend.pipe.server import PipeServer
+from lmc.errors import ProgramError
+from lmc.frontend.interpreter import Function
+from lmc.serve import frames
+from lmc.serve.errors import ApiError
+from lmc.serve.gate import Call, Events, Reply
+from lmc.serve.metrics import AHEAD, Metrics
+from lmc.serve.programs import Described
+from lmc.serve.supervisor import SOCKET
+
+log = logging.getLogger("lmc.serve")
+
+GRACE = 1.0  # seconds that a program has to end when nobody waits for it any more
+_LOOK = 0.05  # seconds between looks at the memory of workers
+_LATEST = 5.0  # seconds at most before another worker is started in place of one that did not begin
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.serve.worker import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How programs run in worker processes.
+
+    targets  FILE.py:FUNCTION or FILE.lmcp of each program: workers load them for themselves
+    count    workers, and so programs that run at once (a batch is one)
+    memory   bytes that a worker's resident memory, its children's included, may grow by while it runs programs; None: any
+    cpu      seconds of processor time of one request; None: any
+    """
+
+    targets: Sequence[str]
+    count: int = 4
+    memory: int | None = 2 << 30
+    cpu: int | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether this system has what workers need."""
+        return hasattr(os, "killpg")
+
+
+class Remote(Described):
+    """A program's endpoints, answered by workers. What is wrong with a request, its worker says."""
+
+    def __init__(self, function: Function, workers: Workers) -> None:
+        super().__init__(function)
+        self.run, self.batch, self.stream = (partial(workers.answer, self.name, how) for how in ("run", "batch", "stream"))
+
+    def close(self) -> None:
+        """The workers are closed together."""
+
+
+class Workers:
+    """All worker processes of a server. On its loop only."""
+
+    def __init__(self, backend: Backend, options: WorkerOptions, metrics: Metrics) -> None:
+        self._backend, self._options, self._metrics = backend, options, metrics
+        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()  # one that ran a program lately knows it best
+        self._living: set[_Worker] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failing = ""  # why workers do not begin
+        self.ahead = Usage()
+
+    async def start(self) -> None:
+        """Returns when all workers can answer. Raises ProgramError if one does not begin."""
+        first = [asyncio.get_running_loop().create_future() for _ in range(self._options.count)]
+        for each in first:
+            self._spawn(self._keep(each))
+        if self._options.memory is not None:
+            self._spawn(self._watch_memory(self._options.memory))
+        try:
+            await asyncio.gather(*first)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Kills all workers; returns when they have gone and the engine is rid of what they held."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in list(self._living):
+            worker.end("closed")
+            await worker.gone()
+        self._living.clear()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- processes
+
+    async def _keep(self, first: asyncio.Future[None]) -> None:
+        """One worker after another. `first` is told whether the first begins."""
+        failed = 0
+        while True:
+            problem = await self._life(first)
+            failed = 0 if problem is None else failed + 1
+            if problem is None:
+                continue
+            if not first.done():
+                return first.set_exception(ProgramError(f"a worker does not begin: {problem}"))
+            self._failing = problem
+            log.error("a worker does not begin: %s", problem)
+            await asyncio.sleep(min(_LATEST, 0.1 * 2 ** min(failed, 10)))
+
+    async def _life(self, first: asyncio.Future[None]) -> str | None:
+        """A worker from its beginning to its end. Why it did not begin, if it did not."""
+        try:
+            worker = await _Worker.start(self._backend, self._options)
+        except OSError as error:
+            return f"no process can be started: {error.strerror or error}"
+        self._living.add(worker)
+        try:
+            problem = await worker.ready()
+            if problem is not None:
+                worker.end("failed")
+                await worker.gone()
+                return problem
+            self._failing = ""
+            self._metrics.workers.inc()
+            self._free.put_nowait(worker)
+            if not first.done():
+                first.set_result(None)
+            await worker.gone()
+            self._metrics.workers.dec()
+            self._metrics.ended_workers.labels(worker.why).inc()
+            log.warning("a worker was replaced: %s %s", worker.program, worker.described)
+            return None
+        finally:
+            if worker.has_gone:
+                self._living.discard(worker)
+
+    async def _watch_memory(self, most: int) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            for worker in self._living:
+                if worker.busy and worker.grown > most:
+                    worker.end("memory")
+
+    # -- requests
+
+    async def answer(self, program: str, how: str, call: Call) -> Reply | Events:
+        """What a worker answers. Raises ApiError; cancelling it ends the program."""
+        worker = await self._taken(program)
+        worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id}, call.body)
+        try:
+            header, body = await self._told(worker, program, call)
+        except BaseException:
+            self._leave(worker)
+            raise
+        if "events" in header:
+            return Events(self._events(worker, program, call), partial(self._leave, worker))
+        self._leave(worker)
+        if "error" in header:
+            raise _error(header["error"])
+        return Reply(body, header["reply"], header["content_type"])
+
+    async def _taken(self, program: str) -> _Worker:
+        while True:
+            if self._failing and not any(worker.runs for worker in self._living):
+                raise ApiError(503, f"{program} cannot be run now: {self._failing}", headers={"Retry-After": "1"})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GRACE):
+                    worker = await self._free.get()
+                if worker.runs:
+                    worker.busy, worker.program = True, program
+                    self._metrics.busy_workers.inc()
+                    return worker
+
+    async def _told(self, worker: _Worker, program: str, call: Call) -> frames.Frame:
+        """What a worker says next of its request. Raises ApiError if it has ended."""
+        while True:
+            frame = await worker.hear()
+            if frame is None:
+                raise ApiError(500, f"{program} {worker.described}", kind="program_error")
+            if "spend" not in frame[0]:
+                return frame
+            call.spend(frame[0]["spend"])
+
+    async def _events(self, worker: _Worker, program: str, call: Call) -> AsyncGenerator[bytes, None]:
+        while True:
+            worker.say({"next": True})
+            header, body = await self._told(worker, program, call)
+            if "error" in header:
+                raise _error(header["error"])
+            if "end" in header:
+                return
+            yield body
+
+    def _leave(self, worker: _Worker) -> None:
+        """Nobody waits for the worker's request any more."""
+        if worker.busy and not worker.leaving:
+            worker.leaving = True
+            self._spawn(self._settle(worker))
+
+    async def _settle(self, worker: _Worker) -> None:
+        """Makes a worker free again when its program has ended, or kills it."""
+        try:
+            worker.say({"cancel": True})
+            async with asyncio.timeout(GRACE):
+                while (frame := await worker.hear()) is not None and "over" not in frame[0]:
+                    pass
+        except TimeoutError:
+            frame = None
+            worker.end("abandoned")
+        finally:
+            worker.busy = worker.leaving = False
+            self._metrics.busy_workers.dec()
+        if frame is None:
+            return
+        self.ahead += Usage(**dict(zip(AHEAD, frame[0]["over"], strict=True)))
+        if self._options.memory is not None and worker.grown > self._options.memory // 2:
+            return worker.end("grown")  # before it is in the way of a request
+        self._free.put_nowait(worker)
+
+
+class _Worker:
+    """A process, and what is said to and by it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: PipeServer) -> None:
+        self._process, self._reader, self._writer, self._pipe = process, reader, writer, pipe
+        self.has_begun = self.busy = self.leaving = False
+        self.why = ""
+        self.program = "it"  # what it ran last
+        self._size = 0
+        self._said: asyncio.Queue[frames.Frame | None] = asyncio.Queue()
+        self._listening = asyncio.ensure_future(self._listen())
+        self._gone = asyncio.ensure_future(self._wait())
+
+    @classmethod
+    async def start(cls, backend: Backend, options: WorkerOptions) -> _Worker:
+        (control, its_control), (connection, its_connection) = socket.socketpair(), Pipe()
+        told = {
+            "server": os.getpid(), "control": its_control.fileno(), "pipe": its_connection.fileno(),
+            "targets": list(options.targets), "memory": options.memory, "cpu": options.cpu,
+        }  # fmt: skip
+        with its_control, its_connection:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", _CODE, json.dumps(sys.path), json.dumps(told),
+                    stdin=asyncio.subprocess.DEVNULL, pass_fds=(its_control.fileno(), its_connection.fileno()), start_new_session=True,
+                    env={name: value for name, value in os.environ.items() if name != SOCKET},
+                )  # fmt: skip
+            except BaseException:  # a process that began nevertheless ends with its line
+                control.close()
+                connection.close()
+                raise
+        reader, writer = await asyncio.open_connection(sock=control)
+        return cls(process, reader, writer, PipeServer(backend, connection))
+
+    async def ready(self) -> str | None:
+        """None when it can answer; else why not."""
+        frame = await self.hear()
+        if frame is not None and "ready" in frame[0]:
+            self._size, self.has_begun = _resident(self._process.pid), True
+            return None
+        return self.described if frame is None else str(frame[0].get("failed"))
+
+    def say(self, header: dict[str, Any], body: bytes = b"") -> None:
+        if not self._writer.is_closing():  # else whoever listens is told
+            frames.write(self._writer, header, body)
+
+    async def hear(self) -> frames.Frame | None:
+        """What it says next; None when it has ended."""
+        frame = await self._said.get()
+        if frame is None:
+            self._said.put_nowait(None)  # it is asked again
+        return frame
+
+    async def _listen(self) -> None:
+        while (frame := await frames.read(self._reader)) is not None:
+            self._said.put_nowait(frame)
+        await asyncio.wait((self._gone,), timeout=GRACE)
+        self.end("mute")
+        await self.gone()
+        self._said.put_nowait(None)
+
+    def end(self, why: str) -> None:
+        """Kills it and what it has started."""
+        if not self.has_ended:
+            self.why = why
+            self._kill()
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.why) or self._process.returncode is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun, and has not ended."""
+        return self.has_begun and not self.has_ended
+
+    @property
+    def has_gone(self) -> bool:
+        return self._gone.done()
+
+    async def gone(self) -> None:
+        """Returns when the process has ended, and the engine is rid of what it held, or is about to be."""
+        await asyncio.shield(self._gone)
+
+    async def _wait(self) -> None:
+        status = await self._process.wait()
+        if not self.why:
+            self.why = "cpu" if status == -signal.SIGXCPU else "exit" if status >= 0 else "signal"
+        self._kill()  # what it has started
+        self._pipe.close()  # also if a child of it has the other end
+        self._writer.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._pipe.join, GRACE)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    @property
+    def grown(self) -> int:
+        """Bytes that it and its children have more than when it began."""
+        return _resident(self._process.pid) - self._size
+
+    @property
+    def described(self) -> str:
+        """Why it ended, as the end of a sentence about a program."""
+        status = self._process.returncode
+        if self.why in _REASONS:
+            return _REASONS[self.why]
+        if status is not None and status < 0:
+            return f"ended its process with signal {signal.Signals(-status).name}"
+        return f"ended its process (status {status})"
+
+
+_REASONS = {
+    "memory": "used more memory than this server allows (--worker-memory), and was ended",
+    "cpu": "used more processor time than this server allows (--worker-cpu), and was ended",
+    "abandoned": "computed on though nobody waited for it any more, and was ended",
+    "grown": "left more memory in use than is good for the next request",
+    "closed": "was ended with the server",
+    "mute": "closed the files that its process needs, and was ended",
+}
+
+
+def _error(data: dict[str, Any]) -> ApiError:
+    return ApiError(data.pop("status"), data.pop("message"), **data)
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that a process and its descendants use; 0 where the system does not say (there is no /proc)."""
+    found, todo, page = 0, [pid], os.sysconf("SC_PAGE_SIZE")
+    while todo:
+        process = todo.pop()
+        with suppress(OSError):  # it has ended
+            with open(f"/proc/{process}/statm") as file:
+                found += int(file.read().split()[1]) * page
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{thread}/children") as file:
+                    todo += map(int, file.read().split())
+    return found

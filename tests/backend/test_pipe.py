@@ -1,0 +1,351 @@
+"""A backend over a pipe: programs mean the same there, and nothing stays with the engine when their process goes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.base import Backend, Hints, Output, Result, Scored, Usage
+from lmc.backend.pipe import wire
+from lmc.backend.pipe.client import PipeBackend
+from lmc.backend.pipe.server import PipeServer
+from lmc.chat import CHATML
+from lmc.errors import (
+    BackendError,
+    CancelledError,
+    ConstraintError,
+    Filtered,
+    IncompleteAnswer,
+    Loc,
+    PromptTooLongError,
+    Refused,
+)
+from lmc.prompt import ChoicesMethod, Constraint, Gen, Given, Image, Mark, SamplingParams, Select, Special, Text
+from tests.backend import engine_fakes
+from tests.conformance import test_programs
+from tests.conformance.harness import cases, differences, run
+
+CASES = cases(vars(test_programs))
+
+
+@contextmanager
+def piped(backend: Any):
+    """The backend, and the side that serves it. At the end nothing of the connection may be left."""
+    here, there = Pipe()
+    server, client = PipeServer(backend, there), PipeBackend(here)
+    try:
+        yield client, server
+    finally:
+        client.close()
+        assert server.join(20)
+        assert not server.handles and not server.pins
+
+
+def until(ready: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.002)
+
+
+def gen(most: int = 4, **how: Any) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=most, temperature=0.0), **how)
+
+
+# -- meaning -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:text contains")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("compiled", (False, True))
+def test_programs_mean_the_same(name, compiled):
+    case = CASES[name]
+    options: dict[str, Any] = dict(case.options)
+    make, outside = options.pop("backend", lmc.Mock), options.pop("outside", lambda: None)
+    reset, _ = options.pop("reset", lambda: None), options.pop("batch", None)
+    for item in case.items:
+        reset()
+        mock = make()
+        expected = run(case.program.run, item, outside, {**options, "backend": mock, "seed": 3})
+        reset()
+        again = make()
+        with piped(again) as (client, _):
+            call = lmc.compile(case.program, ahead="off" if again.answers_in_order else "certain") if compiled else case.program.run
+            seen = run(call, item, outside, {**options, "backend": client, "seed": 3})
+        assert not differences(seen, expected)
+
+
+def test_it_is_a_backend_and_says_what_the_other_is():
+    mock = lmc.Mock(chat_template=replace(CHATML, name="other", stop=("<|x|>",)))
+    with piped(mock) as (client, _):
+        assert isinstance(client, Backend)
+        assert client.capabilities == mock.capabilities
+        assert (client.chat_template.name, client.chat_template.stop) == ("other", ("<|x|>",))
+        for previous in (None, "system", "user"):
+            assert client.chat_template.begin("user", previous) == mock.chat_template.begin("user", previous)
+        assert client.chat_template.end("user") == mock.chat_template.end("user")
+        with pytest.raises(lmc.ProgramError, match="no role 'judge'"):
+            client.chat_template.begin("judge", None)
+        assert client.count_tokens("four") == 4
+        client.submit(None, [Text(("a",)), gen()]).results[0].output()
+        assert client.counters() == mock.counters() and client.counters().calls == 1
+        assert client.server_info() == mock.server_info()
+        assert client.health().ready
+        mock.close()
+        assert client.health().state == "closed"
+
+
+def test_text_comes_while_it_grows():
+    with piped(lmc.Mock(latency=0.05)) as (client, _):
+        watched = client.submit(None, [Text(("a",)), gen(30)], Hints(watched=True)).results[0]
+        other = client.submit(None, [Text(("a",)), gen(30)]).results[0]
+        pieces = list(watched.stream())
+        assert len(pieces) == 3 and "".join(pieces) == watched.output().text == other.output().text
+        assert other.deltas == (), "nobody said that it is watched"
+
+
+SEGMENTS = [
+    Text(("plain \udc00 text", Special("<|im_end|>"), Mark("user", "begin"), "")),
+    Given("known", (1, 2)),
+    Image("https://example.org/a.png", loc=Loc("f.py", 2)),
+    Gen(),
+    Gen(
+        SamplingParams(max_new_tokens=3, stop=("a", "b"), stop_token_ids=(5,), logit_bias=((3, float("-inf")), (4, 1.5)), top_logprobs_num=2, n=2),
+        Constraint("json_schema", '{"type": "object"}'), 7, "x", Loc("f.py", 3, 4), '[{"name": "f"}]',
+    ),
+    Select(("yes", "no"), ChoicesMethod.GREEDY_TOKEN_SELECTION, 0.5, 9, "y", Loc("f.py", 5)),
+]  # fmt: skip
+
+
+def test_every_kind_of_request_and_answer_crosses_as_it_is():
+    def crossed(data: Any) -> Any:
+        return wire.from_bytes(wire.to_bytes([[data]]))[0][0]
+
+    found = wire.read_segments(crossed(wire.write_segments(SEGMENTS, "mock")))
+    assert found == SEGMENTS and [type(s) for s in found] == [type(s) for s in SEGMENTS]
+    assert {type(s) for s in SEGMENTS} == set(wire._WRITE), "each kind is tried"
+    hints = Hints(True, (1, 2), (3, 4), 5, (1, 2), 6, True, lmc.backend.base.Beyond(3, 1, ("x",)), True, "salt", True, True)
+    assert all(a != b for a, b in zip(hints, Hints())), "each hint is tried"
+    assert wire.read_hints(crossed(wire.write_hints(hints))) == hints
+    assert wire.read_hints(crossed(wire.write_hints(None))) is None
+    output = Output(("a", "b"), ({"finish_reason": {"type": "stop"}, "logprob": (float("-inf"), 2)}, {}), Usage(1, 2, 3, 4, 5), (6, 7))
+    assert wire.read_output(crossed(wire.write_output(output))) == output
+    scored = Scored(([-0.5, 3, "a"], [-1.5, 4, "b"]), ([[-0.5, 3, "a"]],))
+    assert wire.read_scored(crossed(wire.write_scored(scored))) == scored
+    for kind in (BackendError, Refused, Filtered, IncompleteAnswer, CancelledError, PromptTooLongError):
+        error = kind("what", loc=Loc("f.py", 1))
+        error.text = "so far"  # type: ignore[attr-defined]
+        there = wire.read_error(crossed(wire.write_error(error)))
+        assert (type(there), there.message, there.loc, there.text) == (kind, "what", Loc("f.py", 1), "so far")
+    unknown = wire.read_error(crossed(wire.write_error(_Odd(threading.Lock()))))
+    assert isinstance(unknown, BackendError) and "_Odd" in unknown.message
+
+
+class _Odd(Exception):
+    pass
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_backend_refuses_at_once_is_raised_where_it_is_asked():
+    engine, _ = engine_fakes.backend(compiler=engine_fakes.automata(engine_fakes.FakeWords()))
+    with engine, piped(engine) as (client, _):
+        for bad in (gen(constraint=Constraint("json_schema", '{"type": "nothing"}')), Gen(SamplingParams(stop_token_ids=(10**6,)))):
+            with pytest.raises(lmc.LmcError) as here:
+                engine.submit(None, [Text(("a",)), bad])
+            with pytest.raises(type(here.value)) as there:
+                client.submit(None, [Text(("a",)), bad])
+            assert there.value.message == here.value.message
+        assert client.submit(None, [Text(("a",)), gen(constraint=Constraint("regex", "a+b"))]).results[0].output().text
+
+
+def test_what_it_refuses_later_fails_the_answer_and_what_goes_on_from_it():
+    def fault(ask, call):
+        return Refused("it does not say", loc=Loc("f.py", 1)) if ask.name == "bad" else None
+
+    with piped(lmc.Mock(fault=fault)) as (client, _):
+        bad = client.submit(None, [Text(("a",)), gen(name="bad")])
+        after = client.submit(bad, [Text(("b",)), gen()])
+        for handle in (bad, after):
+            with pytest.raises(Refused, match="it does not say"):
+                handle.results[0].output()
+
+
+def test_handles_of_others_are_refused():
+    mock = lmc.Mock()
+    with piped(mock) as (one, _), piped(mock) as (two, _):
+        with pytest.raises(BackendError, match="another backend"):
+            one.submit(two.submit(None, [Text(("a",))]), [gen()])
+        with pytest.raises(BackendError, match="another backend"):
+            one.submit(mock.submit(None, [Text(("a",))]), [gen()])
+
+
+def test_a_process_that_ends_fails_what_waits_for_it():
+    with piped(lmc.Mock(latency=60)) as (client, server):
+        waiting = client.submit(None, [Text(("a",)), gen()]).results[0]
+        until(lambda: server.handles)
+        server.close()
+        with pytest.raises(BackendError, match="process that it runs in has ended"):
+            waiting.output()
+        with pytest.raises(BackendError, match="cannot be asked any more"):
+            client.submit(None, [Text(("a",)), gen()])
+        with pytest.raises(BackendError, match="cannot be asked any more"):
+            client.counters()
+        assert client.health().state == "ended"
+
+
+def test_who_is_no_backend_is_said():
+    here, there = Pipe()
+    there.send_bytes(b'[["hello", 99, {}]]')
+    with pytest.raises(BackendError, match="no backend of version"):
+        PipeBackend(here)
+    there.close()
+
+
+@pytest.mark.parametrize("frame", (b"", b"\xff\xfe", b"{}", b"[[]]", b'[["submit"]]', b'[["what", 1]]', b'[["submit", 1, 99, [], null, null]]',
+                                   b'[["submit", 1, null, [["gen", {"x": 1}, null, 0, null, null, ""]], null, null]]'))  # fmt: skip
+def test_what_is_no_message_ends_its_connection_or_its_request_alone(frame):
+    mock = lmc.Mock(latency=60)
+    here, there = Pipe()
+    server = PipeServer(mock, there)
+    wire.from_bytes(here.recv_bytes())  # hello
+    here.send_bytes(wire.to_bytes([["submit", 7, None, wire.write_segments([Text(("a",)), gen()], "mock"), None, None]]))
+    until(lambda: mock._pending)
+    here.send_bytes(frame)
+    if server.join(0.5) is False:  # it was a request that cannot be: that alone fails
+        assert wire.from_bytes(here.recv_bytes())[0][:3] == ["fail", 1, None]
+        here.close()
+    assert server.join(20)
+    assert not mock._pending and not server.handles
+    with piped(mock) as (client, _):
+        assert client.server_info()["name"] == "mock", "others are served"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_has_no_right_to_the_connection():
+    with piped(lmc.Mock()) as (client, _):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                client.submit(None, [Text(("a",)), gen()])
+            except BackendError as error:
+                os.write(writing, error.message.encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            assert "is a fork of it" in said.read()
+        os.waitpid(child, 0)
+        assert client.submit(None, [Text(("a",)), gen()]).results[0].output().text, "the parent goes on"
+
+
+# -- what is held ------------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_here_holds_is_cancelled_there():
+    mock = lmc.Mock(latency=60)
+    with piped(mock) as (client, server):
+        handle = client.submit(None, [Text(("a",)), gen()])
+        result = handle.results[0]
+        until(lambda: mock._pending)
+        del handle
+        gc.collect()
+        client.server_info()  # what was sent before has arrived
+        assert server.handles, "its answer may be read"
+        del result
+        gc.collect()
+        until(lambda: not server.handles)
+
+
+def test_a_cancelled_request_fails_here_and_ends_there():
+    mock = lmc.Mock(latency=60)
+    with piped(mock) as (client, _):
+        handle = client.submit(None, [Text(("a",)), gen(name="x")])
+        child = client.submit(handle, [Text(("b",)), gen()])
+        handle.cancel()
+        for each in (handle, child):
+            with pytest.raises(CancelledError):
+                each.results[0].output()
+        assert not mock._pending
+
+
+def test_pins_last_until_they_are_released_or_dropped():
+    engine, _ = engine_fakes.backend()
+    with engine, piped(engine) as (client, server):
+        one, two = (client.prefill(None, [Text((text * 30,))]) for text in "ab")
+        until(lambda: engine.stats()["pinned"] == 2)
+        assert client.holds(one) and client.holds(two)
+        client.release(one)
+        until(lambda: engine.stats()["pinned"] == 1)
+        assert not client.holds(one)
+        del two
+        gc.collect()
+        until(lambda: engine.stats()["pinned"] == 0)
+        assert not server.pins
+        engine.check()
+
+
+def test_an_engine_forgets_a_process_that_has_gone():
+    engine, _ = engine_fakes.backend()
+    with engine:
+        here, there = Pipe()
+        server = PipeServer(engine, there)
+        client = PipeBackend(here)
+        pin = client.prefill(None, [Text(("abc" * 20,))])
+        asked = [client.submit(pin, [Text((f"{i}",)), Gen(SamplingParams(max_new_tokens=1500, ignore_eos=True))]) for i in range(3)]
+        until(lambda: engine.stats()["pinned"] == 1)
+        here.close()  # as the death of a process closes it
+        server.close()
+        assert server.join(20)
+        assert not server.handles
+        until(lambda: engine.stats()["pinned"] == engine.stats()["running"] == engine.stats()["waiting"] == 0)
+        engine.check()
+        assert asked and pin
+
+
+def test_groups_of_two_processes_are_apart():
+    mock = lmc.Mock()
+    with piped(mock) as (one, _), piped(mock) as (two, _):
+        for client in (one, two):
+            client.submit(None, [Text(("a",)), gen()], Hints(group=(1, 2), members=1)).results[0].output()
+    assert list(mock.groups.values()) == [1, 1]
+
+
+def test_asks_do_not_wait_for_the_other_side():
+    entered, go = threading.Event(), threading.Event()
+
+    class Slow(lmc.Mock):
+        def submit(self, parent, segments, hints=None):
+            entered.set()
+            assert go.wait(20)
+            return super().submit(parent, segments, hints)
+
+    with piped(Slow()) as (client, _):
+        handle = client.submit(None, [Text(("a",)), gen()])
+        later = client.submit(handle, [Text(("b",)), gen()])
+        assert entered.wait(20)
+        assert not later.results[0].done
+        go.set()
+        assert later.results[0].output().text
+        assert isinstance(later.results[0], Result)
+
+
+def test_a_constraint_that_was_accepted_is_not_waited_for_again():
+    with piped(lmc.Mock()) as (client, _):
+        asked = []
+        client._expect = lambda real=client._expect: asked.append(1) or real()  # type: ignore[method-assign]
+        for _ in range(3):
+            client.submit(None, [Text(("a",)), gen(constraint=Constraint("regex", "ab+"))]).results[0].output()
+        assert len(asked) == 1
+        with pytest.raises(ConstraintError):
+            client.submit(None, [Text(("a",)), gen(constraint=Constraint("regex", "(?=a)b"))])
