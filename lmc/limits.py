@@ -9,7 +9,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +105,6 @@ class Limits:
         self._ledger: list[_Entry] = []
         self._open: list[_Entry] = []  # of the ledger, those whose answers are not in these sums
         self._tokens_spent, self._cost_spent = 0, 0.0
-        self._past: list[_Entry] = []
-        self._own: frozenset[int] = frozenset()
         self._known: weakref.WeakKeyDictionary[Prompt, float] = weakref.WeakKeyDictionary()
         self._began: float | None = None
         self._expired = False
@@ -170,17 +168,6 @@ class Limits:
                     return None
             return bound
 
-    def restart(self, own: Collection[Result]) -> None:
-        """The interpreter goes on with a compiled run: its own requests are counted again when the program gets to them."""
-        with self.lock:
-            for error in self._said:
-                error.__traceback__ = None  # raised ahead of its place, maybe: the program has yet to get there
-            self._own = frozenset(map(id, own))
-            self._past = self._ledger
-            self._count([])
-            for limits in self._chain()[1:]:
-                limits._count([e for e in limits._ledger if id(e.answer) not in self._own])
-
     def spent(self) -> Spent:
         """So far, in answers that are there."""
         with self.lock:
@@ -205,7 +192,7 @@ class Limits:
         """The time is over: what is awaited fails, and nothing more is asked."""
         with self.lock:
             self._expired = True
-            waiting = [e for e in self._ledger + self._past if not e.answer.done]
+            waiting = [e for e in self._ledger if not e.answer.done]
             for awaiting in self._awaits:  # before any answer fails, so that all that is awaited ends in the same way
                 awaiting.end_soon(self)
         prompts = [e.prompt() for e in waiting]
@@ -284,21 +271,11 @@ class Limits:
 
     def _enter(self, prompt: Prompt, bound: float) -> None:
         entry = _Entry(prompt, bound)
-        if self._past:
-            self._catch_up(entry)
         self._add(entry)
 
     def _add(self, entry: _Entry) -> None:
         self._ledger.append(entry)
         self._open.append(entry)
-
-    def _catch_up(self, entry: _Entry) -> None:
-        """What runs in tools asked before this request is kept; what the compiled run asked and the program did not is not."""
-        answers = [e.answer for e in self._past]
-        end = next((i for i, answer in enumerate(answers) if answer is entry.answer), len(answers))
-        for kept in [e for e in self._past[:end] if id(e.answer) not in self._own]:
-            self._add(kept)
-        self._past = self._past[end + 1 :]
 
     def _exceeded(self, ask: Gen | Select) -> BudgetExceeded:
         spent = self.spent()

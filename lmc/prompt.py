@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import index
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
@@ -654,15 +654,6 @@ def plain_text(text: str) -> str:
 # -- the persistent prompt -------------------------------------------------------------------------------------
 
 
-class Fixed(tuple[Part, ...]):
-    """Literal parts that are the same in every run of a program."""
-
-    @cached_property
-    def spelled(self) -> bytes:
-        """Their text as bytes, special tokens by spelling."""
-        return plain(self).encode("utf-8", "surrogatepass")
-
-
 class Prompt:
     """A prompt: literal parts and answers from the root to here.
 
@@ -686,10 +677,6 @@ class Prompt:
 
     def append(self, *parts: Piece) -> Prompt:
         """This prompt followed by literal parts, an image or an excerpt."""
-        return Prompt(self, parts, None, self.handle, self.tail + parts)
-
-    def append_fixed(self, parts: Fixed) -> Prompt:
-        """As `append`, of parts whose text is made once for all runs."""
         return Prompt(self, parts, None, self.handle, self.tail + parts)
 
     def submit(self, backend: Backend, ask: Gen | Select, hints: Hints | None = None) -> Prompt:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lmc import forking
 from lmc.chat import ChatTemplate
-from lmc.errors import Loc, UnsupportedOpError
+from lmc.errors import UnsupportedOpError
 from lmc.prompt import Gen, Image, Segment, Select, Text
 from lmc.waiting import Signal
 
@@ -199,12 +199,6 @@ class SaysHealth(Protocol):
     def health(self) -> Health: ...
 
 
-class TakeOver(Exception):
-    """Raised by a step of a compiled run: the interpreter has to go on with the run from here. The message says why."""
-
-    loc: Loc | None = None  # where the program is
-
-
 _lock = threading.Lock()  # guards the callback lists of all results; held for a few instructions only
 
 
@@ -353,13 +347,6 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Meta:
-    """The meta info of an answer on its way."""
-
-    result: Result
-
-
-@dataclass(frozen=True, slots=True)
 class Beyond:
     """What a request may cover besides its own answer: text and answers that the program is expected to have behind it.
 
@@ -429,7 +416,8 @@ class Hints(NamedTuple):
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
     namespace  cached KV is shared within one only: a cache salt, an adapter. "" is that of the handle it goes on from
-    guess    asked ahead of a decision: if its handle is cancelled, it was in vain
+    guess    asked ahead of a decision: in rows that others leave, and the first to give up its place. If its handle is cancelled, it
+             was in vain; `handle.needed()`, where a handle has it, says that it is no guess any more
     spare    a prefill that may not be needed: only where rows of a pass are nearly free
     run      the run of a program that it belongs to; None: it is by itself
     priority its share where others compete with it, if it is by itself (ProgramRun)

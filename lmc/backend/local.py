@@ -141,6 +141,13 @@ class LocalHandle:
     def last(self) -> _Step:
         return self.steps[-1]
 
+    def needed(self) -> None:
+        """It was a guess, and is none any more."""
+        for step in self.steps:
+            step.hints = step.hints._replace(guess=False)
+            for req in step.requests:
+                req.guess = False
+
     def cancel(self) -> None:
         """Stops what is unfinished; its results, and those of everything that depends on them, fail."""
         error = CancelledError("the request was cancelled before its answer was complete")
@@ -408,7 +415,7 @@ class LocalBackend:
                 return  # cancelled meanwhile
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
-            req.group = step.group
+            req.group, req.guess = step.group, step.hints.guess
             self._tag(req, step)
         self._send(requests)
         self.leave(step)

@@ -42,11 +42,10 @@ class Answers:
             self._known = self.journal.contents.known(self.item)
         return self._known
 
-    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
+    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
         """The prompt with the answer to `ask`: the known one, or the one that `send` asks for.
 
         places  of the ask, and of the equal ones that it answers as well
-        other   something else was asked here, ahead of the program: so what is known may be the answer to that
         """
         self.go_on()
         text, last = since_last(before)
@@ -57,7 +56,7 @@ class Answers:
                 result = Result()
                 result.checked = self, digest
                 return self._answered(before, found, result)
-            if not other and any(place in self.known.answers for place in places):
+            if any(place in self.known.answers for place in places):
                 raise self.differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
         # what failed before has no handle that a backend could see
         after = send() if last is None or last.error is None or not self.resumed else _failed(before, last.error)

@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from lmc.backend.base import Result
-from lmc.prompt import Excerpt, Fixed, Gen, Image, Mark, Prompt, Select, Special
+from lmc.prompt import Excerpt, Gen, Image, Mark, Prompt, Select, Special
 
 
 def of_ask(last: int, text: int, ask: Gen | Select) -> int:
@@ -31,7 +31,7 @@ def since_last(before: Prompt) -> tuple[int, Result | None]:
     while node is not None and node.result is None:
         parts: Any = node.parts
         if parts:
-            texts.append(parts.spelled if parts.__class__ is Fixed else shown(parts).encode("utf-8", "surrogatepass"))
+            texts.append(shown(parts).encode("utf-8", "surrogatepass"))
         node = node.parent
     texts.reverse()
     return crc32(b"".join(texts)), None if node is None else node.result

@@ -25,7 +25,6 @@ from lmc.durable.reaches import class_names_language, from_library, holds_langua
 from lmc.durable.run import RunJournal
 from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
-from lmc.frontend import aio
 from lmc.frontend.host import RECORDING, HostFunction
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
@@ -207,7 +206,7 @@ class Recorder:
 
     def awaited(self, x: Any) -> Any:
         """What stands for something that is awaited: itself, if it is the program's own."""
-        if is_own_coroutine(x) or isinstance(x, aio.Ready) or _is_turn_of_own_generator(x):
+        if is_own_coroutine(x) or _is_turn_of_own_generator(x):
             return x
         loc = caller_loc()
         x = self.journal.wait(self.stream, x, loc)

@@ -110,7 +110,7 @@ class View(RunJournal):
     def _is_now(self) -> bool:
         return self.change is not None and (len(self.steps) > self.change.at or (len(self.steps) == self.change.at and self.change.answer is None))
 
-    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt], *, other: bool = False) -> Prompt:
+    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
         step = Step(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), _since(before), "")
         changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
         if changed or self._is_now():
@@ -121,7 +121,7 @@ class View(RunJournal):
             assert after.result is not None
             after.result.checked = self, digest
         else:
-            after = super().ask(before, ask, places, lambda: self._missing(f"asks for {ask.name!r}", ask.loc), other=other)
+            after = super().ask(before, ask, places, lambda: self._missing(f"asks for {ask.name!r}", ask.loc))
         self.steps.append(step)
         assert after.result is not None
         self.answers.append((step, after.result))

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmc.backend.base import Result
 from lmc.errors import ProgramError
@@ -22,26 +22,10 @@ from lmc.frontend.emitter import Gathered, Scoped, Taken
 from lmc.prompt import Excerpt, Prompt
 from lmc.waiting import Signal
 
-if TYPE_CHECKING:
-    from lmc.frontend.state import State
-
 T = TypeVar("T")
 
-WAITING_METHODS = frozenset({"text", "messages", "sync", "error", "get_meta_info", "get_var"})
-"""Methods of a state that wait for answers."""
-
-
-class Ready(Generic[T]):
-    """An awaitable that has its value already."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-    def __await__(self) -> Generator[None, None, T]:
-        return self.value
-        yield  # a generator, as `__await__` has to be
+if TYPE_CHECKING:
+    from lmc.frontend.state import State
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

@@ -159,7 +159,7 @@ class LiveEmitter:
 
     def _journaled(self, journal: RunJournal, before: Prompt, ask: Gen | Select, place: tuple[str, int], send: Callable[[], Prompt]) -> Prompt:
         """A request that the journal answers, if it can. The ledger is told, or it would ask ahead what is known."""
-        after = journal.ask(before, ask, (place,), send, other=self._ahead(place))
+        after = journal.ask(before, ask, (place,), send)
         if (ledger := self.run.ledger) is not None:
             ledger.answered((self.run.seed, self.run.item, *place), before, ask, after)
         return after
@@ -177,10 +177,6 @@ class LiveEmitter:
         if not answer.done:
             self._wait((answer,))
         return answer.output()
-
-    def _ahead(self, place: tuple[str, int]) -> bool:
-        """Whether a compiled run has asked something at a place already."""
-        return False
 
     def splice(self, ctx: Prompt, other: Prompt, since: Prompt) -> Prompt:
         for node in other.nodes_after(since):

@@ -78,17 +78,6 @@ def caller_loc() -> Loc | None:
     return known[1]
 
 
-def raised_at(error: BaseException) -> Loc | None:
-    """The innermost place outside of lmc and of Python's library that an exception came through."""
-    found, at = None, error.__traceback__
-    while at is not None:
-        file = at.tb_frame.f_code.co_filename
-        if not file.startswith((_PACKAGE, _LIBRARY)):
-            found = Loc(file, at.tb_lineno)
-        at = at.tb_next
-    return found
-
-
 def _locate(code: CodeType, at: int, line: int | None) -> Loc:
     start, _, col, _ = next(islice(code.co_positions(), at // 2, None), (line, 0, 0, 0))
     return Loc(code.co_filename, start or line or 0, col or 0)

@@ -71,13 +71,10 @@ class Mirror(Progress):
     The program keeps its own state alive, and nobody but the watchers the other one: when they drop it, the run is abandoned.
     """
 
-    def __init__(self, own: State, watched: weakref.ref[State], shown: int = 0) -> None:
-        """`shown`: how many appends are visible already; a replay goes through them again."""
+    def __init__(self, own: State, watched: weakref.ref[State]) -> None:
         super().__init__()
-        self._own, self.watched, self._ahead = own, watched, shown
-        self._twins: dict[Prompt, Prompt] | None = None  # visible nodes of own ones; None: they are the same
-        self._held: dict[str | None, Any] = {}
-        self._scopes: dict[int, tuple[Any, Any]] = {}  # own scopes and the visible ones, by the own ones' identity
+        self._own, self.watched = own, watched
+        self._held: dict[str | None, Any] = {}  # what was shown: the watcher may assign variables of its own
 
     def elsewhere(self) -> bool:
         return False
@@ -85,74 +82,31 @@ class Mirror(Progress):
     def notify(self) -> None:
         """The program appended to its prompt."""
         watched = self.watched()
+        if watched is not None:
+            self._publish(watched)
+            assert watched.progress is not None
+            watched.progress.notify()
+
+    def finish(self, error: BaseException | None) -> None:
+        """The run is over."""
+        watched, own = self.watched(), self._own
         if watched is None:
-            return
-        if self._ahead:
-            self._ahead -= 1
-            if not self._ahead:
-                self._meet(watched)
             return
         self._publish(watched)
-        assert watched.progress is not None
-        watched.progress.notify()
-
-    def finish(self, error: BaseException | None, result: State | None = None) -> None:
-        """The run is over. `result`: the state it gave, if that is not the program's own."""
-        watched = self.watched()
-        if watched is None:
-            return
-        final = self._own if result is None else result
-        if result is not None:
-            watched.ctx, watched.variables = result.ctx, result.variables
-        elif not self._ahead:
-            self._publish(watched)
-        watched.asked = final.asked
-        watched.role, watched.previous, watched.ordinal = final.role, final.previous, final.ordinal
-        watched.forks, watched.calls = final.forks, final.calls
+        watched.asked, watched.role, watched.previous, watched.ordinal = own.asked, own.role, own.previous, own.ordinal
+        watched.forks, watched.calls = own.forks, own.calls
         if error is None:
-            watched.ret_value = watched if (value := final.ret_value) is final else value
+            watched.ret_value = watched if (value := own.ret_value) is own else value
         assert watched.progress is not None
         watched.progress.finish(error)
 
-    def _meet(self, watched: State) -> None:
-        """A replay has come to where the visible state stands."""
-        self._twins = {self._own.ctx: watched.ctx}
-        self._held = dict(self._own.variables)
-        for name, open_ in self._own.scopes.items():
-            for own, visible in zip(open_, watched.scopes[name], strict=True):
-                self._scopes[id(own)] = own, visible
-
     def _publish(self, watched: State) -> None:
         own = self._own
-        watched.ctx = self._twin(own.ctx)
+        watched.ctx = own.ctx
         for name, held in tuple(own.variables.items()):
             if self._held.get(name, own) is not held:
-                self._held[name] = held
-                watched.variables[name] = self._scope(held) if isinstance(held, Scoped) else held
-        watched.scopes = {name: [self._scope(scope) for scope in open_] for name, open_ in own.scopes.items()}
-
-    def _twin(self, node: Prompt) -> Prompt:
-        """The visible node of an own one: the same, unless the visible text began in the compiled run."""
-        if self._twins is None:
-            return node
-        fresh: list[Prompt] = []
-        while node not in self._twins:
-            fresh.append(node)
-            assert node.parent is not None, "what a replay appends follows what is visible"
-            node = node.parent
-        visible = self._twins[node]
-        for node in reversed(fresh):
-            visible = self._twins[node] = Prompt(visible, node.parts, node.result, node.handle, node.tail)
-        return visible
-
-    def _scope(self, own: Scoped) -> Scoped:
-        if self._twins is None:
-            return own
-        if id(own) not in self._scopes:
-            self._scopes[id(own)] = own, Scoped(self._twin(own.since))
-        visible = self._scopes[id(own)][1]
-        visible.until = None if own.until is None else self._twin(own.until)
-        return visible
+                self._held[name] = watched.variables[name] = held
+        watched.scopes = {name: [*open_] for name, open_ in tuple(own.scopes.items())}
 
 
 def on_abandoned(watched: State, stop: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ Answers that networkx gives are networkx graphs; the import is late, so that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lmc.ir.core import Graph, Op, Value
@@ -38,26 +38,6 @@ def dominance(graph: Graph) -> Callable[[str, str], bool]:
             start[succ] = at
             at += size[succ]
     return lambda a, b: start[a] <= start[b] < start[a] + size[a]
-
-
-def dominators(graph: Graph) -> Mapping[str, str]:
-    """Immediate dominator of each block, the one that names it; the entry's is itself."""
-    return {graph.entry.label: graph.entry.label, **graph.predecessor}
-
-
-def exclusive(graph: Graph) -> Callable[[str, str], bool]:
-    """`either(a, b)`: whether blocks `a` and `b` stand in different arms of one switch, so that no run sees both (but for turns of
-    a loop)."""
-    paths = {b.label: path_to(graph, b.label) for b in graph.blocks}
-
-    def either(a: str, b: str) -> bool:
-        for x, y in zip(paths[a], paths[b], strict=False):
-            if x != y:
-                end = graph.block[graph.predecessor[x]].terminator
-                return end.kind == "switch" and end.then not in (x, y)
-        return False
-
-    return either
 
 
 # -- values and ops ------------------------------------------------------------------------------------------------
@@ -103,14 +83,6 @@ def _yielded(graph: Graph) -> Mapping[Value, tuple[int, ...]]:
     return {v: tuple(given) for v, given in found.items()}
 
 
-def topological(graph: Graph) -> tuple[Op, ...]:
-    """Ops in an order in which each stands after those it needs; ties by their place in the graph."""
-    import networkx as nx
-
-    ops = list(graph.ops())
-    return tuple(ops[i] for i in nx.lexicographical_topological_sort(def_use(graph)))
-
-
 def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tuple[Op, ...]]:
     """The chain of ops that wait for one another with the largest sum of costs: no schedule is faster. Costs are not negative.
 
@@ -135,21 +107,6 @@ def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tup
         chain.append(ops[last])
         last = best[last][1]
     return total, tuple(reversed(chain))
-
-
-def answers_needed(graph: Graph) -> Mapping[int, tuple[int, ...]]:
-    """For each ask (gen or select, by its index in `graph.ops()`) the asks whose answers it is given as values: what it
-    waits for besides the answers that are in its prompt where they were sampled."""
-    made: dict[Value, frozenset[int]] = {}  # the asks that a value, or the text of a prompt since its last answer, comes from
-    found: dict[int, tuple[int, ...]] = {}
-    for i, op in _ops_with_params(graph, made):
-        needed = frozenset[int]().union(*(made.get(v, frozenset()) for v in op.uses))
-        if trait(op) == "samples":
-            found[i] = tuple(sorted(needed))
-            made.update((v, frozenset() if v.type == "ctx" else frozenset({i})) for v in op.results)
-        elif needed:
-            made.update((v, needed) for v in op.results)
-    return found
 
 
 def _ops_with_params(graph: Graph, made: dict[Value, frozenset[int]]) -> Iterator[tuple[int, Op]]:
@@ -187,47 +144,6 @@ def answers_put(graph: Graph) -> Mapping[int, tuple[int, ...]]:
 # -- prompts -------------------------------------------------------------------------------------------------------
 
 
-def ctx_parent(graph: Graph, value: Value) -> Value | None:
-    """The prompt that a prompt extends; None for `ctx.new` and parameters."""
-    op = graph.producer.get(value)
-    parent = op.operands[0] if op is not None and op.operands else None
-    return parent if isinstance(parent, Value) else None
-
-
 def ctx_children(graph: Graph) -> Mapping[Value, tuple[Op, ...]]:
     """For each prompt the ops that extend it, in order: two or more make it a fork point."""
     return graph.extended
-
-
-def ctx_tree(graph: Graph) -> nx.DiGraph[Value]:
-    """The fork tree: prompts as nodes, an edge (attribute `op`) from each to those that extend it."""
-    import networkx as nx
-
-    tree: nx.DiGraph[Value] = nx.DiGraph()
-    for parent, ops in ctx_children(graph).items():
-        tree.add_node(parent)
-        for op in ops:
-            tree.add_edge(parent, next(v for v in op.results if v.type == "ctx"), op=op)
-    return tree
-
-
-def _operands(op: Op) -> Iterable[Value]:
-    return op.uses
-
-
-def live_in(graph: Graph, used: Callable[[Op], Iterable[Value]] | None = None) -> Mapping[str, frozenset[Value]]:
-    """Values that each block or one after it still uses and that were defined before it.
-
-    `used` says which values an op uses; by default its operands.
-    """
-    uses: Callable[[Op], Iterable[Value]] = used or _operands
-    live: dict[str, frozenset[Value]] = {}
-    for block in reversed(graph.blocks):
-        now = set[Value]().union(*(live[succ] for succ in block.successors))
-        now.update(uses(block.terminator))
-        for op in reversed(block.ops):
-            now.difference_update(op.results)
-            now.update(uses(op))
-        now.difference_update(block.params)
-        live[block.label] = frozenset(now)
-    return live

@@ -133,10 +133,6 @@ def request(op: Op, *, but: Collection[str] = ()) -> dict[str, Attr]:
     return {k: v for k, v in op.attrs.items() if k != "name" and k not in IDENTITY and k not in PLANNED and k not in but}
 
 
-def is_terminator(op: Op) -> bool:
-    return trait(op) == "terminator"
-
-
 def address(op: Op) -> tuple[str, int] | None:
     """The stream and ordinal of an ask; None where they are undecided."""
     stream, ordinal = op.attr("stream"), op.attr("ordinal")

@@ -74,9 +74,6 @@ class Measure:
             for x in parts
         )
 
-    def in_tokens(self, size: int) -> int:
-        return -(-size // self.per_token)
-
 
 CHARACTERS = Measure("characters", len, 4, 200, 4)
 

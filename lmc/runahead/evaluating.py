@@ -14,7 +14,7 @@ from lmc.errors import LmcError
 from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import Snapshot
-from lmc.frontend.capture.values import NOTHING, Deps, Unknown, join
+from lmc.frontend.capture.values import NOTHING, Deps, Undecided, Unknown, join
 from lmc.frontend.emitter import taken
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
@@ -25,7 +25,7 @@ from lmc.frontend.state import State
 from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make_gen, make_select
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import frames
-from lmc.runahead.ledger import Address, Ledger
+from lmc.runahead.ledger import Address, Ahead, Ledger
 from lmc.waiting import idle
 
 
@@ -129,6 +129,8 @@ class AheadEmitter:
             _, asked, after = entry
             if asked.loc == expr.loc:
                 evaluation.confirm()
+            elif evaluation.exploring:  # Python has taken another arm
+                raise Undecided(None)
             return after, self._pending(address, after)
         here: Deps = frozenset([address])
         if isinstance(ctx, Hole) or deps is None or deps:
@@ -141,7 +143,7 @@ class AheadEmitter:
         sampled = (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) > 0
         if evaluation.shifted and sampled:
             return Hole(here), Pending(address, None)
-        after = self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain)
+        after = self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
         return (Hole(here), Pending(address, None)) if after is None else (after, self._pending(address, after))
 
     def _pending(self, address: Address, after: Prompt) -> Pending:
@@ -253,7 +255,7 @@ class ProgramSource:
         with frames() as running:
             evaluation = emitter.evaluation = Evaluation(
                 self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: not idle() or all(answer.done for answer in awaited),
-                passes=lambda loc: profile.passed[loc], frames=running,
+                passes=lambda loc: profile.passed[loc], frames=running, explores=ledger.policy is Ahead.LIKELY,
             )  # fmt: skip
             outcome = evaluation.run()
         ledger.once = code.spent - compiled

@@ -54,7 +54,7 @@ class Source(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Guess:
-    """A request made ahead of Python. `reached` is the latest evaluation that made it."""
+    """A request made ahead of Python. `reached` is the latest evaluation that made it; `in_arm`: in an arm of an undecided branch."""
 
     address: Address
     before: Prompt
@@ -62,6 +62,7 @@ class Guess:
     after: Prompt
     certain: bool
     reached: int
+    in_arm: bool = False
     used: bool = False
     dropped: bool = False
 
@@ -112,6 +113,7 @@ class Ledger:
         self.usage = Usage()
         self.once = 0.0  # seconds of the latest evaluation that no other one has to take again
         self.closed = False
+        self._rivals: dict[Address, list[Guess]] = {}
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
         self._fresh = True  # Python has asked something since that no evaluation foresaw
@@ -151,11 +153,12 @@ class Ledger:
 
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
         with self._lock:
-            found = self.guesses.get(address)
-            if found is not None and not self._answers(found, before, ask):
-                if not _repeatable(ask):
-                    self._drop(found)
-                found = None
+            there = self._at(address)
+            found = next((g for g in there if self._answers(g, before, ask)), None)
+            for guess in [g for g in there if g is not found and (g.in_arm or not _repeatable(ask))]:
+                self._drop(guess)
+                if guess.in_arm:
+                    self.profile.wrong(guess.ask.loc)
             if found is None and _repeatable(ask):  # an address may have moved, behind a retry that nobody foresaw: the content counts
                 equal = self._by_content.get(content(before), ())
                 found = next((g for g in equal if not g.used and not g.dropped and self._answers(g, before, ask)), None)
@@ -163,11 +166,13 @@ class Ledger:
                 self._drop(found)
                 found = None
             if found is None:
-                if address in self.guesses:
+                if any(not guess.in_arm for guess in there):
                     self.profile.wrong(ask.loc)
                 return None
             found.used = True
-            self.guesses.pop(found.address, None)
+            self._remove(found)
+            if (needed := getattr(found.after.handle, "needed", None)) is not None:
+                needed()
             self._count(ahead_used=1)
             self.profile.right(ask.loc)
             return found
@@ -177,7 +182,7 @@ class Ledger:
 
     # -- asking ahead
 
-    def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool) -> Prompt | None:
+    def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool, in_arm: bool = False) -> Prompt | None:
         """Ask ahead; return the prompt with the answer to come, or None where that is not allowed or was refused.
 
         What was asked at the address before is kept if it is equal, and dropped if not.
@@ -185,20 +190,20 @@ class Ledger:
         with self._lock:
             if self.closed or not (certain or self.policy is Ahead.LIKELY):
                 return None
-            found = self.guesses.get(address)
-            if found is not None:
+            for found in self._at(address):
                 if self._answers(found, before, ask):
                     found.reached = self.evaluations
                     return found.after
-                self._drop(found)
+                if found.reached != self.evaluations:  # else another arm of an undecided branch asks it there
+                    self._drop(found)
             if self.plan is not None and (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
                 return equal
             if _repeatable(ask) and (found := self._moved(before, ask)) is not None:
-                self.guesses.pop(found.address, None)
+                self._remove(found)
                 found.address, found.reached = address, self.evaluations
-                self.guesses[address] = found
+                self._put(found)
                 return found.after
-            if len(self.guesses) >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
+            if self._open >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
                 return None
             try:
                 if self.plan is None:
@@ -209,8 +214,8 @@ class Ledger:
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
                 return None
-            guess = Guess(address, before, ask, after, certain, self.evaluations)
-            self.guesses[address] = guess
+            guess = Guess(address, before, ask, after, certain, self.evaluations, in_arm)
+            self._put(guess)
             self._by_content.setdefault(content(before), []).append(guess)
             self._count(ahead_asked=1)
         guess.result.on_change(self._notify)
@@ -244,8 +249,7 @@ class Ledger:
 
     def _drop(self, guess: Guess) -> None:
         """A guess is wrong, or nothing leads to it any more: cancelled, and counted as wasted in full."""
-        if self.guesses.get(guess.address) is guess:
-            del self.guesses[guess.address]
+        self._remove(guess)
         if guess.used or guess.dropped:
             return
         guess.dropped = True
@@ -257,16 +261,44 @@ class Ledger:
         if not guess.result.done and guess.after.handle is not None:
             guess.after.handle.cancel()
 
+    # -- open guesses: at an address one, but where several arms of an undecided branch ask
+
+    def _at(self, address: Any) -> list[Guess]:
+        found = self.guesses.get(address)
+        return [] if found is None else [found, *self._rivals.get(address, ())]
+
+    def _all(self) -> list[Guess]:
+        return [*self.guesses.values(), *(g for rivals in self._rivals.values() for g in rivals)]
+
+    @property
+    def _open(self) -> int:
+        return len(self.guesses) + sum(map(len, self._rivals.values()))
+
+    def _put(self, guess: Guess) -> None:
+        if self.guesses.setdefault(guess.address, guess) is not guess:
+            self._rivals.setdefault(guess.address, []).append(guess)
+
+    def _remove(self, guess: Guess) -> None:
+        rivals = self._rivals.get(guess.address, [])
+        if guess in rivals:
+            rivals.remove(guess)
+        elif self.guesses.get(guess.address) is guess:
+            del self.guesses[guess.address]
+            if rivals:
+                self.guesses[guess.address] = rivals.pop(0)
+        if not rivals:
+            self._rivals.pop(guess.address, None)
+
     def _count(self, **more: int) -> None:
         self.usage += Usage(**more)
 
     def known(self, address: Any) -> bool:
         """Whether the answer at an address is there, or the result of a call made ahead."""
         entry = self.asked.get(address)
-        result = entry[2].result if entry is not None else g.result if (g := self.guesses.get(address)) is not None else None
-        if result is None and self.calls is not None and self.calls.done(address):
-            return True
-        return result is not None and result.done
+        if entry is not None:
+            return entry[2].result is not None and entry[2].result.done
+        there = self._at(address)  # of several arms all: each would be evaluated again without end until its own is there
+        return all(g.result.done for g in there) if there else self.calls is not None and self.calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
 
@@ -341,7 +373,7 @@ class Ledger:
             if not idle() or all(result.done for result in awaited):  # it may have stopped early: the next one goes on
                 self._fresh = True
             else:
-                for guess in [g for g in self.guesses.values() if g.reached != self.evaluations and not g.result.done]:
+                for guess in [g for g in self._all() if g.reached != self.evaluations and not g.result.done]:
                     self._drop(guess)
 
     def _notify(self, result: Result) -> None:
@@ -359,7 +391,7 @@ class Ledger:
             if self.closed:
                 return
             self.closed = True
-            for guess in list(self.guesses.values()):
+            for guess in self._all():
                 self._drop(guess)
             self._by_content.clear()
             self.asked.clear()

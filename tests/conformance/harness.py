@@ -13,6 +13,7 @@ from typing import Any
 import lmc
 from lmc.backend.mock import Mock
 from lmc.runahead.program import Program
+from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.runahead.liars import Liar, Recorder
 
 EFFECTS: list[Any] = []
@@ -143,6 +144,9 @@ def conform(
         reset()
         mock = backend()
         reference.append((run(program.run, item, outside, {**options, "backend": mock}), asked(mock)))
+    for item in items[:2] if ahead else ():
+        reset()
+        _evaluate(program, item, {**options, "backend": backend()})
     compiled = lmc.compile(program)
     executions: list[tuple[str, Callable[..., Any]]] = [("compiled", compiled)]
     if ahead and not _scripted_in_order(backend()):
@@ -161,6 +165,14 @@ def conform(
     if batch:
         _batch(program, compiled, items, backend, reset, options)
     return compiled
+
+
+def _evaluate(program: Any, item: dict[str, Any], options: dict[str, Any]) -> None:
+    """An evaluation that knows all answers goes as far as it can, without a fault, and without touching anything."""
+    python = run_python(program, copy.deepcopy(item), **options)
+    effects = list(EFFECTS)
+    run_evaluation(program, item, python.answers)
+    assert effects == EFFECTS
 
 
 def late(mock: Mock) -> None:

@@ -118,14 +118,6 @@ async def unpacks_what_its_own_generator_gives_then_left(s: Any, q: str) -> Any:
     return out
 
 
-@case()
-async def awaits_tools(s: Any, q: str) -> Any:
-    s += q + lmc.gen("a", max_tokens=8)
-    r = await search(s["a"])
-    s += "|" + r + lmc.gen("b", max_tokens=8)
-    return plain(r)
-
-
 @case([{"q": "Search"}], backend=scripted(action=["Search", "Search", "Finish"] * 9), batch=False)
 async def react(s: Any, q: str) -> Any:
     seen = []
@@ -441,12 +433,6 @@ async def gather_of_helpers_with_effects(s: Any, q: str) -> Any:
     """They come in the tasks' order, and context variables are each task's own."""
     s += q + await search(q)
     found = await asyncio.gather(*[notes(f, q + str(i)) for i, f in enumerate(s.fork(2))])
-    return found, TENANT.get(), await search("x")
-
-
-@case()
-async def gathers_at_first(s: Any, q: str) -> Any:
-    found = await asyncio.gather(counts(s, []), notes(s, q), counts(s, []))
     return found, TENANT.get(), await search("x")
 
 

@@ -1,4 +1,4 @@
-"""The 26 mistakes that others made: where each is tested, and the forms of them that no other file has."""
+"""The mistakes that others made: where each is tested, and the forms of them that no other file has."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from .outside import tool
 
 HERE = "conformance/test_mistakes.py"
 SEMANTICS = "conformance/test_semantics.py"
+OUTSIDE, CALLERS = "conformance/test_outside.py", "conformance/test_callers.py"
 INTERPRETER = "frontend/test_interpreter.py"
 
 MISTAKES: dict[int, tuple[str, dict[str, str]]] = {
@@ -57,12 +58,21 @@ MISTAKES: dict[int, tuple[str, dict[str, str]]] = {
     25: ("tools that call the program, locks, async tools, threads", {SEMANTICS: "test_25_reentry_and_threads", "conformance/test_async.py": "test_gathered_tools_run_at_the_same_time",
          HERE: "test_an_async_tool_runs_the_program_it_belongs_to"}),
     26: ("a branch first taken late", {SEMANTICS: "test_26_late_branch"}),
+    27: ("what a loop has seen", {OUTSIDE: "test_what_a_loop_has_seen seen_outside seen_kept_in_a_closure"}),
+    28: ("copies of outside containers", {OUTSIDE: "dict_of_a_global dict_of_a_mapping_proxy dict_of_the_environment slice_replaced_by_a_global "
+         "parameters_of_a_global the_same_kind_as_a_global test_what_is_outside_is_read_anew_for_each_call"}),
+    29: ("files that change, reloaded modules", {CALLERS: "test_a_file_edited_after_import_is_not_what_runs test_reload_runs_the_new_code_and_keeps_the_old"}),
+    30: ("frames and lines", {CALLERS: "test_logging_names_the_callers_file_and_line test_warnings_name_the_callers_file_and_line test_tools_see_the_programs_frame "
+         "test_asserts_that_pytest_rewrote_keep_their_messages test_a_debugger_and_coverage_see_the_programs_lines"}),
+    31: ("recursion, decorators, methods", {CALLERS: "test_recursion", "conformance/test_decorated.py":
+         "test_a_decorator_under_lmc_function test_a_decorator_over_lmc_function helpers_under_decorators test_a_bound_method_is_a_program"}),
+    32: ("gathered forks ask at once", {"frontend/test_suspending.py": "test_tasks_of_a_program_ask_at_once", "conformance/test_written.py": "gathered_forks"}),
 }  # fmt: skip
 """Number (semantics §1): what it is, and its tests: functions and cases, by file."""
 
 
 def test_each_mistake_has_tests() -> None:
-    assert list(MISTAKES) == list(range(1, 27))
+    assert list(MISTAKES) == list(range(1, 33))
     for number, (what, files) in MISTAKES.items():
         for file, names in files.items():
             there = set(re.findall(r"^(?:async )?def (\w+)", (Path(__file__).parent.parent / file).read_text(), re.MULTILINE))

@@ -15,61 +15,6 @@ from lmc.backend.mock import Mock
 from .harness import Case, case, cases, effect, opaque
 
 
-def labelled(error: Exception) -> None:
-    error.add_note("by a tool")
-    error.label = "seen"  # type: ignore[attr-defined]
-
-
-@case()
-def exceptions_of_pure_operations_then_left(s, q):
-    s += q + gen("x", max_tokens=2)
-    kept = []
-    for text in (s["x"], q):
-        try:
-            int(text)
-        except ValueError as error:
-            error.add_note(text)
-            error.text = text  # type: ignore[attr-defined]
-            labelled(error)
-            kept.append(error)
-    first, second = kept
-    opaque(s)
-    return first.__notes__, second.text, first.label, second.args, first is kept[0]
-
-
-@case()
-def one_exception_that_is_raised_again_then_left(s, q):
-    s += q + gen("x", max_tokens=2)
-    last = None
-    for _ in range(2):
-        try:
-            if last is not None:
-                raise last
-            {}[s["x"]]
-        except KeyError as error:
-            error.times = getattr(error, "times", 0) + 1  # type: ignore[attr-defined]
-            last = error
-    opaque(s)
-    return last.times
-
-
-@case()
-def instances_that_notice_their_end(s, q):
-    class Session:
-        def __init__(self, name):
-            self.name = name
-
-        def __del__(self):
-            effect("closed", self.name)
-
-    s += q + gen("x", max_tokens=2)
-    session = Session(s["x"])
-    session = Session(q)
-    effect("opened again", session.name)
-    del session
-    effect("over")
-
-
 @lmc.host(ordered=False)
 def size(rows: list[Any]) -> int:
     effect("size", len(rows))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import heapq
 import json
-import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+import statistics
+import string
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field, ValidationError
 
 import lmc
+from lmc import gen, user
 
-from . import outside
 from .harness import Case, case, cases, conform, effect, scripted
-from .outside import TOOLS, ask, shout, tool
+from .outside import shout, tool
 from .programs import BEGIN, compiled
 
 EXAMPLES = [("2+2", "4"), ("3*3", "9")]
@@ -45,34 +48,6 @@ def essay_judge(s: Any, q: str) -> str:
     return json.loads(s["out"])["grade"]
 
 
-@case([{"q": "who"}], backend=scripted(tool=["shout", "tool", "finish"], arg=["abc", "d e", "done"]))
-def react_dispatch(s: Any, q: str) -> str:
-    s += "Question: " + q
-    steps = []
-    while len(steps) < 5:
-        s += "\nTool:" + lmc.gen("tool", max_tokens=8, stop="\n") + " Arg:" + lmc.gen("arg", max_tokens=8)
-        if s["tool"].strip() == "finish":
-            break
-        observation = TOOLS[s["tool"].strip()](s["arg"])
-        steps.append((s["tool"], observation))
-        s += f"\nObservation {len(steps)}: {observation}"
-    else:
-        return "gave up"
-    return f"{s['arg']} after {[o for _, o in steps]}"
-
-
-@case([{"q": "who"}], backend=scripted(tool=["shout", "fly"], arg=["abc", "d e"]))
-def react_unknown_tool(s: Any, q: str) -> str:
-    for _ in range(3):
-        s += lmc.gen("tool", max_tokens=8) + lmc.gen("arg", max_tokens=8)
-        try:
-            s += TOOLS[s["tool"]](s["arg"])
-        except KeyError as error:
-            s += f"no tool {error}"
-            return "unknown"
-    return "done"
-
-
 @case()
 def tree_of_thought(s: Any, q: str) -> str:
     s += q
@@ -87,62 +62,6 @@ def tree_of_thought(s: Any, q: str) -> str:
         following.sort(key=lambda f: f["score"], reverse=True)
         level = following[:2]
     return level[0]["thought"] + level[0].text()
-
-
-@case()
-def skeleton(s: Any, q: str) -> str:
-    s += "Outline: " + q + lmc.gen("outline", max_tokens=24)
-    points = [p.strip() for p in s["outline"].split(" ") if p.strip()]
-    forks = s.fork(len(points))
-    for f, p in zip(forks, points):
-        f += f"Expand {p}:" + lmc.gen("text", max_tokens=6)
-    for i, f in enumerate(forks, 1):
-        s += f"{i}. {f['text']}\n"
-    return str(len(points))
-
-
-@case([{"q": "x", "n": 3}, {"q": "y", "n": 4}], temperature=0.8)
-def self_consistency(s: Any, q: str, n: int) -> Any:
-    s += q
-    forks = s.fork(n)
-    forks += lmc.gen("answer", max_tokens=2)
-    votes = Counter(f["answer"].strip().lower() for f in forks)
-    (best, count), *_ = votes.most_common()
-    s += best
-    return best, count, sorted(votes.items())
-
-
-@case(backend=scripted(out="name: Bob, age: 12; name: Al, age: 7"))
-def regex_extraction(s: Any, q: str) -> Any:
-    s += q + lmc.gen("out", max_tokens=60)
-    pairs = re.findall(r"name: (\w+), age: (\d+)", s["out"])
-    total = sum(int(age) for _, age in pairs)
-    s += f" total {total} " + ", ".join(f"{n}={a}" for n, a in pairs)
-    return {name: int(age) for name, age in pairs}
-
-
-@case(backend=scripted(out='{"items": [{"name": "a", "n": 2}, {"name": "b", "n": 3}]}'))
-def json_extraction(s: Any, q: str) -> Any:
-    s += q + lmc.gen("out", max_tokens=80)
-    data = json.loads(s["out"])
-    total = 0
-    for item in data["items"]:
-        s += f"{item['name']}: {item['n']};"
-        total += item["n"]
-    data["total"] = total
-    s += json.dumps(data)
-    return data, max(item["n"] for item in data["items"]), any(item["n"] > 2 for item in data["items"])
-
-
-@case([{"questions": ["a", "b", "c"]}, {"questions": []}, {"questions": ["z"]}])
-def chat_loop(s: Any, questions: list[str]) -> Any:
-    s += lmc.system("Be brief.")
-    answers = []
-    for question in questions:
-        s += lmc.user(question)
-        s += lmc.assistant(lmc.gen("answer", max_tokens=8))
-        answers.append(s["answer"])
-    return answers
 
 
 @case()
@@ -161,324 +80,6 @@ def chat_until(s: Any, q: str) -> Any:
     return turns, s.messages()
 
 
-@case()
-def branch_inside_role(s: Any, q: str) -> str:
-    with s.user():
-        s += q
-    with s.assistant():
-        s += lmc.gen("a", max_tokens=5)
-        if "a" in s["a"]:
-            s += " yes " + lmc.gen("b", max_tokens=3)
-        else:
-            s += " no"
-    return s["a"]
-
-
-@case()
-def helper_module(s: Any, q: str) -> str:
-    first = ask(s, q)
-    second = outside.ask(s, first + "?", name="b", temperature=0)
-    return second.title() + s["a"]
-
-
-class Agent:
-    prefix = "> "
-
-    def __init__(self, s: Any, tools: Any) -> None:
-        self.s, self.tools, self.log = s, tools, []
-
-    def step(self, q: str) -> str:
-        self.s += self.prefix + q + lmc.gen("step", max_tokens=6)
-        self.log.append(self.s["step"])
-        return self._use(self.s["step"])
-
-    def _use(self, x: str) -> str:
-        return self.tools[0](x) if len(x) > 3 else x
-
-    @property
-    def last(self) -> str:
-        effect("last")
-        return self.log[-1]
-
-    def __len__(self) -> int:
-        effect("len")
-        return len(self.log)
-
-    @staticmethod
-    def join(a: str, b: str) -> str:
-        return a + "/" + b
-
-    @classmethod
-    def make(cls, s: Any) -> Agent:
-        return cls(s, [tool])
-
-
-@case()
-def methods(s: Any, q: str) -> Any:
-    agent = Agent.make(s)
-    a = agent.step(q)
-    b = agent.step(a)
-    s += agent.last + str(len(agent)) + agent.join(a, b)
-    return agent.log, agent.last
-
-
-@case()
-def methods_simple(s: Any, q: str) -> Any:
-    agent = Agent(s, [shout])
-    return agent.join(agent.step(q), agent.step("b")), len(agent.log)
-
-
-@case()
-def partials(s: Any, q: str) -> Any:
-    brief = functools.partial(ask, s, name="p")
-    short = functools.partial(lmc.gen, max_tokens=4)
-    s += q + short("x")
-    loud = functools.partial(shout)
-    return brief(s["x"]), loud(s["x"])
-
-
-@case()
-def lambdas(s: Any, q: str) -> Any:
-    turn = lambda t, n: lmc.user(t) + lmc.assistant(lmc.gen(n, max_tokens=4))  # noqa: E731
-    s += turn(q, "x")
-    s += turn(s["x"], "y")
-    clean = lambda t: t.strip().lower()  # noqa: E731
-    return clean(s["x"]) + clean(s["y"])
-
-
-@case()
-def walrus(s: Any, q: str) -> Any:
-    found = []
-    while len(x := lmc_text(s, q)) < 9 and len(found) < 3:
-        found.append(x)
-    if (n := len(found)) > 1:
-        s += f"{n}" + lmc.gen("z", max_tokens=2)
-    return found, x, n
-
-
-def lmc_text(s: Any, q: str) -> str:
-    s += q + lmc.gen("w", max_tokens=12)
-    return s["w"]
-
-
-@case()
-def nested_comprehensions(s: Any, q: str) -> Any:
-    forks = [[f for f in g.fork(2)] for g in s.fork(2)]
-    for i, row in enumerate(forks):
-        for j, f in enumerate(row):
-            f += q + f"{i}{j}" + lmc.gen("v", max_tokens=4)
-    texts = [f["v"] for row in forks for f in row if "a" in f["v"]]
-    lengths = {f"{i}{j}": len(f["v"]) for i, row in enumerate(forks) for j, f in enumerate(row)}
-    s += "".join(texts) + str(lengths["01"])
-    return texts, lengths, sum(lengths.values()), {len(t) for t in texts}
-
-
-@case()
-def generator_helper(s: Any, q: str) -> Any:
-    def ideas(n: int) -> Any:
-        for i in range(n):
-            s.__iadd__(f"{i}" + lmc.gen("i", max_tokens=3))
-            yield s["i"]
-
-    return [x.upper() for x in ideas(3)], list(parts(q))
-
-
-def parts(q: str) -> Any:
-    effect("parts")
-    yield q
-    effect("more parts")
-    yield q + q
-
-
-@case()
-def loops_with_else(s: Any, q: str) -> Any:
-    out = []
-    for i in range(3):
-        s += q + lmc.gen("x", max_tokens=3)
-        if s["x"].startswith("z"):
-            out.append("z")
-            break
-        if i == 1:
-            continue
-        out.append(s["x"])
-    else:
-        out.append("no z")
-    n = 2
-    while n:
-        n -= 1
-        s += lmc.gen("y", max_tokens=2)
-        if "q" in s["y"]:
-            break
-    else:
-        out.append("no q")
-    return out
-
-
-@case()
-def try_without_error(s: Any, q: str) -> Any:
-    try:
-        s += q + lmc.gen("x", max_tokens=5)
-        r = tool(s["x"])
-    except ValueError:
-        r = "error"
-    else:
-        effect("else")
-    finally:
-        effect("finally")
-        s += " end"
-    return r
-
-
-@case()
-def try_with_tools(s: Any, q: str) -> Any:
-    out = []
-    for i in range(4):
-        s += f"{i}" + lmc.gen("x", max_tokens=4)
-        try:
-            out.append(outside.flaky(s["x"]))
-        except ValueError as error:
-            out.append(str(error))
-            s += f"({error})"
-            continue
-        finally:
-            effect("finally", i)
-        s += "ok"
-    return out
-
-
-@case(backend=scripted(x=lambda prompt, ask: "12" if "Not a number" in prompt else "oops"))
-def retry(s: Any, q: str) -> Any:
-    for attempt in range(3):
-        s += f"Number {attempt}:" + lmc.gen("x", max_tokens=4)
-        try:
-            n = int(s["x"])
-            break
-        except ValueError:
-            effect("retry", attempt)
-            s += "Not a number.\n"
-    else:
-        raise RuntimeError("no number")
-    return n
-
-
-@case()
-def raises_own(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=4)
-    effect("x", s["x"])
-    if "a" in s["x"]:
-        raise LookupError("has a: " + s["x"])
-    if "e" in s["x"]:
-        raise AssertionError(f"has e: {s['x']}")
-    return s["x"]
-
-
-@case()
-def match_literals(s: Any, q: str) -> Any:
-    s += q + lmc.select("x", choices=["go", "stop", "wait"])
-    match s["x"]:
-        case "go" | "run":
-            s += "going"
-        case "stop":
-            return "stopped"
-        case other if len(other) == 4:
-            s += other
-        case _:
-            raise AssertionError
-    match s["x"].split():
-        case []:
-            return "nothing"
-        case [one]:
-            return one
-        case [one, *rest]:
-            return rest
-
-
-@case(backend=scripted(x='{"action": "add", "args": [1, 2], "more": true}'))
-def match_structures(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=60)
-    match json.loads(s["x"]):
-        case {"action": "add", "args": [a, b], **rest}:
-            s += str(a + b)
-            return rest
-        case {"action": str(name)}:
-            return name
-        case _:
-            return None
-
-
-@dataclass
-class Point:
-    x: int
-    y: str = ""
-
-
-@case()
-def match_classes(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=4)
-    p = Point(2, "b")
-    match p:
-        case Point(x=1):
-            return "one"
-        case Point(2, y):
-            s += y
-    return p.x
-
-
-@case()
-def star_arguments(s: Any, q: str) -> Any:
-    def many(*texts: str, sep: str = ",", **named: Any) -> str:
-        s.__iadd__(sep.join(texts) + lmc.gen(**named))
-        return s[named["name"]]
-
-    xs = [q, "b"]
-    a = many(*xs, "c", name="x", max_tokens=4)
-    b = many(a, *(t.upper() for t in xs), sep="-", **{"name": "y", "max_tokens": 3})
-    first, *middle, last = [a, b, *xs]
-    return first, middle, last
-
-
-@case()
-def operators(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=7)
-    n = len(s["x"])
-    ok = 1 < n <= 7 != 3
-    text = "long" if n > 5 else "short" if n > 3 else "tiny"
-    s += f"{n:03d}|{n / 3:.2f}|{s['x']!r:>12}|{text:^9}|{n:>{n}}|{ok}" + s["x"][::-1] + s["x"][1:-1] + s["x"][-3:]
-    m = n
-    m **= 2
-    m //= 3
-    m -= 1
-    return ok and text, n or "none", not n, -n, n % 3, divmod(n, 2), m, n ^ 1, n << 2, abs(n - 9), round(n / 7, 2)
-
-
-@case()
-def augmented(s: Any, q: str) -> Any:
-    box = Point(0, "")
-    table = {"n": 0, "t": []}
-    for _ in range(2):
-        s += q + lmc.gen("x", max_tokens=4)
-        box.x += len(s["x"])
-        box.y += s["x"]
-        table["n"] += box.x
-        table["t"] += [s["x"]]
-    rows = [1, 2]
-    rows[0] += table["n"]
-    return box.x, box.y, table["n"], table["t"], rows
-
-
-@case()
-def keyed_by_output(s: Any, q: str) -> Any:
-    counts: dict[str, int] = {}
-    groups = defaultdict(list)
-    for i in range(3):
-        s += f"{i}" + q + lmc.gen("x", max_tokens=1)
-        counts[s["x"]] = counts.get(s["x"], 0) + 1
-        groups[s["x"]].append(i)
-    seen = {s["x"]}
-    seen.add("k")
-    return counts, dict(groups), "k" in seen, sorted(counts), max(counts, key=counts.get)
-
-
 @case()  # so many decisions that they use up a tree's credit (growth.py)
 def builtins_on_values(s: Any, q: str) -> Any:
     forks = s.fork(3)
@@ -489,71 +90,6 @@ def builtins_on_values(s: Any, q: str) -> Any:
     s += "".join(reversed(vs[0])) + str(sum(lengths)) + str(any("a" in v for v in vs)) + str(all(vs))
     longest = [v for v, n in zip(vs, lengths) if n == max(lengths)]
     return longest, list(filter(lambda v: "e" in v, vs)), sorted(vs, key=lambda v: (len(v), v)), [*enumerate(vs, 1)]
-
-
-@case()
-def nonlocal_state(s: Any, q: str) -> Any:
-    total, log = 0, []
-
-    def step(t: str) -> None:
-        nonlocal total, s
-        s += t + lmc.gen("x", max_tokens=4)
-        total += len(s["x"])
-        log.append(s["x"])
-
-    step(q)
-    if total > 2:
-        step("more")
-    return total, log
-
-
-@dataclass
-class Thought:
-    state: Any
-    text: str = ""
-    children: list[Any] = field(default_factory=list)
-    parent: Any = None
-
-
-@case()
-def dataclass_nodes(s: Any, q: str) -> Any:
-    s += q
-    root = Thought(s)
-    for i, f in enumerate(s.fork(2)):
-        f += f"{i}" + lmc.gen("t", max_tokens=5)
-        root.children.append(Thought(f, f["t"], parent=root))
-    best = max(root.children, key=lambda c: len(c.text))
-    best.text += "!"
-    s += best.text
-    return [c.text for c in root.children], best.parent is root
-
-
-@case([{"q": "a", "depth": 2}, {"q": "b", "depth": 0}])
-def recursion(s: Any, q: str, depth: int) -> Any:
-    def explore(state: Any, left: int, path: str) -> list[str]:
-        state += path + lmc.gen("t", max_tokens=3)
-        if not left:
-            return [state["t"]]
-        found = []
-        for i, f in enumerate(state.fork(2)):
-            found += explore(f, left - 1, f"{path}.{i}")
-        return found
-
-    return explore(s, depth, q)
-
-
-@case()
-def early_returns(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=3)
-    if s["x"][0] in "aeiou":
-        return None
-    s += lmc.gen("y", max_tokens=3)
-    for c in s["y"]:
-        if c == "a":
-            return c
-    if not s["y"].strip():
-        return s
-    return s["x"], s["y"]
 
 
 @case(temperature=0.5)
@@ -591,27 +127,6 @@ def join_concatenated(s: Any, q: str) -> Any:
     return s["w"]
 
 
-@case()
-def texts_midway(s: Any, q: str) -> Any:
-    s += lmc.user(q) + lmc.assistant(lmc.gen("x", max_tokens=4))
-    before = s.text()
-    s += lmc.user(before.replace("user", "you")) + lmc.assistant(lmc.gen("y", max_tokens=4))
-    messages = s.messages()
-    messages.append({"role": "tool", "content": "t"})
-    s += lmc.user(json.dumps(messages[-2:]))
-    return len(messages), messages[1]["content"], s.messages()[-1]
-
-
-@case([{"q": "a", "k": 4, "stop": ["a", "e"], "choices": ["u", "vv"], "pattern": "[ab]{3}"}])
-def gen_parameters(s: Any, q: str, k: int, stop: list[str], choices: list[str], pattern: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=k, stop=stop) + lmc.select("c", choices=choices)
-    s += lmc.gen("y", regex=pattern)
-    s += lmc.gen("z", max_tokens=len(s["y"]), stop=[s["y"][0], "!"])
-    s += lmc.select("w", choices=[s["y"], "or " + s["c"]])
-    s += lmc.gen("v", regex=s["y"] + "+", max_tokens=5) + lmc.gen("u", choices=choices)
-    return s["w"], s["c"]
-
-
 @case(temperature=0.9)
 def several_samples(s: Any, q: str) -> Any:
     s += q + lmc.gen("x", max_tokens=4, n=3)
@@ -622,90 +137,303 @@ def several_samples(s: Any, q: str) -> Any:
     return s["x"][0], len(votes), [m["finish_reason"]["type"] for m in s.get_meta_info("x")]
 
 
-@case(backend=scripted(x="12 apples, 7 pears"))
-def numbers(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=40)
-    ns = [int(n) for n in re.findall(r"\d+", s["x"])]
-    mean = sum(ns) / len(ns)
-    s += f"mean {mean:.1f}, max {max(ns)}"
-    if mean > 5:
-        s += lmc.gen("y", max_tokens=int(mean))
-    return ns, mean, sorted(ns), ns[0] - ns[1]
+# -- answers as values: lists, keys, identity
 
 
-@case(backend=scripted(x=["2*3+1", "4/2"]))
-def evaluates(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=8)
-    k = 2
-    s += str(eval(s["x"])) + str(eval("k + 1"))
-    return eval(s["x"], {"__builtins__": {}})
+ITEMS = [{"q": q} for q in ("a", "bee gee", "c", "d")]  # answers that sort in several orders
 
 
 @case()
-def mutated_results(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=12)
-    ws = outside.words(s["x"])
-    ws.append("end")
-    n = outside.keep(ws)
-    ws.sort()
-    s += str(ws) + str(n)
-    mine = [s["x"], "b"]
-    outside.grow(mine, "c")
-    mine.append("d")
-    s += str(len(mine))
-    return ws, mine
+def lists_that_reading_makes(s, q):
+    s += user(q) + gen("x", max_tokens=2, n=2, temperature=0.9)
+    a, b = s.fork(2)
+    a["x"].append("a")
+    b["x"].append("b")
+    s["x"].reverse()
+    metas, messages = s.get_meta_info("x"), s.messages()
+    metas.append({})
+    messages.append("more")
+    messages[0]["role"] = "other"
+    s += f"{len(s.get_meta_info('x'))} {s.messages()} {s['x'] is s.get_var('x')}"
+    return a["x"], b["x"], s["x"], metas, messages
+
+
+@case(ITEMS)
+def dataclasses_of_the_program(s, q):
+    @dataclass(order=True)
+    class Draft:
+        score: int
+        text: str = ""
+        state: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+        def ask(self):
+            self.state += gen("y", max_tokens=1)
+            return self.state["y"]
+
+    @dataclass
+    class Long(Draft):
+        rows: list = dataclasses.field(default_factory=list)
+
+    @dataclass(eq=False)
+    class Plain:
+        x: int
+
+    s += q
+    drafts = []
+    for i, f in enumerate(s.fork(3)):
+        f += f"{i}" + gen("x", max_tokens=3)
+        drafts.append(Draft(len(f["x"]) % 3, f["x"], f))
+    best, long = max(drafts), Long(drafts[0].score, "long", s, [q])
+    effect("best", best.ask(), repr(best), f"{long} {drafts[0]!r} {long!s}", repr(Plain(3)))
+    falling = sorted(drafts, reverse=True)
+    drafts.sort()
+    try:
+        long < 3  # noqa: B015
+    except TypeError as error:
+        s += str(error)
+    same = Draft(best.score, best.text)
+    return (
+        [d.score for d in falling], drafts[0] <= drafts[1], best == same, best != same, same in drafts, Draft(9) in drafts, Draft(9) not in drafts,
+        long == Long(long.score, "long", None, [q]), long == best, Plain(1) == Plain(1), drafts[-1] > drafts[0],
+    )  # fmt: skip
+
+
+PARTS = [{"q": "a", "x": "z"}, {"q": "b", "x": 2}, {"q": "c", "x": None}]
+
+
+@case(PARTS)
+def part_of_an_expression_that_is_no_text(s, q, x):
+    v = json.loads(json.dumps(x))
+    s += q + gen("x", max_tokens=3) + v
+    return s["x"]
+
+
+@case(PARTS)  # which is a message without text
+def message_that_is_no_text(s, q, x):
+    v = json.loads(json.dumps(x))
+    ask = lmc.user(v) + lmc.assistant(gen("x", max_tokens=3))
+    effect("between", q)
+    s += ask
+    s.user(expr=v)
+    return s["x"]
+
 
 
 @case()
-def types_and_strings(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=12)
-    x = s["x"]
-    found = [isinstance(x, str), isinstance(x, (int, list)), type(x) is str, type(x).__name__, callable(x)]
-    found += [x.title(), x.center(20, "*"), x.zfill(15), x.find("a"), x.partition(" "), x.swapcase(), x.encode().hex()]
-    found += [x.removesuffix("a"), x.ljust(14) + "|", x.rsplit(" ", 1), x.splitlines(), x.isalpha(), x.startswith(("a", "b"))]
-    found += [x.translate(str.maketrans("a", "b")), x.casefold() < "m", x.expandtabs(), x.rstrip("aeiou"), "{0}-{0!r}".format(x), x.join("ab")]
-    found += ["%-5s|%r" % (x, x), x + "" is x, x * 2, len(x.split()), x.count("a"), x.index(x[0]), x.upper().lower() == x, ord(x[0])]
-    return found
+def statistics_of_forks(s: Any, q: str) -> Any:
+    forks = s.fork(3)
+    forks += lambda i: q + str(i) + lmc.gen("x", regex="[0-9]")
+    most = statistics.multimode(f["x"] for f in forks)
+    most.append("k")
+    return statistics.mean(int(f["x"]) for f in forks), statistics.median([int(f["x"]) for f in forks]), most
+
+
+def fill(x: str, out: list[Any]) -> int:
+    out.append(x)
+    return len(out)
+
+
+@case()  # while it is found out which lists are objects of the run
+def lists_made_by_operators(s: Any, q: str) -> Any:
+    counts, seen, both = [0] * 3, [q] + ["k"], [[]] * 2
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[0-2]")
+        counts[int(f["x"])] += 1
+    n = fill(s["y"] if "y" in s else q, seen)
+    both[0].append(n)
+    seen = seen + [str(c) for c in counts]
+    return counts, seen, both, both[0] is both[1], counts is not [0] * 3
 
 
 @case()
-def regexes(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=20)
-    pattern = re.compile(r"([aeiou])(?P<next>\w)")
-    m = pattern.search(s["x"])
-    words = pattern.findall(s["x"])
-    words.append(("z", "z"))
-    groups = m.groupdict() if m else {}
-    groups["k"] = 1
-    other = m.groupdict() if m else {}
-    spans = [x.span() for x in pattern.finditer(s["x"])]
-    s += re.sub(r"[aeiou]", lambda v: v.group().upper(), s["x"]) + pattern.sub(r"\2\1", s["x"])
-    return words, groups, other, spans, re.split(r"\s+", s["x"])
-
-
-class Color(Enum):
-    RED = "red"
-    BLUE = "blue"
+def groups_by_an_answer(s: Any, q: str) -> Any:
+    groups: dict[str, list[str]] = {"0": [], "1": []}
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[01]") + lmc.gen("y", max_tokens=2)
+        groups[f["x"]].append(f["y"])
+    s += "; ".join(f"{k}: {', '.join(v)}" for k, v in groups.items())
+    return groups
 
 
 @case()
-def enums(s: Any, q: str) -> Any:
-    s += q + lmc.select("c", choices=[c.value for c in Color])
-    color = Color(s["c"])
-    if color is Color.RED:
-        s += "red!"
-    return color.name, color == Color.BLUE, [c.name for c in Color]
+def cells_by_answers(s: Any, q: str) -> Any:
+    rows, kept = [[0] * 3 for _ in range(2)], {"0": {"n": 0}, "1": {"n": 1}}
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[0-2]") + lmc.gen("y", regex="[01]")
+        rows[int(f["y"])][int(f["x"])] += 1
+        kept[f["y"]]["n"] += int(f["x"])
+    pair = ([q], ["k"])
+    pair[int(f["y"])].append(f["x"])
+    return rows, kept, pair, [r for r in rows if sum(r) > 1]
 
 
-@case(reset=outside.reset, outside=outside.look, batch=False)
-def changed_outside(s: Any, q: str) -> Any:
-    limit = outside.LIMIT
-    s += f"{limit}"
-    outside.set_limit(5)
-    s += q + lmc.gen("x", max_tokens=outside.LIMIT)
-    if s["x"] == "never":
-        s += "never"
-    return limit, outside.LIMIT
+
+@case(backend=scripted(labels=['["x"]', '["y"]'] * 9, one=["p", "q"] * 9))
+def types_written_inside(s: Any, q: str) -> Any:
+    options = ["p", "q"]
+    s += q + lmc.gen("labels", dtype=list[Literal["x", "y"]])
+    s += lmc.gen("one", dtype=Literal["p", "q"]) + lmc.gen("two", choices=options)
+    return json.loads(s["labels"]), s["one"]
+
+
+
+def noted(text: str) -> str:
+    effect("noted", text)
+    return text
+
+
+MODELS = scripted(x=lambda text, ask: ('{"label": "a", "score": 3}', '{"label": "b"}', '{"label": 1}', '{"label": "c", "score": 30}')[len(text) % 4])
+
+
+@case([{"q": q} for q in ("a", "bee gee", "c", "dd")], backend=MODELS)
+def models(s, q):
+    class Verdict(BaseModel):
+        """What is said of it."""
+
+        label: str
+        score: int = Field(default=1, le=10)
+        tags: list[str] = Field(default_factory=list)
+
+        def is_good(self):
+            return self.score > 2
+
+    s += q + gen("x", json_schema=Verdict)
+    try:
+        verdict = Verdict.model_validate_json(s["x"])
+    except ValidationError as error:
+        s += str(error.error_count())
+        return None
+    verdict.tags.append(noted(q))
+    if verdict.is_good():
+        s += gen("y", max_tokens=2)
+    return verdict.model_dump(), isinstance(verdict, Verdict), verdict == Verdict(**verdict.model_dump()), type(verdict).__name__
+
+
+
+# -- states as values: shown, ordered, returned
+
+
+@case()
+def states_that_are_printed(s: Any, q: str) -> Any:
+    forks = s.fork(2)
+    for i, f in enumerate(forks):
+        f += q + str(i) + lmc.gen("a", max_tokens=3)
+    effect("forks", [f"{f!r:.20}" for f in forks], str(s)[:10])
+    return s
+
+
+@case()
+def ranks_states(s: Any, q: str) -> Any:
+    forks = s.fork(4)
+    forks += lambda i: f"{i}" + lmc.gen("v", regex="[0-9][0-9]")
+    ranked = sorted(zip([f["v"] for f in forks], range(4), forks), reverse=True)
+    score, _, worst = min((f["v"], i, f) for i, f in enumerate(forks))
+    heap = [(f["v"], i, f) for i, f in enumerate(forks)]
+    heapq.heapify(heap)
+    s += ranked[0][2]["v"] + worst["v"]
+    return score, [i for _, i, _ in heap], [f["v"] for f in heapq.nlargest(2, forks, key=lambda f: f["v"])], heapq.nsmallest(1, heap)[0][1]
+
+
+@case()
+def orders_states(s: Any, q: str) -> Any:
+    """A state has no place before another one, and Python says so only when it comes to that."""
+    forks = s.fork(3)
+    forks += lmc.gen("v", regex="[01]")
+    try:
+        return [score for score, _ in sorted((f["v"], f) for f in forks)]
+    except TypeError as error:
+        return str(error)
+
+
+
+@case()
+def state_by_its_repr(s, q):
+    s += q + gen("g", max_tokens=2)
+    word, other = s["g"], s.fork(2)
+    return word, repr(s), str(s), "%s" % s, "{}".format(s), repr([s]), repr(other)  # noqa: UP031, UP032
+
+
+
+@case(backend=scripted(x="$name is $$5"))
+def keyword_arguments_of_any_name(s, q):
+    s += q + gen("x")
+    s += string.Template(s["x"]).safe_substitute(name=q, fn="f", owner="o")
+    s += "{name} {fn} {owner} {error}".format(name=s["x"], fn=q, owner=1, error=2)
+    s += str(dict(name=s["x"], fn=q, owner=len(s["x"])))
+
+
+# -- programs within programs
+
+
+@lmc.function
+def child(s: Any, tip: str) -> Any:
+    s += "tip " + tip + lmc.gen("x", max_tokens=4)
+    return s["x"]
+
+
+@case()
+def children_with_sampling_that_is_left(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    effect("before", s["a"])
+    try:
+        child(tip="x", temperature=-1)
+    except lmc.ParameterError as error:
+        s += error.message[:20]
+    counted = child(tip="y", max_new_tokens=2, n=2, temperature=len(s["a"]) / 10)
+    effect("after", counted["x"])
+    return child(tip="z", top_p=0.5)
+
+
+@case()
+def children_with_options(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    one = child.run(tip=s["a"], temperature=0.3, max_new_tokens=2)
+    two = child(tip=one["x"], seed=5)
+    bound = child.bind(tip="bound")
+    three = bound()
+    s += two["x"] + three["x"] + lmc.gen("z", max_tokens=2)
+    return one.ret_value, two.text()
+
+
+@case()
+def batches_inside(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    states = child.run_batch([{"tip": s["a"]}, {"tip": "b"}], temperature=0)
+    s += "".join(c["x"] for c in states) + lmc.gen("z", max_tokens=2)
+    for c in child.run_batch([("t",), (q,)], generator_style=True):
+        s += c["x"]
+    return [c.ret_value for c in states]
+
+
+FAST = lmc.compile(child)
+
+
+@case()
+def compiled_inside(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    states = FAST.batch([{"tip": s["a"]}, {"tip": "b"}], seed=3)
+    one = FAST(tip="one", seed=4)
+    s += "".join(c["x"] for c in states) + one["x"] + lmc.gen("z", max_tokens=2)
+    return one.ret_value
+
+
+
+@lmc.function
+def _tip(s: Any, about: str, n: int = 2) -> Any:
+    s += f"Tip on {about}:" + lmc.gen("tip", max_tokens=n)
+    return s["tip"]
+
+
+def _tips(topics: Any) -> list[Any]:
+    return [_tip(about=t)["tip"] for t in topics]
+
+
+@case()
+def sub_programs(s: Any, q: str) -> Any:
+    kids = [_tip(about=t) for t in (q, "k")]
+    s += " ".join(kid["tip"] for kid in kids)
+    return _tips([s["x"] if "x" in s else "l"]), [k.ret_value for k in kids], {t: _tip(t, n=1).ret_value for t in "ab"}
+
 
 
 CASES = cases(dict(globals()))

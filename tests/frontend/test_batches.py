@@ -19,6 +19,7 @@ from lmc.backend.mock import Mock
 from lmc.frontend import flights
 from lmc.frontend.batches import Batch
 from tests.backend.gated import Gated
+from tests.conformance.harness import eager
 
 PATIENCE = 60.0  # seconds; only against hangs
 
@@ -146,7 +147,8 @@ TABLE: list[Callable[..., None]] = [
 
 @pytest.mark.parametrize("body", TABLE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("latency", [0.0, 2e-3], ids=["at once", "later"])
-def test_code_of_threads_means_what_it_means(body: Callable[..., None], latency: float):
+@pytest.mark.parametrize("ahead", [None, "certain", "likely"])
+def test_code_of_threads_means_what_it_means(body: Callable[..., None], latency: float, ahead: str | None):
     shared = Shared()
 
     @lmc.function
@@ -154,7 +156,8 @@ def test_code_of_threads_means_what_it_means(body: Callable[..., None], latency:
         body(shared, s, i)
         return i
 
-    states = program.run_batch([{"i": i} for i in range(4)], backend=Mock(latency=latency))
+    batch = program.run_batch if ahead is None else eager(lmc.compile(program, ahead=ahead)).batch
+    states = batch([{"i": i} for i in range(4)], backend=Mock(latency=latency))
     assert [s.ret_value for s in states] == [0, 1, 2, 3]
 
 

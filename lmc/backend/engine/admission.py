@@ -110,6 +110,7 @@ class Admission:
             if req.is_twin_of(leader) and filling.begins(leader):
                 return self._join(req, leader)
             leader.spare &= req.spare  # somebody needs it
+            leader.guess &= req.guess
             planned = filling.planned(leader)
             if start.at == planned < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:
                 return _Verdict.LATER  # it goes on with that in the next pass
@@ -145,7 +146,7 @@ class Admission:
             return _Verdict.HELD_BACK
         if self._held.promises.spare >= need:
             return None
-        if (req.is_of_open_run or self._must) and self._runs.make_room(req, need):
+        if (self._must or (req.is_of_open_run and not req.guess)) and self._runs.make_room(req, need):
             return None
         return _Verdict.NO_ROOM
 

@@ -103,6 +103,7 @@ class Request:
     weight: float = 1.0  # its share where others compete with it
     account: str = ""  # whose share that is
     watched: bool = False  # somebody reads the answer while it grows
+    guess: bool = False  # asked ahead of a decision: behind all that is not, and the first to give up what it has
 
     # identity and outcome
     order: int = field(default_factory=lambda: next(_order))
@@ -235,9 +236,9 @@ class Request:
         return max(0, min(self.wanted_len, self.kv_max) - self.device_len - self.reserved)
 
     @property
-    def seniority(self) -> tuple[tuple[int, ...], int]:
-        """Its place in the order in which requests may keep what they have: the plan's, then that of arrival."""
-        return self.priority, self.order
+    def seniority(self) -> tuple[bool, tuple[int, ...], int]:
+        """Its place in the order in which requests may keep what they have: guesses last, then the plan's, then that of arrival."""
+        return self.guess, self.priority, self.order
 
     @property
     def is_of_open_run(self) -> bool:

@@ -58,7 +58,7 @@ class OpenRun:
 
     __slots__ = ("batch", "ended", "expected", "growth", "held", "leases", "number", "peak", "program", "requests", "running", "seniority", "was_open")
 
-    def __init__(self, source: ProgramRun, seniority: tuple[tuple[int, ...], int]) -> None:
+    def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
         self.number, self.program, self.batch = source.number, source.program, source.batch
         self.seniority = seniority
         self.requests = self.running = self.held = self.peak = self.expected = self.growth = 0
@@ -116,7 +116,7 @@ class Runs:
         run = self._runs.get(source.number)
         is_new = run is None
         if run is None:
-            run = self._runs[source.number] = OpenRun(source, req.seniority)
+            run = self._runs[source.number] = OpenRun(source, (False, req.priority, req.order))
         req.owner = run
         run.requests += 1
         if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:

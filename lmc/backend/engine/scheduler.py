@@ -140,8 +140,10 @@ class Scheduler:
         closed = self.runs.close()  # now that what follows on their last answers has arrived
         if closed or (self.waiting and self.runs.lapse()):
             self._held.changes += 1
+        self.waiting.promote()
         self._turn()
         self._secure()
+        self._make_room()
         filling = Filling(self._held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
@@ -228,7 +230,7 @@ class Scheduler:
     @property
     def may_preempt(self) -> bool:
         """Whether the next pass may preempt somebody, unless something ends before."""
-        return self.promises.is_short or bool(self._outgrown())
+        return self.promises.is_short or bool(self._outgrown()) or self._in_the_way() is not None
 
     @property
     def expects_more(self) -> bool:
@@ -244,7 +246,7 @@ class Scheduler:
         ahead = promises.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
             while req in promises.open and promises.spare < req.missing:
-                if self.runs.make_room(req, req.missing):
+                if not any(other.guess for other in promises.open) and self.runs.make_room(req, req.missing):
                     break
                 if len(self.running) == 1 and self.pins:
                     self._admission.unpin_oldest()
@@ -252,6 +254,20 @@ class Scheduler:
                     self._preempt(max(promises.open, key=lambda r: r.seniority))
             if req in promises.open:
                 promises.extend(req, ahead)
+
+    def _make_room(self) -> None:
+        """Guesses leave where others wait."""
+        while (req := self._in_the_way()) is not None:
+            self._preempt(req)
+
+    def _in_the_way(self) -> Request | None:
+        """The last of the guesses that run, if one that is needed waits and there is no room for both."""
+        guesses = [req for req in self.running if req.guess and req.kind is Kind.GENERATE]
+        needed = self.waiting.first_needed() if guesses else None
+        if needed is None:
+            return None
+        slots = self.promises.at_first(needed) - self.waiting.cached(needed).end
+        return max(guesses, key=lambda r: r.seniority) if len(self.running) >= self.max_batch or self.promises.spare < slots else None
 
     def _outgrown(self) -> list[Request]:
         return [req for req in self.running if req.is_outgrown] if self._turns else []
@@ -282,7 +298,7 @@ class Scheduler:
         """Raises AssertionError if a slot leaks, is owned twice, or a lock or promise has no owner."""
         self._held.check()
         self.runs.check(list(self.waiting), list(self.running))
-        often = [r for r in (*self.running, *self.waiting) if r.preempted > most_preemptions(r) + r.is_far]
+        often = [r for r in (*self.running, *self.waiting) if not r.guess and r.preempted > most_preemptions(r) + r.is_far]
         assert not often, "preempted too often"
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:

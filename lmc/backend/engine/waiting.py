@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from random import Random
 from typing import Any
 
@@ -41,19 +41,20 @@ class Waiting:
         self._random = Random(0)
         self.shortest_first = False  # prompts compete for the rows of this pass
         self._order = self._orders()[held.policy.schedule]
+        self._guesses: OrderedDict[Request, None] = OrderedDict()  # looked at when all others have been
         self._stuck_at = -1  # the changes of the holdings when nothing fitted; -1: something new may fit
         self._kept_in = 0  # the last pass in which something was evicted
         self.clock = 0
 
     def __len__(self) -> int:
-        return len(self._requests) + len(self._held_back)
+        return len(self._requests) + len(self._guesses) + len(self._held_back)
 
     def __iter__(self) -> Iterator[Request]:
         """Over a copy, made at once: other threads ask for figures while the loop goes on."""
-        return iter(list(self._requests) + list(self._held_back))
+        return iter([*self._requests, *self._guesses, *self._held_back])
 
     def __contains__(self, req: object) -> bool:
-        return req in self._requests or req in self._held_back
+        return req in self._requests or req in self._guesses or req in self._held_back
 
     @property
     def held_back(self) -> int:
@@ -63,13 +64,13 @@ class Waiting:
     @property
     def ready(self) -> int:
         """Others."""
-        return len(self._requests)
+        return len(self._requests) + len(self._guesses)
 
     # -- in and out --------------------------------------------------------------------------------------------
 
     def add(self, req: Request) -> None:
         req.since = self.clock
-        self._requests[req] = None
+        self._queue(req)[req] = None
         self._joins(req)
         if req.group is not None:
             req.group.waiting.append(req)
@@ -77,10 +78,8 @@ class Waiting:
 
     def remove(self, req: Request) -> None:
         """It was cancelled."""
-        if req in self._held_back:
-            del self._held_back[req]
-        else:
-            del self._requests[req]
+        for queue in (self._requests, self._guesses, self._held_back):
+            queue.pop(req, None)
         self._leaves(req)
         self._held.runs.gone(req)
         if req.group is not None:
@@ -93,8 +92,9 @@ class Waiting:
 
     def put_back(self, req: Request) -> None:
         """One that was looked at, before all that waits."""
-        self._requests[req] = None
-        self._requests.move_to_end(req, last=False)
+        queue = self._queue(req)
+        queue[req] = None
+        queue.move_to_end(req, last=False)
 
     def hold_back(self, requests: list[Request]) -> None:
         """Their runs do not fit; the oldest first."""
@@ -131,6 +131,7 @@ class Waiting:
     def take(self) -> list[Request]:
         """Those that are looked at now, in the order in which they may be admitted; who is not is put back."""
         taken = [self._requests.popitem(last=False)[0] for _ in range(min(_WINDOW, len(self._requests)))]
+        taken += [self._guesses.popitem(last=False)[0] for _ in range(min(_WINDOW - len(taken), len(self._guesses)))]
         if self._held_back:
             fits = self._held.runs.may_fit
             for req in [req for req in islice(self._held_back, _HELD_BACK) if fits(req)]:
@@ -141,10 +142,10 @@ class Waiting:
 
     def _by_shares(self, taken: list[Request]) -> list[Request]:
         """Those of each share in their order, and all as their shares allow, with those first that nobody may pass."""
-        first = [req for req in taken if req.preempted or self.is_starved(req)]
+        first = [req for req in taken if not req.guess and (req.preempted or self.is_starved(req))]
         queues: dict[Share, list[Request]] = {}
         for req in taken:
-            if not (req.preempted or self.is_starved(req)):
+            if not (req.guess or req.preempted or self.is_starved(req)):
                 queues.setdefault((req.account, req.weight), []).append(req)
         heap = [(self._served.get(share, 0.0), i, iter(queue)) for i, (share, queue) in enumerate(queues.items())]
         heapq.heapify(heap)
@@ -155,11 +156,21 @@ class Waiting:
                 continue
             first.append(req)
             heapq.heapreplace(heap, (served + self.cost(req) / req.weight, i, queue))
-        return first
+        return first + [req for req in taken if req.guess]
 
     def cost(self, req: Request) -> int:
         """Tokens that a waiting request has computed and is expected to say."""
         return req.head_len - self.cached(req).end + min(req.max_new, self._held.promises.expected(req))
+
+    def _queue(self, req: Request) -> OrderedDict[Request, None]:
+        return self._guesses if req.guess else self._requests
+
+    def promote(self) -> None:
+        """What was a guess and is needed now takes its place among the others."""
+        for req in [req for req in self._guesses if not req.guess]:
+            del self._guesses[req]
+            self._requests[req] = None
+            self._stuck_at = -1
 
     # -- what fits ---------------------------------------------------------------------------------------------
 
@@ -174,7 +185,8 @@ class Waiting:
     @property
     def expects_more(self) -> bool:
         """Whether all that waits does so for the rest of its group."""
-        return bool(self._requests) and all(req.group is not None and req.group.missing > 0 for req in self._requests)
+        ready = self.ready > 0
+        return ready and all(req.group is not None and req.group.missing > 0 for req in chain(self._requests, self._guesses))
 
     # -- order -------------------------------------------------------------------------------------------------
 
@@ -186,30 +198,34 @@ class Waiting:
         return self.age(req) > _PATIENCE
 
     def rank(self, req: Request) -> tuple[Any, ...]:
-        """Preempted first, then starved, then by the policy; last what may not be needed."""
+        """Preempted first, then starved, then by the policy; then what may not be needed; last guesses, however long they wait."""
         if req.preempted:
-            return (False, False, -1, *req.seniority)
+            return (req.guess, False, False, -1, req.priority, req.order)
         if self.is_starved(req):
-            return (False, req.spare, 0, (), req.order)
+            return (req.guess, False, req.spare, 0, (), req.order)
         return self._order(req)
 
     def _orders(self) -> dict[str, Callable[[Request], tuple[Any, ...]]]:
         return {
             "program": lambda req: self._by_prefix(req) if not (self._held_back or self.shortest_first) else self._where_short(req),
             "lpm": lambda req: self._by_prefix(req),
-            "fcfs": lambda req: (True, req.spare, req.order),
-            "random": lambda req: (True, req.spare, self._random.random()),
+            "fcfs": lambda req: (req.guess, True, req.spare, req.order),
+            "random": lambda req: (req.guess, True, req.spare, self._random.random()),
         }
 
     def _by_prefix(self, req: Request) -> tuple[Any, ...]:
         """Longest cached prefix, then the plan's order, then arrival."""
-        return (True, req.spare, -self.cached(req).end, req.priority, req.order)
+        return (req.guess, True, req.spare, -self.cached(req).end, req.priority, req.order)
+
+    def first_needed(self) -> Request | None:
+        """One of the first that wait, and is no guess."""
+        return next((req for req in islice(self._requests, _LOOKED_AT) if not req.spare), None)
 
     def _where_short(self, req: Request) -> tuple[Any, ...]:
         """Where runs wait for memory, those of open runs first; where prompts wait for rows, the shortest first."""
         is_new = bool(self._held_back) and not req.is_of_open_run
         cached = self.cached(req).end
-        return (True, req.spare, is_new, req.head_len - cached if self.shortest_first else 0, -cached, req.priority, req.order)
+        return (req.guess, True, req.spare, is_new, req.head_len - cached if self.shortest_first else 0, -cached, req.priority, req.order)
 
     def cached(self, req: Request) -> Node:
         """Where the longest cached prefix of a waiting request's head ends."""
@@ -223,7 +239,7 @@ class Waiting:
     def uncached(self, most: int, rows: int) -> int:
         """Tokens of the first `most` heads that are not cached, as far as it takes to find `rows`."""
         found = 0
-        for req in islice(self._requests, min(_LOOKED_AT, most)):
+        for req in islice(chain(self._requests, self._guesses), min(_LOOKED_AT, most)):
             if found >= rows:
                 break
             found += req.head_len - self.cached(req).end
@@ -245,5 +261,5 @@ class Waiting:
         if self._kept_in == self.clock or self._held.policy.eviction == "lru":
             return
         self._kept_in = self.clock
-        for req in sorted(islice(self._requests, _LOOKED_AT), key=self.rank, reverse=True):
+        for req in sorted(islice(chain(self._requests, self._guesses), _LOOKED_AT), key=self.rank, reverse=True):
             self._held.tree.touch(self.cached(req))

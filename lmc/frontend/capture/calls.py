@@ -219,8 +219,11 @@ class Calls:
         if self.frames and code.python is not None and code.python in self.frames:
             frame.live = self.frames[code.python][1]
         if code.is_generator:
-            items = code.items(frame)
-            return Items(items, items)
+            from lmc.frontend.capture.generators import Body  # brings greenlets
+
+            frame.generator = Body(frame)
+            self.generators.append(frame.generator)
+            return Items(frame.generator, frame.generator)
         if code.is_async and program is None:
             return Coroutine(lambda: self._run(frame))
         frame.is_program = program is not None

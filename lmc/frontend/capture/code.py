@@ -65,7 +65,7 @@ class Scope:
 
 
 class Code:
-    """A function. `body(frame)` runs it; `items(frame)` is that of a generator."""
+    """A function: `body(frame)` runs it."""
 
     def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None) -> None:
         self.node, self.name, self.python, self.file = node, name, python, scope.file
@@ -88,25 +88,16 @@ class Code:
         self.free_effects = replace(self.effects, touched=self.effects.touched - bound, names=frozenset())
         """Without what it does to its own names."""
         self.body: Eval
-        self.items: Any = None
         from lmc.frontend.capture.expressions import expression  # they compile functions in turn
-        from lmc.frontend.capture.generators import generator
         from lmc.frontend.capture.statements import block
 
         if isinstance(node, ast.Lambda):
             self.body = expression(node.body, scope)
-        elif self.is_generator:
-            if self.is_async:
-                raise NotUnderstood("an async generator")
-            self.items = generator(node.body, scope)
-            self.body = _no_body
+        elif self.is_generator and self.is_async:
+            raise NotUnderstood("an async generator")
         else:
             self.body = block(node.body, scope)
         self.is_lambda = isinstance(node, ast.Lambda)
-
-
-def _no_body(_: Frame) -> Any:
-    raise AssertionError("a generator is iterated")
 
 
 spent = 0.0

@@ -1,8 +1,8 @@
 """What an evaluation does where it meets something unknown, and whom it asks: the protocol of run-ahead and of the graph.
 
 `Domain` is run-ahead's: an undecided arm is skipped and what it binds is unknown. The graph builder overrides the hooks: it evaluates
-both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation on unknown values. Between two arms it
-puts things back with `evaluation.save(frame, effects)` and `Saved.restore()`.
+both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation on unknown values. Between two arms a
+`Heap` puts things back.
 
 A hook that gives a `Signal` gives how control goes on behind the statement: None (the next statement), BREAK, CONTINUE, or RETURN
 (`frame.result` is the value).
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.errors import Loc
-from lmc.frontend.capture.values import Abandoned, Deps, Unknown, join
+from lmc.frontend.capture.heap import Heap
+from lmc.frontend.capture.values import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Ctx, Emitter
 from lmc.frontend.options import Options
 
@@ -84,6 +85,8 @@ class Loop:
     effects: Effects  # of target, body and else
 
 
+DEEPEST_ARM = 2
+"""Arms of undecided branches within each other that are explored."""
 PASSES = 8
 """How often a `raise` under a condition has to have been passed before it no longer ends certainty."""
 
@@ -108,23 +111,49 @@ class Domain:
         if then.leaves or orelse.leaves:
             leaving, staying = (site.then, site.orelse) if then.leaves else (site.orelse, site.then)
             self.exit(evaluation, frame, leaving.effects, site.loc, test.deps)
+            self.explore(evaluation, frame, leaving)
             evaluation.visit(frame, leaving.effects)
             return staying.run(frame)
         for effects in (then, orelse):
             self.exit(evaluation, frame, effects, site.loc, test.deps)
+        for arm in (site.then, site.orelse):
+            self.explore(evaluation, frame, arm)
         for effects in (then, orelse):
             evaluation.havoc(frame, effects, test.deps)
         return None
 
+    def explore(self, evaluation: Evaluation, frame: Frame, arm: Arm) -> None:
+        """Where likely requests are wanted, ask what an arm would ask, and forget all else that it does."""
+        if not evaluation.explores or evaluation.exploring >= DEEPEST_ARM or not evaluation.may_ask(frame, arm.effects):
+            return
+        before, flags, changed = Heap(evaluation, frame), evaluation.flags(frame), set(evaluation.snapshot.changed)
+        evaluation.exploring += 1
+        evaluation.uncertain()
+        try:
+            arm.run(frame)
+        except (Raised, Undecided, Abandoned):
+            pass  # the arm ends here
+        except Stop:
+            if evaluation.stops:
+                raise
+        finally:
+            evaluation.exploring -= 1
+            before.restore()
+            evaluation.put_back(frame, flags)
+            evaluation.snapshot.changed.intersection_update(changed)
+
     def _both_leave(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
         then, orelse = site.then.effects, site.orelse.effects
         if then.leaves == orelse.leaves == "return":
+            for arm in (site.then, site.orelse):
+                self.explore(evaluation, frame, arm)
             for effects in (then, orelse):
                 evaluation.havoc(frame, effects, test.deps)
             frame.result = Unknown(test.deps)
             return RETURN
         arms = (site.then, site.orelse) if orelse.leaves == "raise" else (site.orelse, site.then)
         self.exit(evaluation, frame, arms[1].effects, site.loc, test.deps)
+        self.explore(evaluation, frame, arms[1])
         evaluation.visit(frame, arms[1].effects)
         return arms[0].run(frame)
 
@@ -132,6 +161,8 @@ class Domain:
         """An undecided conditional expression, `and`, `or`: nothing is evaluated."""
         deps: Deps = test.deps
         evaluation.blocked(deps)
+        for arm in (site.then, site.orelse):
+            self.explore(evaluation, frame, arm)
         for arm in (site.then, site.orelse):
             evaluation.havoc(frame, arm.effects, test.deps)
         return Unknown(deps)

@@ -37,7 +37,7 @@ class Frame:
     undecided  an answer may decide that it has returned already (False: not so)
     """
 
-    __slots__ = ("annotations", "cells", "code", "ev", "first", "is_class", "is_program", "live", "loops", "module", "outer", "owner", "result", "undecided", "vars")
+    __slots__ = ("annotations", "cells", "code", "ev", "first", "generator", "is_class", "is_program", "live", "loops", "module", "outer", "owner", "result", "undecided", "vars")
 
     def __init__(self, ev: Evaluation, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
@@ -50,6 +50,7 @@ class Frame:
         self.first: Any = None
         self.cells: Mapping[str, Any] | None = None  # of a frame that stands for the cells of a function of the outside
         self.annotations: list[str] = []
+        self.generator: Any = None  # of a generator function, its running body
 
     def inner(self) -> Frame:
         """The frame of a comprehension or class body in this one."""
@@ -158,8 +159,9 @@ class Evaluation(Calls, Objects, Havoc):
         passes: Callable[[Loc], int] = lambda _: 0,
         frames: Mapping[types.CodeType, tuple[int, Mapping[str, Any]]] | None = None,
         stream: str = "",
+        explores: bool = False,
     ) -> None:
-        """`frames`: the line and locals of the frames of Python's that run functions of the program now."""
+        """`explores`: it looks into arms of undecided branches, too. `frames`: the line and locals of the frames of Python's that run functions of the program now."""
         self.function, self.snapshot, self.emitter = function, arguments, emitter
         self.domain = domain or Domain()
         self.paused, self.passes, self.frames, self.stream = paused, passes, frames or {}, stream
@@ -178,11 +180,12 @@ class Evaluation(Calls, Objects, Havoc):
         """What unknown operations that may have raised depend on."""
         self.handled: list[Any] = []
         self.tries = 0
+        self.explores, self.exploring = explores, 0  # how many arms deep it is
         self.depth = self.steps = self.resumed = 0
-        self.over = False
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
+        self.generators: list[Any] = []
         self._budget, self._check_at = budget, 64
         self._kept: list[Any] = []
         self._globals: dict[tuple[int, str], Any] = {}
@@ -209,8 +212,9 @@ class Evaluation(Calls, Objects, Havoc):
         except RecursionError:
             outcome.reason, outcome.stopped_at = "recursion", self.loc
         finally:
+            for generator in self.generators:
+                generator.kill()
             place.reset(token)
-            self.over = True
             self.locals.forget()
         outcome.steps = self.steps
         return outcome
@@ -269,6 +273,18 @@ class Evaluation(Calls, Objects, Havoc):
             self.handled.pop()
             if name is not None:
                 frame.vars.pop(name, None)
+
+    def flags(self, frame: Frame) -> tuple[Any, ...]:
+        """What says how an evaluation stands, beside what its objects hold."""
+        return self.certain, self.shifted, self.outcome.entire, [*self.tasks], dict(self._globals), frame.result, frame.undecided
+
+    def put_back(self, frame: Frame, flags: tuple[Any, ...]) -> None:
+        self.certain, self.shifted, self.outcome.entire, self.tasks, self._globals, frame.result, frame.undecided = flags
+
+    @property
+    def stops(self) -> bool:
+        """Whether the whole evaluation has to end: it was asked to, or its budget is spent."""
+        return self.outcome.paused or self.steps > self._budget
 
     # -- what is lost
 

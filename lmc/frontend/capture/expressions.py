@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, Branch, Loop
+from lmc.frontend.capture.patterns import FIELDS
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.values import NOTHING, Closure, Deps, Items, Raised, Undecided, Unknown, join
 from lmc.frontend.scopes import Bindings, Comprehension
@@ -320,6 +321,9 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
         return lambda frame: frame.ev.super_of(frame)
     if isinstance(node.func, ast.Name) and node.func.id in ("locals", "globals", "vars", "eval", "exec") and not node.args:
         return lambda _: Unknown(None)
+    if isinstance(node.func, ast.Name) and node.func.id == FIELDS:
+        value = expression(node.args[0], scope)
+        return lambda frame: frame.ev.positional(value(frame))
     args = _items(node.args, scope)
     named = [(k.arg, expression(k.value, scope)) for k in node.keywords]
     receiver = method = fn = None
@@ -380,6 +384,16 @@ def function(node: Any, scope: Scope, name: str) -> Eval:
 def _await(node: ast.Await, scope: Scope) -> Eval:
     value = expression(node.value, scope)
     return lambda frame: frame.ev.awaited(value(frame))
+
+
+def _yield(node: ast.Yield, scope: Scope) -> Eval:
+    value = expression(node.value, scope) if node.value is not None else lambda _: None
+    return lambda frame: frame.generator.give(value(frame))
+
+
+def _yield_from(node: ast.YieldFrom, scope: Scope) -> Eval:
+    value = expression(node.value, scope)
+    return lambda frame: frame.generator.give_all(value(frame))
 
 
 def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
@@ -482,7 +496,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: _constant, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
     ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Lambda: _lambda,
-    ast.Await: _await, ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
+    ast.Await: _await, ast.Yield: _yield, ast.YieldFrom: _yield_from, ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
     ast.List: lambda node, scope: _display(node, scope, lambda _, items: items),
     ast.Tuple: lambda node, scope: _display(node, scope, lambda _, items: tuple(items)),
     ast.Set: lambda node, scope: _display(node, scope, make_set),

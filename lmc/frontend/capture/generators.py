@@ -1,4 +1,4 @@
-"""Generators: statements that yield, compiled to generators of Python, so that each item is made when it is taken."""
+"""Generators of the program: a body runs in a greenlet of its own, so that each item is made when it is taken, and a `yield` may stand anywhere."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -6,272 +6,115 @@
 
 from __future__ import annotations
 
-import ast
-import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import NotUnderstood, Scope
-from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN
-from lmc.frontend.capture.expressions import expression
-from lmc.frontend.capture.statements import Handlers, managers_of, statement, target
-from lmc.frontend.capture.values import Abandoned, Items, Raised, Undecided, Unknown
+from greenlet import error, getcurrent, greenlet
+
+from lmc.frontend.capture.values import Abandoned, Items, Raised, Undecided
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Frame
 
-Run = Callable[["Frame"], Generator[Any, Any, Any]]
-"""Yields what the program yields; gives a Signal."""
 
+class Body:
+    """The running body of a generator, an iterator with `send`, `throw` and `close`; what it returns is in the StopIteration."""
 
-def generator(body: Sequence[ast.stmt], scope: Scope) -> Run:
-    """Compiles the body of a generator function; what it gives is the value of the generator."""
-    run = _block(body, scope)
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._steps = greenlet(self._run)
+        self._steps.gr_context = copy_context()
 
-    def items(frame: Frame) -> Generator[Any, Any, Any]:
+    def _run(self, given: tuple[Any, Raised | None]) -> tuple[bool, Any]:
+        frame, (_, raised) = self._frame, given
+        if raised is not None:
+            raise raised
         try:
-            signal = yield from run(frame)
+            frame.code.body(frame)  # type: ignore[union-attr]
         except Abandoned as abandoned:
             if abandoned.target is not frame:
                 raise
             raise Undecided(abandoned.deps) from None
-        return frame.result if signal is RETURN else None
+        return False, frame.result
 
-    return items
+    def give(self, x: Any) -> Any:
+        """In the body: hand an item to who takes it; return what is sent."""
+        value, raised = self._steps.parent.switch((True, x))  # type: ignore[union-attr]
+        if raised is not None:
+            raise raised
+        return value
 
+    def give_all(self, x: Any) -> Any:
+        """In the body: `yield from x`."""
+        if type(x) is not Items or x.generator is None:
+            from lmc.frontend.capture.operations import iterate
 
-def _yields(node: ast.AST) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-        return False
-    return isinstance(node, ast.Yield | ast.YieldFrom) or any(map(_yields, ast.iter_child_nodes(node)))
-
-
-def _block(nodes: Sequence[ast.stmt], scope: Scope) -> Run:
-    steps = [(True, _statement(n, scope)) if _yields(n) else (False, statement(n, scope)) for n in nodes]
-
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        for yields, step in steps:
-            frame.ev.count(1)
-            signal = (yield from step(frame)) if yields else step(frame)
-            if signal is not None:
-                return signal
-        return None
-
-    return run
-
-
-def _statement(node: ast.stmt, scope: Scope) -> Run:
-    rule = _RULES.get(type(node))
-    if rule is None or not isinstance(getattr(node, "value", None), ast.Yield | ast.YieldFrom | None):
-        return _first(node, scope)
-    return rule(node, scope)
-
-
-def _first(node: ast.stmt, scope: Scope) -> Run:
-    """A statement in which a yield is evaluated before anything else that has effects: it is taken out, in front."""
-    if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr):
-        raise NotUnderstood(f"a yield in {type(node).__name__} at {scope.loc(node)}")
-    name = f".yielded {node.lineno}"
-    rest = copy.copy(node)
-    rest.value, found = _taken_out(node.value, name)
-    if found is None or _yields(rest):
-        raise NotUnderstood(f"a yield inside of an expression at {scope.loc(node)}")
-    scope.bindings.bound.add(name)
-    value, then = _value(found, scope), statement(rest, scope)
-
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        frame.vars[name] = yield from value(frame)
-        return then(frame)
-
-    return run
-
-
-def _taken_out(node: Any, name: str) -> tuple[Any, ast.expr | None]:
-    """An expression with the yield that it begins with replaced by a name, and that yield."""
-    if isinstance(node, ast.Yield | ast.YieldFrom):
-        return ast.copy_location(ast.Name(name, ast.Load()), node), node
-    inner = _BEGINS.get(type(node))
-    if inner is None:
-        return node, None
-    changed = copy.copy(node)
-    part = getattr(node, inner)
-    first, found = _taken_out(part[0] if isinstance(part, list) else part, name)
-    setattr(changed, inner, [first, *part[1:]] if isinstance(part, list) else first)
-    return changed, found
-
-
-_BEGINS: Mapping[type[ast.AST], str] = {
-    ast.BoolOp: "values", ast.BinOp: "left", ast.Compare: "left", ast.Attribute: "value", ast.Subscript: "value", ast.Call: "func", ast.IfExp: "test",
-    ast.UnaryOp: "operand", ast.NamedExpr: "value", ast.Tuple: "elts", ast.List: "elts",
-}  # fmt: skip
-"""By kind of expression, the part that is evaluated first."""
-
-
-def _value(node: ast.expr | None, scope: Scope) -> Run:
-    """An expression that is a yield."""
-    if isinstance(node, ast.Yield):
-        value = expression(node.value, scope) if node.value is not None else None
-
-        def one(frame: Frame) -> Generator[Any, Any, Any]:
-            return (yield None if value is None else value(frame))
-
-        return one
-    if isinstance(node, ast.YieldFrom):
-        inner = expression(node.value, scope)
-
-        def several(frame: Frame) -> Generator[Any, Any, Any]:
-            x = inner(frame)
-            if type(x) is Items and x.generator is not None:
-                return (yield from x.generator)
-            yield from op.iterate(frame.ev, x)
+            for item in iterate(self._frame.ev, x):
+                self.give(item)
             return None
-
-        return several
-    raise NotUnderstood(f"a yield inside of an expression at {scope.loc(node) if node is not None else ''}")
-
-
-def _expression(node: ast.Expr, scope: Scope) -> Run:
-    value = _value(node.value, scope)
-
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        yield from value(frame)
-
-    return run
-
-
-def _assign(node: ast.Assign | ast.AnnAssign, scope: Scope) -> Run:
-    value, binds = _value(node.value, scope), [target(t, scope) for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
-
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        x = yield from value(frame)
-        for bind in binds:
-            bind(frame, x)
-
-    return run
-
-
-def _return(node: ast.Return, scope: Scope) -> Run:
-    value = _value(node.value, scope)
-
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        frame.result = yield from value(frame)
-        return RETURN
-
-    return run
-
-
-def _if(node: ast.If, scope: Scope) -> Run:
-    test = expression(node.test, scope)
-    then, orelse = _block(node.body, scope), _block(node.orelse, scope)
-
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        known = op.truth(frame.ev, test(frame))
-        if isinstance(known, Unknown):
-            raise Undecided(known.deps)
-        return (yield from (then if known else orelse)(frame))
-
-    return run
-
-
-def _for(node: ast.For, scope: Scope) -> Run:
-    iterable, bind, body, orelse = expression(node.iter, scope), target(node.target, scope), _block(node.body, scope), _block(node.orelse, scope)
-
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        items = op.iterate(frame.ev, iterable(frame))
+        sent: tuple[Any, Raised | None] = (None, None)
         while True:
-            more, item = op.take(frame.ev, items)
-            if not more:
-                return (yield from orelse(frame))
-            bind(frame, item)
-            signal = yield from body(frame)
-            if signal is not None and signal is not CONTINUE:
-                return None if signal is BREAK else signal
+            try:
+                item = x.generator.resume(*sent)
+            except StopIteration as over:
+                return over.value
+            try:
+                sent = self.give(item), None
+            except Raised as raised:
+                sent = None, raised
 
-    return run
+    # -- from outside
 
+    def resume(self, value: Any, raised: Raised | None = None) -> Any:
+        """Run up to the next item."""
+        steps = self._steps
+        if steps.dead:
+            raise raised if raised is not None else StopIteration
+        steps.parent = getcurrent()
+        more, x = steps.switch((value, raised))
+        if not more:
+            raise StopIteration(x)
+        return x
 
-def _while(node: ast.While, scope: Scope) -> Run:
-    test, body, orelse = expression(node.test, scope), _block(node.body, scope), _block(node.orelse, scope)
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
-        while True:
-            frame.ev.count(1)
-            known = op.truth(frame.ev, test(frame))
-            if isinstance(known, Unknown):
-                raise Undecided(known.deps)
-            if not known:
-                return (yield from orelse(frame))
-            signal = yield from body(frame)
-            if signal is not None and signal is not CONTINUE:
-                return None if signal is BREAK else signal
+    def __next__(self) -> Any:
+        return self.resume(None)
 
-    return run
+    def send(self, value: Any) -> Any:
+        return self.resume(value)
 
+    def throw(self, raised: Raised) -> Any:
+        return self.resume(None, raised)
 
-def _with(node: ast.With, scope: Scope) -> Run:
-    items, body = managers_of(node, scope), _block(node.body, scope)
-
-    def nested(frame: Frame, k: int) -> Generator[Any, Any, Any]:
-        if k == len(items):
-            return (yield from body(frame))
-        value, bind = items[k]
-        manager = frame.ev.manager(value(frame))
-        entered = manager.enter()
-        if bind is not None:
-            bind(frame, entered)
+    def close(self) -> None:
+        """As Python closes a generator: its `finally` clauses are evaluated."""
+        if not self._steps:  # it has not begun, or has ended
+            return
         try:
-            signal = yield from nested(frame, k + 1)
+            self.resume(None, Raised(GeneratorExit()))
+        except StopIteration:
+            pass
         except Raised as raised:
-            if manager.leave(raised.value):
-                return None
-            raise
-        except GeneratorExit as over:
-            if not frame.ev.over:
-                manager.leave(over)
-            raise
-        manager.leave(None)
-        return signal
-
-    return lambda frame: nested(frame, 0)
-
-
-def _try(node: ast.Try, scope: Scope) -> Run:
-    body, orelse, last = _block(node.body, scope), _block(node.orelse, scope), _block(node.finalbody, scope)
-    handlers, bodies = Handlers(node, scope, bodies=False), [_block(h.body, scope) for h in node.handlers]
-
-    def guarded(frame: Frame) -> Generator[Any, Any, Any]:
-        try:
-            signal = yield from body(frame)
-        except Raised as raised:
-            found = handlers.find(frame, raised.value)
-            if found is None:
+            if not isinstance(raised.value, GeneratorExit):
                 raise
-            name, k = found
-            with frame.ev.handling(frame, name, raised.value):
-                return (yield from bodies[k](frame))
-        return signal if signal is not None else (yield from orelse(frame))
 
-    def run(frame: Frame) -> Generator[Any, Any, Any]:
+    def drop(self) -> None:
+        """Nobody takes the rest."""
         try:
-            signal = yield from guarded(frame)
-        except Raised:
-            over = yield from last(frame)
-            if over is not None:
-                return over
-            raise
-        except GeneratorExit:  # nobody takes the rest
-            if not frame.ev.over:
-                for _ in last(frame):
-                    break
-            raise
-        over = yield from last(frame)
-        return signal if over is None else over
+            self.close()
+        except BaseException:  # a destructor raises nothing; where the evaluation has to stop, its next step says so again
+            with suppress(error):  # collected on another thread
+                self.kill()
 
-    return run
+    def kill(self) -> None:
+        """The evaluation is over: nothing more of it is evaluated."""
+        if self._steps:
+            self._steps.parent = getcurrent()
+            self._steps.throw()
 
 
-_RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Run]] = {
-    ast.Expr: _expression, ast.Assign: _assign, ast.AnnAssign: _assign, ast.Return: _return, ast.If: _if, ast.For: _for, ast.While: _while, ast.With: _with,
-    ast.Try: _try,
-}  # fmt: skip
+__all__ = ["Body"]

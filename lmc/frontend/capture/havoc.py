@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import types
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from lmc.frontend.capture.code import Code, NotUnderstood
 from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.scan import Effects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, PURE_METHODS, is_known
-from lmc.frontend.capture.values import NOTHING, Closure, Deps, Method, Object, Unknown
+from lmc.frontend.capture.values import Closure, Deps, Method, Object, Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.state import State, StateGroup
@@ -79,10 +78,6 @@ class Havoc:
                 for name in code.writes_globals:
                     inner.store(name, Unknown(deps), "global")
                 self._touch(inner, code.free_effects, deps, depth + 1)
-
-    def save(self: Evaluation, frame: Frame, effects: Effects) -> Saved:
-        """What code with these effects may change, to be put back."""
-        return Saved(self, frame, effects)
 
     def lose_own(self: Evaluation, x: Any, deps: Deps) -> None:
         if isinstance(x, (list, dict, set, State, StateGroup, Object)) or type(x) in op.SEQUENCES:
@@ -164,56 +159,4 @@ def _asks(x: Any) -> bool:
     return isinstance(x, (GenExpr, SelectExpr, ReasoningExpr)) or (isinstance(x, Unknown) and x.deps is None and isinstance(x, Expr))
 
 
-class Saved:
-    """What an arm may change, as it was before: `restore()` puts it back, so that another arm begins where this one began."""
-
-    def __init__(self, ev: Evaluation, frame: Frame, effects: Effects) -> None:
-        self.ev, self.frame = ev, frame
-        self.vars = dict(frame.vars)
-        self.flags = ev.certain, ev.shifted, dict(ev.lost)
-        self.states = [(s, [copy.copy(getattr(s, n)) for n in _OF_STATE]) for s in ev.states]
-        self.held: list[tuple[Any, Any]] = []
-        seen = set[int]()
-        for name in effects.touched | effects.appends | effects.loads:
-            self._hold(frame.peek(name), seen, 0)
-
-    def _hold(self, x: Any, seen: set[int], depth: int) -> None:
-        kind = type(x)
-        if id(x) in seen or depth > _DEEPEST:
-            return
-        if kind is Object:
-            parts: Any = x.attributes
-        elif kind in op.SEQUENCES or kind in op.MAPPINGS:
-            parts = x
-        else:
-            return
-        seen.add(id(x))
-        if kind not in (tuple, frozenset):
-            self.held.append((x, dict(parts) if kind is Object else x.copy()))
-        for item in parts.values() if kind is Object or kind in op.MAPPINGS else parts:
-            self._hold(item, seen, depth + 1)
-
-    def restore(self) -> None:
-        ev = self.ev
-        self.frame.vars.clear()
-        self.frame.vars.update(self.vars)
-        ev.certain, ev.shifted, lost = self.flags
-        ev.lost.clear()
-        ev.lost.update(lost)
-        for state, fields in self.states:
-            for name, value in zip(_OF_STATE, fields, strict=True):
-                setattr(state, name, copy.copy(value))
-        for x, before in self.held:
-            if type(x) is Object:
-                x.attributes.clear()
-                x.attributes.update(before)
-            elif type(x) in op.MAPPINGS or type(x) is set:
-                x.clear()
-                x.update(before)
-            else:
-                x.clear()
-                x.extend(before)
-
-
-_OF_STATE = ("ctx", "variables", "ordinal", "forks", "calls", "role", "previous", "scopes", "asked")
-__all__ = ["NOTHING", "Havoc", "Saved"]
+__all__ = ["Havoc"]

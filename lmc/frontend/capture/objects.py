@@ -429,10 +429,11 @@ class Objects:
     def hashes_by_identity(self: Evaluation, x: Object) -> bool:
         return self.class_attribute(x.cls, "__eq__") is _MISSING and self.class_attribute(x.cls, "__hash__") is _MISSING and self._fields(x.cls) is None
 
-    def match_args(self: Evaluation, x: Object, n: int) -> tuple[str, ...] | None:
-        found = self.class_attribute(x.cls, "__match_args__")
+    def positional(self: Evaluation, x: Any) -> Any:
+        """The attributes that positional patterns look at."""
+        found = self.class_attribute(x.cls, "__match_args__") if type(x) is Object else None
         names = self.dataclass_fields(x) if found is _MISSING else found
-        return None if names is None or len(names) < n else tuple(names[:n])
+        return Unknown(None) if names is None else [self.attribute(x, name) for name in names]
 
     def is_instance(self: Evaluation, x: Any, kinds: Any) -> Any:
         """`isinstance(x, kinds)`."""

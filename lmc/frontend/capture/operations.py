@@ -71,7 +71,7 @@ def need(ev: Evaluation, x: Any) -> Deps:
     return NOTHING if kind is type and x.__module__ == "builtins" else None
 
 
-def native(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Calls builtin code on values that it may touch; what it raises is the program's."""
     try:
         return fn(*args, **kwargs)

@@ -1,159 +1,108 @@
-"""Patterns of `match`, compiled: `matches(frame, subject)` is True, False or Unknown, and binds what it captures."""
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
+"""Patterns of `match` as expressions: a `case` is an `if` whose test binds what the pattern captures."""
 
 from __future__ import annotations
 
 import ast
-import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import NotUnderstood, Scope
-from lmc.frontend.capture.expressions import expression
-from lmc.frontend.capture.values import Object, Unknown
+from lmc.frontend.capture.code import NotUnderstood
 
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Frame
-
-Matches = Callable[["Frame", Any], Any]
+SUBJECT = ".subject"
+"""The name under which a `match` keeps what it looks at; no program has it."""
+_SELF = frozenset("bool bytearray bytes dict float frozenset int list set str tuple".split())
+"""Classes whose one positional pattern is the value itself."""
 
 
-def pattern(node: ast.pattern, scope: Scope) -> Matches:
+def as_ifs(node: ast.Match) -> list[ast.stmt]:
+    """The statements that a `match` stands for."""
+    subject = _name(SUBJECT)
+    rest: list[ast.stmt] = []
+    for case in reversed(node.cases):
+        test = _test(case.pattern, subject)
+        if case.guard is not None:
+            test = ast.BoolOp(ast.And(), [test, case.guard])
+        rest = [_at(case.pattern, ast.If(test, case.body, rest))]
+    return [_at(node, ast.Assign([ast.Name(SUBJECT, ast.Store())], node.subject)), *rest]
+
+
+def _at(place: Any, made: Any) -> Any:
+    return ast.fix_missing_locations(ast.copy_location(made, place))
+
+
+def _name(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _call(name: str, *args: ast.expr) -> ast.expr:
+    return ast.Call(_name(name), list(args), [])
+
+
+def _all(*tests: ast.expr) -> ast.expr:
+    known = [t for t in tests if not (isinstance(t, ast.Constant) and t.value is True)]
+    return ast.BoolOp(ast.And(), known) if len(known) > 1 else known[0] if known else ast.Constant(True)
+
+
+def _bind(name: str | None, x: ast.expr) -> ast.expr:
+    if name is None:
+        return ast.Constant(True)
+    bound = ast.NamedExpr(ast.Name(name, ast.Store()), x)
+    return ast.Subscript(ast.Tuple([bound, ast.Constant(True)], ast.Load()), ast.Constant(1), ast.Load())
+
+
+def _test(node: ast.pattern, x: ast.expr) -> ast.expr:
     rule = _RULES.get(type(node))
     if rule is None:
-        raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
-    return rule(node, scope)
+        raise NotUnderstood(type(node).__name__)
+    return rule(node, x)
 
 
-def _value(node: ast.MatchValue, scope: Scope) -> Matches:
-    value = expression(node.value, scope)
-    return lambda frame, x: op.truth(frame.ev, op.compare(frame.ev, "eq", operator.eq, x, value(frame)))
+def _sequence(node: ast.MatchSequence, x: ast.expr) -> ast.expr:
+    count, star = len(node.patterns), next((i for i, p in enumerate(node.patterns) if isinstance(p, ast.MatchStar)), None)
+    length = ast.Compare(_call("len", x), [ast.Eq() if star is None else ast.GtE()], [ast.Constant(count - (star is not None))])
+    tests: list[ast.expr] = []
+    for i, part in enumerate(node.patterns):
+        behind = i - count  # from the end
+        if isinstance(part, ast.MatchStar):
+            upper = ast.Constant(behind + 1) if behind + 1 else None
+            tests.append(_bind(part.name, _call("list", ast.Subscript(x, ast.Slice(ast.Constant(i), upper), ast.Load()))))
+        else:
+            at = ast.Constant(i if star is None or i < star else behind)
+            tests.append(_test(part, ast.Subscript(x, at, ast.Load())))
+    return _all(_call("isinstance", x, ast.Tuple([_name("list"), _name("tuple")], ast.Load())), length, *tests)
 
 
-def _singleton(node: ast.MatchSingleton, scope: Scope) -> Matches:
-    value = node.value
-    return lambda frame, x: op.compare(frame.ev, "is", operator.is_, x, value)
+def _mapping(node: ast.MatchMapping, x: ast.expr) -> ast.expr:
+    if node.rest is not None and any(not isinstance(k, ast.Constant) for k in node.keys):
+        raise NotUnderstood("a pattern with computed keys and a rest")
+    tests = [ast.Compare(key, [ast.In()], [x]) for key in node.keys]
+    parts = [_test(p, ast.Subscript(x, key, ast.Load())) for key, p in zip(node.keys, node.patterns, strict=True)]
+    if node.rest is not None:
+        item = ast.comprehension(
+            ast.Tuple([ast.Name(".k", ast.Store()), ast.Name(".v", ast.Store())], ast.Store()), ast.Call(ast.Attribute(x, "items", ast.Load()), [], []),
+            [ast.Compare(_name(".k"), [ast.NotIn()], [ast.Tuple(list(node.keys), ast.Load())])], 0)  # fmt: skip
+        parts.append(_bind(node.rest, ast.DictComp(_name(".k"), _name(".v"), [item])))
+    return _all(_call("isinstance", x, _name("dict")), *tests, *parts)
 
 
-def _sequence(node: ast.MatchSequence, scope: Scope) -> Matches:
-    star = next((i for i, p in enumerate(node.patterns) if isinstance(p, ast.MatchStar)), None)
-    parts = [_star(p, scope) if isinstance(p, ast.MatchStar) else pattern(p, scope) for p in node.patterns]
-    least = len(parts) - (star is not None)
-
-    def run(frame: Frame, x: Any) -> Any:
-        if isinstance(x, Unknown) or frame.ev.is_lost(x):
-            return Unknown(x.deps if isinstance(x, Unknown) else frame.ev.lost[id(x)])
-        if type(x) not in (list, tuple) and type(x).__name__ != "deque":
-            return False
-        items = list(x)
-        if len(items) < least or (star is None and len(items) > least):
-            return False
-        if star is not None:
-            after = len(items) - (least - star)
-            items = [*items[:star], items[star:after], *items[after:]]
-        return _all(frame, parts, items)
-
-    return run
+def _class(node: ast.MatchClass, x: ast.expr) -> ast.expr:
+    itself = isinstance(node.cls, ast.Name) and node.cls.id in _SELF and len(node.patterns) == 1
+    parts = [_test(p, x if itself else ast.Subscript(_call(FIELDS, x), ast.Constant(i), ast.Load())) for i, p in enumerate(node.patterns)]
+    named = [_test(p, ast.Attribute(x, name, ast.Load())) for name, p in zip(node.kwd_attrs, node.kwd_patterns, strict=True)]
+    return _all(_call("isinstance", x, node.cls), *parts, *named)
 
 
-def _all(frame: Frame, parts: list[Matches], items: list[Any]) -> Any:
-    unknown: Any = None
-    for part, item in zip(parts, items, strict=True):
-        known = part(frame, item)
-        if known is False:
-            return False
-        if known is not True:
-            unknown = known
-    return True if unknown is None else unknown
+FIELDS = ".fields"
+"""The name of what gives the attributes of an object that positional patterns look at."""
 
 
-def _bound(name: str | None, scope: Scope) -> Matches:
-    if name is None:
-        return lambda _frame, _x: True
-    kind = scope.kind(name)
-
-    def run(frame: Frame, x: Any) -> bool:
-        frame.store(name, x, kind)
-        return True
-
-    return run
+def _as(node: ast.MatchAs, x: ast.expr) -> ast.expr:
+    return _all(ast.Constant(True) if node.pattern is None else _test(node.pattern, x), _bind(node.name, x))
 
 
-def _star(node: ast.MatchStar, scope: Scope) -> Matches:
-    return _bound(node.name, scope)
-
-
-def _as(node: ast.MatchAs, scope: Scope) -> Matches:
-    bind = _bound(node.name, scope)
-    if node.pattern is None:
-        return bind
-    inner = pattern(node.pattern, scope)
-
-    def run(frame: Frame, x: Any) -> Any:
-        known = inner(frame, x)
-        return bind(frame, x) if known is True else known
-
-    return run
-
-
-def _or(node: ast.MatchOr, scope: Scope) -> Matches:
-    parts = [pattern(p, scope) for p in node.patterns]
-
-    def run(frame: Frame, x: Any) -> Any:
-        for part in parts:
-            known = part(frame, x)
-            if known is not False:
-                return known
-        return False
-
-    return run
-
-
-def _mapping(node: ast.MatchMapping, scope: Scope) -> Matches:
-    keys, parts, rest = [expression(k, scope) for k in node.keys], [pattern(p, scope) for p in node.patterns], _bound(node.rest, scope)
-
-    def run(frame: Frame, x: Any) -> Any:
-        ev = frame.ev
-        if isinstance(x, Unknown) or ev.is_lost(x):
-            return Unknown(x.deps if isinstance(x, Unknown) else ev.lost[id(x)])
-        if type(x) not in op.MAPPINGS:
-            return False
-        wanted = [k(frame) for k in keys]
-        if any(k not in x for k in wanted):
-            return False
-        known = _all(frame, parts, [x[k] for k in wanted])
-        if known is True and node.rest is not None:
-            rest(frame, {k: v for k, v in x.items() if k not in wanted})
-        return known
-
-    return run
-
-
-def _class(node: ast.MatchClass, scope: Scope) -> Matches:
-    cls, parts = expression(node.cls, scope), [pattern(p, scope) for p in node.patterns]
-    names, named = node.kwd_attrs, [pattern(p, scope) for p in node.kwd_patterns]
-
-    def run(frame: Frame, x: Any) -> Any:
-        ev, kind = frame.ev, cls(frame)
-        known = ev.is_instance(x, kind)
-        if known is not True:
-            return known
-        if parts and kind in _ITSELF:
-            return parts[0](frame, x)
-        positional = ev.match_args(x, len(parts)) if type(x) is Object else None if parts else ()
-        if positional is None:
-            return Unknown(None)
-        return _all(frame, [*parts, *named], [ev.attribute(x, name) for name in (*positional, *names)])
-
-    return run
-
-
-_ITSELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
-_RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Matches]] = {
-    ast.MatchValue: _value, ast.MatchSingleton: _singleton, ast.MatchSequence: _sequence, ast.MatchAs: _as, ast.MatchOr: _or, ast.MatchMapping: _mapping,
-    ast.MatchClass: _class,
+_RULES: Mapping[type[ast.AST], Callable[[Any, ast.expr], ast.expr]] = {
+    ast.MatchValue: lambda node, x: ast.Compare(x, [ast.Eq()], [node.value]),
+    ast.MatchSingleton: lambda node, x: ast.Compare(x, [ast.Is()], [ast.Constant(node.value)]),
+    ast.MatchOr: lambda node, x: ast.BoolOp(ast.Or(), [_test(p, x) for p in node.patterns]),
+    ast.MatchSequence: _sequence, ast.MatchMapping: _mapping, ast.MatchClass: _class, ast.MatchAs: _as,
 }  # fmt: skip

@@ -15,6 +15,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Loop
 from lmc.frontend.capture.expressions import expression, function
+from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
 from lmc.frontend.capture.values import NOTHING, Abandoned, NotFollowed, Raised, Undecided, Unknown, join
 from lmc.frontend.scopes import ClassBindings
@@ -262,6 +263,7 @@ def branch_of(node: ast.If, scope: Scope) -> tuple[Eval, Branch]:
 def _if(node: ast.If, scope: Scope) -> Eval:
     test, site = branch_of(node, scope)
     then, orelse, raises = site.then.run, site.orelse.run if node.orelse else None, "raise" in site.then.effects.exits
+    yields = site.then.effects.yields or site.orelse.effects.yields
 
     def run(frame: Frame) -> Any:
         known = op.truth(frame.ev, test(frame))
@@ -271,6 +273,8 @@ def _if(node: ast.If, scope: Scope) -> Eval:
             if raises:
                 frame.ev.passed_by(site.loc)
             return None if orelse is None else orelse(frame)
+        if yields:
+            raise Undecided(known.deps)
         return frame.ev.domain.branch(frame.ev, frame, known, site)
 
     return run
@@ -286,24 +290,56 @@ def loop_of(node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> Loop:
 
 def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     iterable, site = expression(node.iter, scope), loop_of(node, scope)
-    bind, body, orelse = site.bind, site.body.run, site.orelse.run if node.orelse else None
+    bind, body = site.bind, site.body.run
     assert bind is not None
+
+    def turns(frame: Frame, x: Any) -> Any:
+        ev = frame.ev
+        items = op.iterate(ev, x)
+        while True:
+            more, item = op.take(ev, items)
+            if not more:
+                return None
+            bind(frame, item)
+            signal = body(frame)
+            if signal is not None and signal is not CONTINUE:
+                return signal
+
+    return _loop(site, iterable, turns, node.orelse)
+
+
+def _while(node: ast.While, scope: Scope) -> Eval:
+    test, body, site = expression(node.test, scope), block(node.body, scope), loop_of(node, scope)
+
+    def turns(frame: Frame, _: Any) -> Any:
+        ev = frame.ev
+        while True:
+            ev.count(1)
+            known = op.truth(ev, test(frame))
+            if known.__class__ is not bool:
+                raise Undecided(known.deps, known)
+            if not known:
+                return None
+            signal = body(frame)
+            if signal is not None and signal is not CONTINUE:
+                return signal
+
+    return _loop(site, lambda _: None, turns, node.orelse)
+
+
+def _loop(site: Loop, iterable: Eval, turns: Callable[[Frame, Any], Any], otherwise: list[ast.stmt]) -> Eval:
+    """What loops have in common: how they end, and what happens where that is not known."""
+    orelse = site.orelse.run if otherwise else None
 
     def run(frame: Frame) -> Any:
         ev, x = frame.ev, iterable(frame)
         frame.loops.append(site)
         try:
-            items = op.iterate(ev, x)
-            while True:
-                more, item = op.take(ev, items)
-                if not more:
-                    break
-                bind(frame, item)
-                signal = body(frame)
-                if signal is not None and signal is not CONTINUE:
-                    return None if signal is BREAK else signal
+            signal = turns(frame, x)
         except Undecided as undecided:
-            return ev.domain.loop(ev, frame, x if isinstance(x, Unknown) else Unknown(undecided.deps), site)
+            if site.effects.yields:
+                raise
+            return ev.domain.loop(ev, frame, undecided.test if undecided.test is not None else x if isinstance(x, Unknown) else Unknown(undecided.deps), site)
         except Abandoned as abandoned:
             if abandoned.target is not site:
                 raise
@@ -311,36 +347,8 @@ def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
             return None
         finally:
             frame.loops.pop()
-        return None if orelse is None else orelse(frame)
-
-    return run
-
-
-def _while(node: ast.While, scope: Scope) -> Eval:
-    test, body, site = expression(node.test, scope), block(node.body, scope), loop_of(node, scope)
-    orelse = site.orelse.run if node.orelse else None
-
-    def run(frame: Frame) -> Any:
-        ev = frame.ev
-        frame.loops.append(site)
-        try:
-            while True:
-                ev.count(1)
-                known = op.truth(ev, test(frame))
-                if isinstance(known, Unknown):
-                    return ev.domain.loop(ev, frame, known, site)
-                if not known:
-                    break
-                signal = body(frame)
-                if signal is not None and signal is not CONTINUE:
-                    return None if signal is BREAK else signal
-        except Abandoned as abandoned:
-            if abandoned.target is not site:
-                raise
-            ev.havoc(frame, site.effects, abandoned.deps)
-            return None
-        finally:
-            frame.loops.pop()
+        if signal is not None:
+            return None if signal is BREAK else signal
         return None if orelse is None else orelse(frame)
 
     return run
@@ -400,11 +408,9 @@ def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
 class Handlers:
     """The `except` clauses of a `try`."""
 
-    def __init__(self, node: ast.Try, scope: Scope, *, bodies: bool = True) -> None:
-        """`bodies`: compile what they do, too; not of those that yield."""
+    def __init__(self, node: ast.Try, scope: Scope) -> None:
         self.loc = scope.loc(node)
-        body = (lambda h: block(h.body, scope)) if bodies else (lambda _: _nowhere)
-        self.clauses = [(expression(h.type, scope) if h.type is not None else None, h.name, body(h)) for h in node.handlers]
+        self.clauses = [(expression(h.type, scope) if h.type is not None else None, h.name, block(h.body, scope)) for h in node.handlers]
         self.arms = [arm(h.body, scope, body) for h, (_, _, body) in zip(node.handlers, self.clauses, strict=True)]
 
     def find(self, frame: Frame, value: Any) -> tuple[str | None, int] | None:
@@ -420,10 +426,6 @@ class Handlers:
         deps = ev.risks[risk:]
         if deps and self.clauses:
             ev.domain.handlers(ev, frame, join(NOTHING, *deps), self.arms, self.loc)
-
-
-def _nowhere(_: Frame) -> Any:
-    raise AssertionError("compiled elsewhere")
 
 
 def _try(node: ast.Try, scope: Scope) -> Eval:
@@ -506,36 +508,8 @@ def _assert(node: ast.Assert, scope: Scope) -> Eval:
 
 
 def _match(node: ast.Match, scope: Scope) -> Eval:
-    from lmc.frontend.capture.patterns import pattern
-
-    subject = expression(node.subject, scope)
-    found: Callable[[Frame, Any], Any] = lambda _frame, _x: None
-    behind: list[ast.stmt] = []
-    for case in reversed(node.cases):
-        found = _case(case, pattern(case.pattern, scope), found, list(behind), scope)
-        behind = [*case.body, *behind]
-    return lambda frame: found(frame, subject(frame))
-
-
-def _case(case: ast.match_case, matches: Callable[[Frame, Any], Any], rest: Callable[[Frame, Any], Any], behind: list[ast.stmt], scope: Scope) -> Callable[[Frame, Any], Any]:
-    guard, body = expression(case.guard, scope) if case.guard is not None else None, block(case.body, scope)
-    loc, then, orelse = scope.loc(case.pattern), effects(case.body), effects(behind)
-    binds = effects([case.pattern])
-
-    def run(frame: Frame, x: Any) -> Any:
-        ev = frame.ev
-        known = matches(frame, x)
-        if known is True and guard is not None:
-            known = op.truth(ev, guard(frame))
-        if known is True:
-            return body(frame)
-        if known is False:
-            return rest(frame, x)
-        ev.havoc(frame, binds, known.deps)
-        site = Branch(loc, Arm(body, then, loc), Arm(lambda f: rest(f, x), orelse, loc))
-        return ev.domain.branch(ev, frame, known, site)
-
-    return run
+    scope.bindings.bound.add(SUBJECT)
+    return block(as_ifs(node), scope)
 
 
 # -- definitions -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import collections
 import contextlib
 import copy
 import dataclasses
-import datetime
 import difflib
 import functools
 import hashlib
@@ -259,36 +258,6 @@ CLASS_METHODS: dict[tuple[type, str], Rule] = {
 """Of builtin classes."""
 
 
-@rule(bool)
-def _bool(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return op.truth(ev, args[0]) if args else False
-
-
-@rule(str)
-def _str(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else pure(ev, str, "str", args, kwargs)
-
-
-@rule(repr)
-def _repr(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return op.text_of(ev, args[0], "r")
-
-
-@rule(format)
-def _format(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return op.formatted(ev, args[0], "", args[1] if len(args) > 1 else "")
-
-
-@rule(len)
-def _len(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return op.length(ev, args[0])
-
-
-@rule(hash, id)
-def _identity(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Unknown(None)
-
-
 # -- iterators ---------------------------------------------------------------------------------------------------------
 
 
@@ -349,25 +318,10 @@ def _zip(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return Items(together())
 
 
-@rule(itertools.zip_longest)
-def _zip_longest(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(itertools.zip_longest(*[op.iterate(ev, a) for a in args], **kwargs))
-
-
 @rule(map)
 def _map(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     parts = [op.iterate(ev, a) for a in args[1:]]
     return Items(ev.call(args[0], list(items), {}) for items in zip(*parts, strict=False))
-
-
-@rule(filter)
-def _filter(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(_kept(ev, args[0], op.iterate(ev, args[1]), True))
-
-
-@rule(itertools.filterfalse)
-def _filterfalse(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(_kept(ev, args[0], op.iterate(ev, args[1]), False))
 
 
 def _holds(ev: Evaluation, test: Any, item: Any) -> bool:
@@ -381,21 +335,6 @@ def _kept(ev: Evaluation, test: Any, items: Any, wanted: bool) -> Any:
     for item in items:
         if _holds(ev, test, item) is wanted:
             yield item
-
-
-@rule(itertools.takewhile)
-def _takewhile(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(itertools.takewhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1])))
-
-
-@rule(itertools.dropwhile)
-def _dropwhile(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(itertools.dropwhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1])))
-
-
-@rule(itertools.chain)
-def _chain(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(item for a in args for item in op.iterate(ev, a))
 
 
 @rule(itertools.islice)
@@ -419,23 +358,6 @@ for _fn, _several in ((itertools.product, True), (itertools.permutations, False)
     rule(_fn)(_combined(_fn, _several))
 
 
-def _counting(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(op.native(itertools.count, *args, **kwargs))
-
-
-def _repeating(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(op.native(itertools.repeat, *args, **kwargs))
-
-
-rule(itertools.count)(_counting)
-rule(itertools.repeat)(_repeating)
-
-
-@rule(itertools.cycle)
-def _cycle(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(itertools.cycle(list(op.iterate(ev, args[0]))))
-
-
 @rule(itertools.accumulate)
 def _accumulate(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     fn = args[1] if len(args) > 1 else kwargs.get("func")
@@ -448,11 +370,6 @@ def _groupby(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     fn = args[1] if len(args) > 1 else kwargs.get("key")
     key = (lambda x: _known(ev, x)) if fn is None else callback(ev, fn)
     return Items((k, Items(iter(list(group)))) for k, group in itertools.groupby(op.iterate(ev, args[0]), key))
-
-
-@rule(reversed)
-def _reversed(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(reversed(list(op.iterate(ev, args[0]))))
 
 
 def _known(ev: Evaluation, x: Any) -> Any:
@@ -581,11 +498,6 @@ for _fn in _ORDERED:
 # -- types, attributes ---------------------------------------------------------------------------------------------------
 
 
-@rule(isinstance)
-def _isinstance(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return ev.is_instance(args[0], args[1])
-
-
 @rule(issubclass)
 def _issubclass(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     kinds = args[1] if type(args[1]) is tuple else (args[1],)
@@ -641,11 +553,6 @@ def _setattr(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         ev.lose(args[0], args[1].deps)
     else:
         ev.set_attribute(args[0], args[1], args[2])
-
-
-@rule(print)
-def _print(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return None  # Python does it
 
 
 # -- functions, copies, managers -----------------------------------------------------------------------------------------
@@ -722,11 +629,6 @@ def _copy(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return copy.copy(x) if type(x) in op.SEQUENCES or type(x) in op.MAPPINGS or type(x) in op.ATOMS else x if isinstance(x, Unknown) else Unknown(None)
 
 
-@rule(copy.deepcopy)
-def _deepcopy(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return deep_copy(ev, args[0], {})
-
-
 def deep_copy(ev: Evaluation, x: Any, memo: dict[int, Any]) -> Any:
     """A copy of a value of the evaluation and all that it holds."""
     kind = type(x)
@@ -754,21 +656,6 @@ def deep_copy(ev: Evaluation, x: Any, memo: dict[int, Any]) -> Any:
     if kind in (tuple, set, frozenset):
         return x if kind is not tuple and kind is frozenset else x.copy() if kind is set else tuple([deep_copy(ev, v, memo) for v in x])
     return Unknown(None)
-
-
-@rule(contextlib.suppress)
-def _suppress(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error))
-
-
-@rule(contextlib.nullcontext)
-def _nullcontext(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Manager(lambda: args[0] if args else None, lambda _: False)
-
-
-@rule(contextlib.contextmanager)
-def _contextmanager(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Partial(lambda more, named: manager_of(ev, ev.call(args[0], more, named)))
 
 
 def manager_of(ev: Evaluation, items: Any) -> Any:
@@ -801,11 +688,6 @@ def _dataclass(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return ev.make_dataclass(args[0], kwargs)
 
 
-@rule(dataclasses.field)
-def _field(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Object(dataclasses.Field, dict(kwargs))
-
-
 @rule(dataclasses.asdict)
 def _asdict(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     def plain(x: Any) -> Any:
@@ -834,16 +716,6 @@ def _descriptor(kind: Any) -> Rule:
 
 for _kind in (property, staticmethod, classmethod, functools.cached_property):
     rule(_kind)(_descriptor(_kind))
-
-
-@rule(object)
-def _object(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Object(object, {})
-
-
-@rule(hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic, datetime.datetime.now)
-def _of_now(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Unknown(None)
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
@@ -876,26 +748,6 @@ def _create_task(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any
     return args[0]
 
 
-@rule(asyncio.wait_for, asyncio.shield)
-def _wait_for(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return args[0]
-
-
-@rule(asyncio.sleep)
-def _sleep(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Coroutine(lambda: args[1] if len(args) > 1 else None)
-
-
-@rule(time.sleep)
-def _time_sleep(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return None
-
-
-@rule(asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout)
-def _lock(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Manager(lambda: None, lambda _: False)
-
-
 @rule(asyncio.TaskGroup)
 def _task_group(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     group = Object(asyncio.TaskGroup, {"create_task": Partial(lambda more, named: _create_task(ev, more, named))})
@@ -905,6 +757,42 @@ def _task_group(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return False
 
     return Manager(lambda: group, leave)
+
+
+# -- rules of one line -----------------------------------------------------------------------------------------------------
+
+_SHORT: Mapping[Any, Rule] = {
+    bool: lambda ev, args, kwargs: op.truth(ev, args[0]) if args else False,
+    str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else pure(ev, str, "str", args, kwargs),
+    repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),
+    format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
+    len: lambda ev, args, kwargs: op.length(ev, args[0]),
+    itertools.zip_longest: lambda ev, args, kwargs: Items(itertools.zip_longest(*[op.iterate(ev, a) for a in args], **kwargs)),
+    filter: lambda ev, args, kwargs: Items(_kept(ev, args[0], op.iterate(ev, args[1]), True)),
+    itertools.filterfalse: lambda ev, args, kwargs: Items(_kept(ev, args[0], op.iterate(ev, args[1]), False)),
+    itertools.takewhile: lambda ev, args, kwargs: Items(itertools.takewhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1]))),
+    itertools.dropwhile: lambda ev, args, kwargs: Items(itertools.dropwhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1]))),
+    itertools.chain: lambda ev, args, kwargs: Items(item for a in args for item in op.iterate(ev, a)),
+    itertools.cycle: lambda ev, args, kwargs: Items(itertools.cycle(list(op.iterate(ev, args[0])))),
+    reversed: lambda ev, args, kwargs: Items(reversed(list(op.iterate(ev, args[0])))),
+    isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
+    print: lambda ev, args, kwargs: None,
+    copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0], {}),
+    contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
+    contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, lambda _: False),
+    contextlib.contextmanager: lambda ev, args, kwargs: Partial(lambda more, named: manager_of(ev, ev.call(args[0], more, named))),
+    dataclasses.field: lambda ev, args, kwargs: Object(dataclasses.Field, dict(kwargs)),
+    object: lambda ev, args, kwargs: Object(object, {}),
+    asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
+    time.sleep: lambda ev, args, kwargs: None,
+    itertools.count: lambda ev, args, kwargs: Items(op.native(itertools.count, *args, **kwargs)),
+    itertools.repeat: lambda ev, args, kwargs: Items(op.native(itertools.repeat, *args, **kwargs)),
+    **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
+    **dict.fromkeys((asyncio.wait_for, asyncio.shield), lambda ev, args, kwargs: args[0]),
+    **dict.fromkeys((hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),
+}  # fmt: skip
+for _fn, _made in _SHORT.items():
+    rule(_fn)(_made)
 
 
 __all__ = ["ASKS", "FUNCTIONS", "LANGUAGE", "PURE", "PURE_METHODS", "StateGroup", "callback", "is_known", "manager_of", "pure", "sort"]

@@ -89,11 +89,11 @@ class Raised(BaseException):
 
 
 class Undecided(BaseException):
-    """Something that has to be known is not: a key that decides an order, a length, the next item of an iterator."""
+    """Something that has to be known is not: a key that decides an order, a length, the next item of an iterator, the `test` of a loop."""
 
-    def __init__(self, deps: Deps) -> None:
+    def __init__(self, deps: Deps, test: Unknown | None = None) -> None:
         super().__init__(deps)
-        self.deps = deps
+        self.deps, self.test = deps, test
 
 
 class Abandoned(BaseException):
@@ -174,6 +174,10 @@ class Items:
     def __init__(self, items: Iterable[Any], generator: Any = None) -> None:
         self._items = iter(items)
         self.generator = generator  # that `send`, `throw` and `close` go to
+
+    def __del__(self) -> None:
+        if self.generator is not None:
+            self.generator.drop()
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Domain, Loop, Signal
+from lmc.frontend.capture.heap import MISSING, Heap, Slot, get, put, same
 from lmc.frontend.capture.values import Abandoned, Deps, Object, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tracing.emitter import LATER, Answered, Context, GraphEmitter
-from lmc.frontend.tracing.heap import MISSING, Heap, Slot, get, put, same
 from lmc.ir.core import DEFAULT, Case, Operand, Value
 
 if TYPE_CHECKING:

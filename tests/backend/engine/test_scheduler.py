@@ -272,6 +272,52 @@ def test_longest_cached_prefix_goes_first():
     assert cold.results[0].done
 
 
+@pytest.mark.parametrize("max_batch", [1, 2])
+def test_guesses_give_their_places_to_what_is_needed(max_batch):
+    """They run in what others leave, and go on where they were."""
+    engine, core = stepped(4096, max_batch=max_batch)
+    guesses = [engine.submit(None, [Text((f"guess {i}",)), gen(12)], Hints(guess=True)) for i in range(max_batch)]
+    for _ in range(3):
+        core.turn()
+    needed = [engine.submit(None, [Text((f"needed {i}",)), gen(6)]) for i in range(2)]
+    while not all(h.results[0].done for h in needed):
+        assert core.turn() and not any(h.results[0].done for h in guesses)
+        engine.check()
+    assert engine.counters().preemptions >= max_batch
+    drain(core)
+    for name, handles, n in (("guess", guesses, 12), ("needed", needed, 6)):
+        assert [h.results[0].output().text for h in handles] == [expected_text(f"{name} {i}", n) for i in range(len(handles))]
+    engine.check()
+
+
+def test_guesses_wait_behind_all_others_until_they_are_needed(monkeypatch):
+    monkeypatch.setattr("lmc.backend.engine.waiting._PATIENCE", 2)
+    engine, core = stepped(4096, max_batch=1)
+    first = engine.submit(None, [Text(("first",)), gen(4)])
+    core.turn()
+    guess, taken = (engine.submit(None, [Text((name,)), gen(2)], Hints(guess=True)) for name in ("guess", "taken"))
+    others = [engine.submit(None, [Text((f"other {i}",)), gen(2)]) for i in range(3)]
+    taken.needed()
+    order: list[str] = []
+    named = {"first": first, "guess": guess, "taken": taken, **{f"other {i}": h for i, h in enumerate(others)}}
+    while core.turn():
+        order += [name for name, h in named.items() if h.results[0].done and name not in order]
+    assert order[-1] == "guess" and order.index("taken") < order.index("other 2")
+    assert engine.counters().preemptions == 0
+
+
+def test_guesses_leave_the_pool_to_what_is_needed():
+    engine, core = stepped(96, max_batch=8)
+    guess = engine.submit(None, [Text(("g" * 40,)), gen(20)], Hints(guess=True))
+    core.turn()
+    needed = engine.submit(None, [Text(("n" * 50,)), gen(20)])
+    while not needed.results[0].done:
+        assert core.turn() and not guess.results[0].done
+        engine.check()
+    drain(core)
+    assert guess.results[0].output().text == expected_text("g" * 40, 20) and engine.counters().preemptions >= 1
+
+
 def test_a_waiting_request_is_not_passed_for_ever(monkeypatch):
     monkeypatch.setattr("lmc.backend.engine.waiting._PATIENCE", 5)
     engine, core = stepped(4096, max_batch=1)

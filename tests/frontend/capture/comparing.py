@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Run:
     value: Any = None
 
 
-def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = None) -> Run:
+def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = None, **options: Any) -> Run:
     """Runs a program in the interpreter on the mock, and writes down what it asks. Addresses of other seeds are left out."""
     found = Run()
 
@@ -39,14 +40,15 @@ def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = N
             text = ctx.text()
             after, result = super()._submit(ctx, ask, place)
             found.asked.append((address, ask.name, text))
-            found.answers[address] = result.output().value
+            found.answers[address] = None if result.error is not None else result.output().value
             return after, result
 
     before, interpreter.LiveEmitter = interpreter.LiveEmitter, Writing  # type: ignore[misc]
     try:
-        state = program.run(**arguments, backend=lmc.Mock(answers) if answers is not None else lmc.Mock(), seed=7)
+        options = {"backend": lmc.Mock(answers) if answers is not None else lmc.Mock(), "seed": 7, **options}
+        state = program.run(**arguments, **options)
         found.value = state.ret_value
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         found.error = error
     finally:
         interpreter.LiveEmitter = before  # type: ignore[misc]

@@ -6,6 +6,7 @@ from typing import Any
 
 import lmc
 from lmc.frontend.capture.domain import Domain
+from lmc.frontend.capture.heap import Heap
 from lmc.frontend.capture.values import Unknown
 
 from .recording import evaluate
@@ -24,7 +25,7 @@ class Regions(Domain):
     def branch(self, evaluation: Any, frame: Any, test: Unknown, site: Any) -> Any:
         self.met.append(("branch", site.loc.line - evaluation.function.loc.line, test.note))
         for arm in (site.then, site.orelse):
-            saved = evaluation.save(frame, arm.effects)
+            saved = Heap(evaluation, frame)
             arm.run(frame)
             saved.restore()
         evaluation.havoc(frame, site.then.effects, test.deps)
@@ -33,7 +34,7 @@ class Regions(Domain):
 
     def loop(self, evaluation: Any, frame: Any, items: Unknown, site: Any) -> Any:
         self.met.append(("loop", items.note))
-        saved = evaluation.save(frame, site.effects)
+        saved = Heap(evaluation, frame)
         if site.bind is not None:
             site.bind(frame, Unknown(items.deps, note="each"))
         site.body.run(frame)

@@ -160,6 +160,33 @@ def exceptions(s, q):
         s += "!" + lmc.gen("y")
 
 
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+    y: str = ""
+
+
+@lmc.function
+def yields_anywhere(s, q):
+    def asks(n):
+        total = n + len((yield f"{q}{n}") or "")
+        names = [(yield "a"), (yield "b")]
+        while (more := (yield str(total))) is not None and total < 9:
+            total += len(more)
+        return names, (yield from (c for c in "xy"))
+
+    it = asks(1)
+    text, got = next(it), []
+    try:
+        while True:
+            s += text + lmc.gen("x", max_tokens=2)
+            got.append(text)
+            text = it.send(s["x"] if len(got) < 7 else None)
+    except StopIteration as end:
+        s += f"{end.value}" + lmc.gen("end")
+    return got
+
+
 @lmc.function
 def matching(s, q):
     match q.split():
@@ -172,6 +199,21 @@ def matching(s, q):
             s += text + lmc.gen("z")
         case {"k": int()}:
             s += lmc.gen("w")
+    for found in (Point(1, q), Point(y="b"), [1, Point(3, "c"), "z"], {"a": None, "b": 2, "c": 3}, (1,), 7, "no"):
+        match found:
+            case Point(1, y) | Point(y="b" as y):
+                text = f"point {y}"
+            case [int(n), *middle, str() as last] if n:
+                text = f"list {n} {len(middle)} {last}"
+            case {"a": None, **rest}:
+                text = f"dict {rest}"
+            case tuple(t):
+                text = f"tuple {t}"
+            case 7 | 8:
+                text = "number"
+            case _:
+                text = "else"
+        s += text + lmc.gen("m", max_tokens=2)
 
 
 @lmc.function

@@ -127,11 +127,6 @@ class ModelConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token over all layers, at 4 bytes an element."""
-        return 2 * self.num_layers * self.kv_size * 4
-
     def inv_freq(self) -> list[float]:
         """Rotary inverse frequencies, [head_dim / 2], scaling applied."""
         plain = [self.rope_theta ** -(2 * i / self.head_dim) for i in range(self.head_dim // 2)]

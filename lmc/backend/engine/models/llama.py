@@ -133,14 +133,6 @@ def halve_rows(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def fuse(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """transformers' names and layout → ours: merged projections, paired rotary rows. Errors name the tensor."""
-    fused = fuse_ends(state, config)
-    for index in range(config.num_layers):
-        fused |= fuse_layer(state, config, index)
-    return fused
-
-
 def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """What comes before the first layer and after the last."""
     rows, width = config.vocab_size, config.hidden_size
@@ -179,7 +171,7 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every fused weight: the names and layout of `fuse`."""
+    """The shape of every fused weight: the names and layout of `fuse_ends` and `fuse_layer`."""
     c = config
     found: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
     if not c.tie_embeddings:
