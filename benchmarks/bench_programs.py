@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,6 +113,13 @@ def ablated(workload: Workload, backend: Any, variant: str) -> Callable[[list[An
 OPT0, WITHOUT = "opt0", "without-"
 RUNNERS = {"interpreter": interpreted, "threads": threaded, "compiled": compiled}
 ABLATIONS = (*dict.fromkeys(WITHOUT + p.name for p in pipeline_for(Target()) if p.name != "lower-chat"), OPT0)
+
+
+POLICIES: Mapping[str, Mapping[str, Any]] = {
+    "own": {}, "schedule=lpm": {"schedule": "lpm"}, "schedule=fcfs": {"schedule": "fcfs"}, "schedule=random": {"schedule": "random"},
+    "cache=table": {"cache": "table"}, "cache=off": {"cache": "off"}, "eviction=lru": {"eviction": "lru"},
+}  # fmt: skip
+"""What an engine goes by: its own way, and with one thing otherwise (the paper's Figure 8c)."""
 
 
 def runner(mode: str, workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any]]:
@@ -274,6 +281,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--workloads", default="all", help="all, host, or names separated by commas")
     parser.add_argument("--modes", default=",".join(MODES), help="of interpreter, threads (the interpreter with a thread for each program), compiled, opt0, without-PASS, ablation (each pass off, and opt0)")
+    parser.add_argument("--ablate", action="store_true", help="compiled, on an engine of each policy: " + ", ".join(POLICIES))
+    parser.add_argument("--max-tokens", type=int, help="size of the engine's KV pool (default: its own), to make memory short")
     parser.add_argument("--reference", action="store_true", help="this is the reference machine and model: print limits and goals beside")
     parser.add_argument("--n", type=int, help="items per workload (default: its own)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths of prompts and answers")
@@ -290,14 +299,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.reference and (options.scale != 1 or options.n):
         parser.error("--reference is for all items at full length: leave out --scale and --n")
 
-    backend = open_backend(options.backend, device=options.device, load_format=options.load_format)
+    if options.ablate and not named.is_model(options.backend):
+        parser.error("--ablate is for a model in this process: --backend smollm2, or a model's path")
     rows: list[Row] = []
-    try:
-        for workload in choose(options.workloads, Size(options.scale)):
-            print(f"{workload.name}: {workload.shape} …", file=sys.stderr, flush=True)
-            rows += bench(workload, backend, modes, options.n or workload.n, options.reps, options.seed)
-    finally:
-        backend.close()
+    for policy, given in POLICIES.items() if options.ablate else [("", {})]:
+        backend = open_backend(options.backend, device=options.device, load_format=options.load_format, max_tokens=options.max_tokens, **given)
+        try:
+            for workload in choose(options.workloads, Size(options.scale)):
+                print(f"{policy} {workload.name}: {workload.shape} …".lstrip(), file=sys.stderr, flush=True)
+                found = bench(workload, backend, ["compiled"] if policy else modes, options.n or workload.n, options.reps, options.seed)
+                rows += [replace(row, mode=policy or row.mode) for row in found]
+        finally:
+            backend.close()
     if options.reference:
         rows = [beside_figures(row) if row.workload in FIGURES else row for row in rows]
     info = {**where(), "backend": options.backend, "scale": str(options.scale), "seed": str(options.seed)}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import chain, count
 from operator import add, attrgetter
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -360,6 +360,48 @@ class Beyond:
     stop: tuple[str, ...] = ()
 
 
+class ProgramRun:
+    """A run of a program, as backends know it: requests that name the same one belong together, those of its sub-programs and
+    forks included. A backend may keep what it will use again until it ends.
+
+    program   what it is a run of: runs of equal programs need about as much memory
+    batch     runs that were started together have equal ones
+    priority  its share where others compete with it: one of 2 has twice the share of one of 1
+    account   whose share that is; "" is everybody's
+    """
+
+    __slots__ = ("_watchers", "account", "batch", "ended", "number", "priority", "program")
+
+    def __init__(self, program: Hashable = None, batch: Hashable = None, priority: float = 1.0, account: str = "") -> None:
+        self.number = next(_numbers)
+        self.program, self.priority, self.account = program, priority, account
+        self.batch: Hashable = self.number if batch is None else batch
+        self.ended = False
+        self._watchers: list[Callable[[], None]] = []
+
+    def on_end(self, notify: Callable[[], None]) -> None:
+        """Calls `notify` once the run has ended, from any thread; at once if it has."""
+        self._watchers.append(notify)
+        if self.ended:
+            self.end()
+
+    def end(self) -> None:
+        """The program has returned, or nobody can go on with it. What is asked in its name later is asked by itself."""
+        self.ended = True
+        while self._watchers:
+            try:
+                notify = self._watchers.pop()
+            except IndexError:  # another thread was first
+                return
+            notify()
+
+    def __del__(self) -> None:
+        self.end()  # without a lock: this may run at any moment
+
+
+_numbers = count()
+
+
 class Hints(NamedTuple):
     """What the plan knows about a submission; a backend may use it and never needs it. A tuple, since every request has its own.
 
@@ -377,6 +419,9 @@ class Hints(NamedTuple):
     guess    asked ahead of a decision: in rows that others leave, and the first to give up its place. If its handle is cancelled, it
              was in vain; `handle.needed()`, where a handle has it, says that it is no guess any more
     spare    a prefill that may not be needed: only where rows of a pass are nearly free
+    run      the run of a program that it belongs to; None: it is by itself
+    priority its share where others compete with it, if it is by itself (ProgramRun)
+    account  whose share that is
     """
 
     pin: bool = False
@@ -391,6 +436,9 @@ class Hints(NamedTuple):
     namespace: str = ""
     spare: bool = False
     guess: bool = False
+    run: ProgramRun | None = None
+    priority: float = 1.0
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -27,6 +28,8 @@ from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, Runner
+from lmc.backend.engine.pace import Pace
+from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule
 from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
@@ -181,6 +184,9 @@ class LocalBackend:
         chunk: int = 512,
         seed: int = 0,
         seam: Literal["token", "text"] = "token",
+        policy: Policy = OWN,
+        pace: Pace | None = None,
+        now: Callable[[], float] = time.monotonic,
         core: type[EngineCore] = EngineCore,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
@@ -193,7 +199,7 @@ class LocalBackend:
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk)
+        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now)
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -408,7 +414,7 @@ class LocalBackend:
             request = self._asker.prefill(place, order, step.hints.spare) if step.wants_prefill else None
             step.requests = (request,) if request is not None else ()
             for req in step.requests:
-                req.namespace = step.namespace
+                self._tag(req, step)
             self._send(step.requests)
             return self._complete(step, place, None)
         with self._lock:
@@ -416,7 +422,8 @@ class LocalBackend:
                 return  # cancelled meanwhile
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
-            req.group, req.namespace, req.guess = step.group, step.namespace, step.hints.guess
+            req.group, req.guess = step.group, step.hints.guess
+            self._tag(req, step)
         self._send(requests)
         self.leave(step)
 
@@ -435,6 +442,14 @@ class LocalBackend:
         constrained = prompt.constrained(ask)
         self._asker.validate(constrained)
         return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref)), answered)
+
+    @staticmethod
+    def _tag(req: Request, step: _Step) -> None:
+        """Whose it is."""
+        hints = step.hints
+        req.namespace, req.run, req.watched = step.namespace, hints.run, hints.watched
+        share = hints if hints.run is None else hints.run
+        req.weight, req.account = share.priority, share.account
 
     def _send(self, requests: Sequence[Request]) -> None:
         for req in requests:
@@ -594,6 +609,12 @@ class Engine(LocalBackend):
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
     max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
     chunk        prompt tokens computed in one pass; None: 512 on a CPU, 4096 on a GPU, 2048 on one of less than 40 GiB
+    pass_seconds  how long a pass may take, by what earlier ones took: it has no more prompt tokens than that allows. None: half a second on a
+                 CPU; on a GPU as long as `chunk` takes it, and 50 ms while somebody reads an answer as it grows
+    schedule     "program": runs of programs have memory as wholes, and keep what they will use again. To compare with: "lpm" (requests, by
+                 their longest cached prefix), "fcfs", "random"
+    cache        "tree": KV of all that prompts have in common is used again. To compare with: "table" (of whole earlier requests), "off"
+    eviction     "next-use": what is known to be used next is evicted last. To compare with: "lru"
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to encode answers again with what follows them
@@ -623,8 +644,15 @@ class Engine(LocalBackend):
         canonical: bool | None = None,
         model_path: str | None = None,
         load_format: Literal["auto", "dummy"] = "auto",
+        pass_seconds: float | None = None,
+        schedule: Schedule = "program",
+        cache: Cache = "tree",
+        eviction: Eviction = "next-use",
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
+        if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
+            raise ParameterError(f"Engine: pass_seconds is {pass_seconds}; it must be a number of seconds above 0")
+        policy = Policy(schedule, cache, eviction)
         from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.foresight import Foresight
         from lmc.backend.engine.kv_pool import KVPool
@@ -663,6 +691,8 @@ class Engine(LocalBackend):
             chunk=chunk or rows,
             seed=seed,
             seam=seam,
+            policy=policy,
+            pace=_pace(chunk or rows, pass_seconds, loaded.device),
         )
         self.whole_template = loaded.whole_template
 
@@ -710,6 +740,15 @@ def _default_batch(device: torch.device) -> tuple[int, int]:
     import torch
 
     return 512, 4096 if torch.cuda.get_device_properties(device).total_memory >= _ROOMY else 2048
+
+
+_CPU_PASS, _STREAMING = 0.5, 0.05  # seconds
+
+
+def _pace(chunk: int, seconds: float | None, device: torch.device) -> Pace:
+    if device.type == "cuda":
+        return Pace(chunk, seconds, _STREAMING)
+    return Pace(chunk, _CPU_PASS if seconds is None else seconds)
 
 
 _POOL_CAP = 3 << 29  # bytes of KV that a pool takes on a CPU without being told: 1.5 GiB

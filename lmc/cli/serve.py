@@ -153,6 +153,7 @@ def new_key(
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a minute.", show_default="no limit")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at once.", show_default="no limit")] = None,
     program: Annotated[list[str] | None, typer.Option("--program", help="A program that it may run; repeatable.", show_default="all")] = None,
+    priority: Annotated[int | None, typer.Option(min=1, help="Its share of the model where other keys compete for it.", show_default="1")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Append the line here.", show_default="standard output")] = None,
 ) -> None:
     """Makes a key for `lmc serve --api-keys`. The key is shown once, on standard error; the file has its digest.
@@ -168,7 +169,7 @@ def new_key(
     if not name or len(name.split()) != 1 or name.startswith("#"):
         raise UsageError(f"the name {name!r} is not one word")
     key = made()
-    line = line_of(Key.of(key, name, Limits(requests, tokens, concurrency, None if program is None else frozenset(program)))) + "\n"
+    line = line_of(Key.of(key, name, Limits(requests, tokens, concurrency, None if program is None else frozenset(program), priority))) + "\n"
     if file is None:
         sys.stdout.write(line)
     else:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, overload
 
-from lmc.backend.base import Backend
+from lmc.backend.base import Backend, ProgramRun
 from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
@@ -130,6 +130,12 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     @functools.cached_property
     def _own_digest(self) -> str:
         return source_digest(self.func)
+
+    @functools.cached_property
+    def _known_as(self) -> str:
+        """To backends, which learn from its runs."""
+        own = vars(self)
+        return f"{own.get('__module__')}:{own.get('__qualname__', self.name)}"
 
     # -- arguments
 
@@ -329,15 +335,21 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and _journal_of_run(own, item)
-            run = Run(backend, options.defaults(inherited), fresh_seed(backend, options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, None, options.begin)
+            run = Run(backend, options.defaults(inherited), fresh_seed(backend, options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, None, options.begin, self._whole(options, caller))
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
         limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
-        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal, outer.ledger, None if outer.ledger else options.begin)
+        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal, outer.ledger, None if outer.ledger else options.begin, outer.whole)
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
+
+    def _whole(self, options: Options, caller: State | None) -> ProgramRun | None:
+        """The run as backends know it: a sub-program belongs to its caller's."""
+        if caller is not None:
+            return _run_of(caller).whole
+        return ProgramRun(self._known_as, options.batch, options.priority, options.account)
 
     def _counted(self, caller: State | None, state: State) -> State:
         if caller is not None:
@@ -512,15 +524,15 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             caller.calls += 1
         else:
             seed = fresh_seed(options.backend or (_run_of(caller).backend if caller else default_backend()), options.seed)
-        options = replace(options, seed=seed)
+        options = replace(options, seed=seed, batch=object())
         first = [self._state(options, numbers[0])]  # now, so that wrong options are said before anything runs
         run = _run_of(first[0])
         if caller is not None or run.limits is not None:
             return lambda place: first.pop() if place == 0 else self._state(options, numbers[place])
         if (journal := run.journal) is not None:  # what is known of each run is read before any goes on
             journals = [journal, *[_journal_of_run(journal.journal, item) for item in numbers[1:]]]
-            return lambda place: State(LiveEmitter(run._replace(item=numbers[place], journal=journals[place])), name=self.name)
-        return lambda place: State(LiveEmitter(run._replace(item=numbers[place])), name=self.name)
+            return lambda place: State(LiveEmitter(run._replace(item=numbers[place], journal=journals[place], whole=self._whole(options, None))), name=self.name)
+        return lambda place: State(LiveEmitter(run._replace(item=numbers[place], whole=self._whole(options, None))), name=self.name)
 
     def __reduce__(self) -> str:
         """Pickled as Python's functions are, by its name: another process finds it in its module."""
@@ -564,6 +576,8 @@ def _running(state: State, bound: inspect.BoundArguments) -> Generator[None]:
         ACTIVE.reset(token)
         if own is not None:
             own.close()
+        if (whole := _run_of(state).whole) is not None and ACTIVE.get() is None:
+            whole.end()
 
 
 def _journal_of_run(journal: Journal, item: int) -> RunJournal:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmc.answers import CUT_LIKE_SGLANG, check_whole
-from lmc.backend.base import Backend, Beyond, Hints, Output, Result, Usage, check_supported, seed_of
+from lmc.backend.base import Backend, Beyond, Hints, Output, ProgramRun, Result, Usage, check_supported, seed_of
 from lmc.backend.deferred import is_asked
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError, Loc
@@ -53,6 +53,7 @@ class Run(NamedTuple):
     spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
     watched  somebody reads the answers while they grow
     begin    called with state and arguments when the run begins; of sub-programs, None
+    whole    the run as backends know it, its caller's of a sub-program; None: backends need not know
     """
 
     backend: Backend
@@ -65,13 +66,14 @@ class Run(NamedTuple):
     journal: RunJournal | None = None
     ledger: RunLedger | None = None
     begin: Callable[..., None] | None = None
+    whole: ProgramRun | None = None
 
     def hints(self) -> Hints | None:
         """What a backend may want to know of every request; None: nothing."""
         counted = self.limits is not None and self.limits.in_order  # a request for several answers cannot be held to a budget
         if not self.watched and (not self.spare or counted):
-            return None
-        return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched)
+            return None if self.whole is None else Hints(run=self.whole)
+        return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched, run=self.whole)
 
 
 def fresh_seed(backend: Backend, seed: int | None = None) -> int:

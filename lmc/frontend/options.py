@@ -18,7 +18,7 @@ from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
 if TYPE_CHECKING:
     from lmc.durable.journal import Journal
 
-RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead"))
+RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead", "priority", "account"))
 """What `fn.run` takes."""
 BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
 """What `fn.run_batch` takes."""
@@ -45,6 +45,9 @@ class Options:
     journal   path of its journal, while it is open the journal;  key, keep  of that (lmc.Journal)
     ahead     how far the run is asked ahead: "off", "certain", "likely"; None: as the program was compiled, "off" for `fn.run`
     begin     called with state and arguments when the run begins (lmc/runahead/program.py)
+    priority  its share of the backend where others compete for it: 2 gets twice what 1 gets
+    account   whose share that is: what is of one account has one share in common
+    batch     what runs that are started together have in common
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -58,6 +61,9 @@ class Options:
     begin: Callable[..., None] | None = None
     key: str | bytes | None = field(default=None, repr=False)
     keep: float | None = None
+    priority: float = 1.0
+    account: str = ""
+    batch: object = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -83,9 +89,13 @@ class Options:
         ahead = given.get("ahead", "likely" if speculate else None)
         if ahead not in (None, "off", "certain", "likely"):
             raise ParameterError(f"ahead={ahead!r}: 'off', 'certain' or 'likely'", loc=caller_loc())
+        priority = checked_priority(given.get("priority", 1.0))
         path = None if journal is None else os.fsdecode(given["journal"])
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
-        options = cls(sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, **getattr(given.get("journal"), "options", {}))
+        options = cls(
+            sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=str(given.get("account") or ""),
+            **getattr(given.get("journal"), "options", {}),
+        )  # fmt: skip
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
         return options
 
@@ -105,6 +115,13 @@ class Options:
         except LmcError as error:
             error.loc = error.loc or caller_loc()
             raise
+
+
+def checked_priority(given: Any) -> float:
+    """A share of a backend. Raises ParameterError for what is none."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < float("inf"):
+        raise ParameterError(f"priority={given!r}: a share above 0; 2 gets twice what 1 gets", loc=caller_loc())
+    return float(given)
 
 
 def backend_of(given: Any) -> Backend | None:
@@ -127,7 +144,7 @@ _DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys((
         "stop", "stop_token_ids", "stop_regex", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
         "logit_bias")),
-    "stream": False, "backend": None, "use_thread": True, "seed": None, "num_threads": "auto", "progress_bar": False,
+    "stream": False, "backend": None, "priority": 1.0, "use_thread": True, "seed": None, "num_threads": "auto", "progress_bar": False,
     "generator_style": False, "errors": "raise",
 }  # fmt: skip
 """As they are written; an option that is not here has None."""

@@ -97,7 +97,8 @@ class RunPlan:
         if cut is None or not cut[0]:
             return before
         head, rest = cut
-        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, more=True))
+        owner = None if pin.shared else hints.run
+        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, more=True, run=owner))
         if known is not None:
             handle = known.handle
         elif pin.shared and parent is None:

@@ -23,7 +23,9 @@ _tickets = itertools.count()
 class Ask:
     """One prompt and how its `n` answers are sampled. A seed of None is the backend's, or one that nobody had before.
 
-    salt  what is cached of the prompt is shared with asks of the same salt only
+    salt      what is cached of the prompt is shared with asks of the same salt only
+    priority  its share of the model, and account: whose that is
+    watched   the answer is read while it grows
     """
 
     parts: tuple[Part, ...]
@@ -32,6 +34,9 @@ class Ask:
     n: int = 1
     seed: int | None = None
     salt: str = ""
+    priority: float = 1.0
+    account: str = ""
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
             seed = seed_of(backend, ask.seed)
             ticket = next(_tickets)
             for i in range(ask.n):
-                hints = Hints(namespace=ask.salt)
+                hints = Hints(namespace=ask.salt, priority=ask.priority, account=ask.account, watched=ask.watched)
                 if ask.n > 1:
                     hints = hints._replace(group=(ticket,), members=ask.n, way=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))

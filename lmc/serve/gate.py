@@ -30,7 +30,8 @@ from lmc.serve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as an endpoint sees it. `spend` takes the tokens of an answer that is complete, as its usage tells them; `may` says which programs its key allows."""
+    """A request as an endpoint sees it. `spend` takes the tokens of an answer that is complete, as its usage tells them; `may` says which programs its key allows;
+    `share` is the key's part of the model, as runs take it."""
 
     body: bytes
     path: Mapping[str, str]
@@ -38,6 +39,7 @@ class Call:
     spend: Callable[[Mapping[str, Any]], None]
     id: str = ""
     may: Callable[[str], bool] = lambda program: True
+    share: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +298,7 @@ def _check_json(scope: Scope) -> None:
 
 def _call(scope: Scope, body: bytes, entry: Entry, account: Account) -> Call:
     query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    return Call(body, scope.get("path_params", {}), query, partial(_spend, entry, account), entry.id, account.may)
+    return Call(body, scope.get("path_params", {}), query, partial(_spend, entry, account), entry.id, account.may, account.share)
 
 
 def _spend(entry: Entry, account: Account, usage: Mapping[str, Any]) -> None:

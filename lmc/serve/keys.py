@@ -1,6 +1,6 @@
 """API keys: kept as digests, each with limits of its own, and what each has used of them.
 
-A file of keys has one a line:  NAME sha256:HEX [requests=60] [tokens=100000] [concurrency=4] [programs=judge,classify]
+A file of keys has one a line:  NAME sha256:HEX [requests=60] [tokens=100000] [concurrency=4] [programs=judge,classify] [priority=4]
 A line that is one word is a key in plain text, without limits. Keys are random and long, so that a plain SHA-256 of one tells nothing.
 """
 
@@ -28,12 +28,14 @@ class Limits:
     tokens       a minute, of prompts and answers; counted when an answer is complete
     concurrency  requests at once
     programs     names of those that it may run; the model itself is for every key
+    priority     its share of the model where other keys compete for it: 4 gets four times what 1 gets
     """
 
     requests: int | None = None
     tokens: int | None = None
     concurrency: int | None = None
     programs: frozenset[str] | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def parse(text: str, where: str) -> list[Key]:
         try:
             found.append(Key.of(words[0], f"line {number}") if len(words) == 1 else _hashed(words))
         except ValueError as error:
-            raise ParameterError(f"{where}:{number}: {error}; expected is NAME sha256:HEX requests=… tokens=… concurrency=… programs=…") from None
+            raise ParameterError(f"{where}:{number}: {error}; expected is NAME sha256:HEX requests=… tokens=… concurrency=… programs=… priority=…") from None
     if len({key.name for key in found}) < len(found):
         raise ParameterError(f"{where}: two keys have one name")
     return found
@@ -120,6 +122,8 @@ class Account:
     def __init__(self, key: Key | None, clock: Callable[[], float]) -> None:
         limits = Limits() if key is None else key.limits
         self.name = "" if key is None else key.name
+        self.share = {"priority": float(limits.priority or 1), "account": self.name}
+        """What a request or a run of it is told to the backend with."""
         self._limits = limits
         self._requests = None if limits.requests is None else _Bucket(limits.requests, clock)
         self._tokens = None if limits.tokens is None else _Bucket(limits.tokens, clock)

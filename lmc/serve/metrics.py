@@ -130,6 +130,9 @@ class _OfBackend:
 
 _HELD = {
     "waiting": "Requests that wait for room",
+    "held_back": "Requests whose programs' runs wait until they fit",
+    "open_runs": "Runs of programs that have memory",
+    "leases": "Prefixes that are kept for runs which come back",
     "preempted": "Waiting requests that had begun and were interrupted",
     "running": "Requests in the batch",
     "pinned": "Prefixes that are kept",

@@ -66,7 +66,7 @@ class OpenAIApi:
         self._check_choices(len(request.prompts) * request.choices)
         prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
         asks = [
-            Ask(parts, params, constraint, request.choices, _item_seed(request.seed, i), request.cache_salt or "")
+            Ask(parts, params, constraint, request.choices, _item_seed(request.seed, i), request.cache_salt or "", **call.share, watched=bool(request.stream))
             for i, parts in enumerate(prompts)
         ]
         arrived = time.perf_counter()
@@ -129,7 +129,7 @@ class OpenAIApi:
             if constraint is not None:
                 raise bad("tool_choice and a constraint exclude each other", "tool_choice")
             constraint = family.required(called)
-        ask = Ask(parts, params, constraint, request.choices, _item_seed(request.seed, 0), request.cache_salt or "")
+        ask = Ask(parts, params, constraint, request.choices, _item_seed(request.seed, 0), request.cache_salt or "", **call.share, watched=bool(request.stream))
         arrived = time.perf_counter()
         generation = await self._begin([ask])
         token_bytes = self._token_bytes if request.logprobs else None

@@ -141,7 +141,7 @@ class Published(Described):
     async def _one(self, call: Call, item: Mapping[str, Any], options: Json, run: str | None) -> Reply:
         journal = {} if run is None or self.runs is None else {"journal": self.runs.journal(run)}
         with self._ended_with_the_request():
-            (record,) = await self._loop.run(self._records([item], {**options, **journal}))
+            (record,) = await self._loop.run(self._records([item], {**options, **call.share, **journal}))
         if "error" in record:
             if run is not None and self.runs is not None and (waits := self.runs.waits(run, record["cause"])) is not None:
                 return waits
@@ -153,7 +153,7 @@ class Published(Described):
         options = self._whole(call)
         items = [_values(item) for item in parsed(self.items, call.body).items]
         with self._ended_with_the_request():
-            records = await self._loop.run(self._records(items, options))
+            records = await self._loop.run(self._records(items, {**options, **call.share}))
         for record in records:
             if "error" not in record:
                 call.spend(record["usage"])
@@ -165,7 +165,8 @@ class Published(Described):
         if clashing:
             raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
         with self._ended_with_the_request() as run:
-            begin = partial(copy_context().run, self._program.stream, **item, **options)
+            share = {name: value for name, value in call.share.items() if name not in item}
+            begin = partial(copy_context().run, self._program.stream, **item, **options, **share)
             state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
         return Events(self._events([state], call), partial(self._end, run))
 

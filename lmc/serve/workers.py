@@ -168,7 +168,7 @@ class Workers:
     async def answer(self, program: str, how: str, call: Call) -> Reply | Events:
         """What a worker answers. Raises ApiError; cancelling it ends the program."""
         worker = await self._taken(program)
-        worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id}, call.body)
+        worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id, "share": dict(call.share)}, call.body)
         try:
             header, body = await self._told(worker, program, call)
         except BaseException:

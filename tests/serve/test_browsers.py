@@ -113,6 +113,12 @@ def inside(account, program=None):
         return True
 
 
+def test_a_key_has_a_share() -> None:
+    (key,) = parse(line_of(Key.of("k", "alice", Limits(priority=4))), "keys")
+    assert Account(key, Clock()).share == {"priority": 4.0, "account": "alice"}
+    assert Account(None, Clock()).share == {"priority": 1.0, "account": ""}
+
+
 def test_requests_a_minute():
     clock = Clock()
     account = Account(Key.of("k", "alice", Limits(requests=2)), clock)

@@ -1,7 +1,7 @@
 """Admission: which waiting requests join the pass being filled, and what they share with those that are in it.
 
 Longest cached prefix first, with a bound on waiting (waiting.py), as far as there is room in the pass, in the batch, and of
-slots that can be promised (promises.py). A request with the very same head as one in the pass becomes its *twin*, that
+slots that can be promised (promises.py); a run's first request only if its run fits (runs.py). A request with the very same head as one in the pass becomes its *twin*, that
 samples from the same logits. (A head is the prompt and the tokens that a constraint forces behind it.) Asks of siblings
 enter together, if they can.
 """
@@ -26,6 +26,10 @@ class _Verdict(Enum):
     ADMITTED = auto()
     LATER = auto()  # another computes what it needs, but not all of it in this pass
     NO_ROOM = auto()
+    HELD_BACK = auto()  # its run does not fit beside those that are open
+
+
+_FULL = (_Verdict.NO_ROOM, _Verdict.HELD_BACK)
 
 
 class Admission:
@@ -33,17 +37,23 @@ class Admission:
 
     def __init__(self, held: Holdings, waiting: Waiting, tally: Tally, max_batch: int) -> None:
         self._held, self._waiting, self._tally, self._max_batch = held, waiting, tally, max_batch
+        self._runs = held.runs
+        self._must = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
 
     def admit(self, filling: Filling) -> None:
-        """As many as there is room for. Where nothing runs and nothing fits, pins hold the pool: they end, one after another."""
-        waiting = self._waiting
+        """As many as there is room for. Where nothing runs and nothing fits, runs that are not expected back soon or pins hold the
+        pool: their leases end, one after another, and then the pins."""
+        waiting, self._must = self._waiting, False
         while waiting and not waiting.is_stuck:
             progress, deferred = self._rounds(filling)
             if progress or deferred or not waiting:
                 return
-            if self._held.running or filling.work.rows:
+            if self._held.running or filling.work.rows or self._runs.patience:
                 return waiting.stick()
-            self.unpin_oldest()
+            if not self._must:
+                self._must = True
+            elif not self._runs.break_any():
+                self.unpin_oldest()
 
     def _rounds(self, filling: Filling) -> tuple[bool, bool]:
         """Admits until nobody enters any more. Whether the last round admitted somebody, and whether somebody who did not
@@ -55,12 +65,15 @@ class Admission:
         return progress, deferred
 
     def _round(self, filling: Filling) -> tuple[bool, bool]:
-        progress, deferred = False, False
-        candidates, left = self._waiting.take(), list[Request]()
+        progress, deferred, blocked = False, False, False
+        candidates, left, held_back = self._waiting.take(), list[Request](), list[Request]()
         for i, req in enumerate(candidates):
             if filling.room <= 0 or filling.batch >= self._max_batch:
                 left.extend(candidates[i:])
                 break
+            if blocked and not req.is_of_open_run:
+                left.append(req)
+                continue
             start = filling.start(req)
             if filling.room_of(req) <= 0:
                 left.append(req)
@@ -73,13 +86,13 @@ class Admission:
                 if req in self._held.running:  # and not a twin, nor a prefill that was cached as a whole
                     filling.advance(req, start.place)
                 continue
-            left.append(req)
+            (held_back if verdict is _Verdict.HELD_BACK else left).append(req)
             deferred |= verdict is _Verdict.LATER
-            if verdict is _Verdict.NO_ROOM and (req.preempted or self._waiting.is_starved(req)):  # nobody passes it any more
-                left.extend(candidates[i + 1 :])
-                break
+            if verdict in _FULL and (req.preempted or self._waiting.is_starved(req)):
+                blocked = True  # nobody passes it any more but who has memory already, and gives it up in the end
         for req in sorted(left, key=lambda r: (bool(r.preempted), -r.order)):
             self._waiting.put_back(req)
+        self._waiting.hold_back(held_back)
         return progress, deferred
 
     def unpin_oldest(self) -> None:
@@ -106,10 +119,12 @@ class Admission:
         held = self._held
         need = held.promises.at_first(req) - at
         held.tree.lock(node)
-        if held.promises.spare < need:
+        if (refusal := self._refusal(req, need, at)) is not None:
             held.tree.unlock(node)
-            return _Verdict.NO_ROOM
+            return refusal
+        self._waiting.admitted(req, need)
         held.promises.make(req, need)
+        self._runs.admitted(req, need, at, node)
         req.node, req.cached_len, req.device_len = node, node.end, at
         req.found = req.behind = None
         held.enter(req)
@@ -124,13 +139,26 @@ class Admission:
             held.pin(req)
         return _Verdict.ADMITTED
 
+    def _refusal(self, req: Request, need: int, at: int) -> _Verdict | None:
+        """Why it may not be promised so many slots; None if it may."""
+        if not (self._must or self._runs.may_run(req, need, at)):
+            self._runs.refused(req, need, at)
+            return _Verdict.HELD_BACK
+        if self._held.promises.spare >= need:
+            return None
+        if (self._must or (req.is_of_open_run and not req.guess)) and self._runs.make_room(req, need):
+            return None
+        return _Verdict.NO_ROOM
+
     def _join(self, req: Request, leader: Request) -> _Verdict:
         """A twin: it runs from the moment its leader's head is there, which is the end of this pass."""
         promises = self._held.promises
         need = promises.at_first(req) - req.head_len
-        if promises.spare < need:
-            return _Verdict.NO_ROOM
+        if (refusal := self._refusal(req, need, req.head_len)) is not None:
+            return refusal
+        self._waiting.admitted(req, need)
         promises.make(req, need)
+        self._runs.admitted(req, need, req.head_len, leader.node or self._held.tree.root)
         leader.twins.append(req)
         self._tally.twins += 1
         self._count_prompt(req, req.prompt_len)
@@ -165,6 +193,7 @@ class Admission:
         return None if fits else _Verdict.NO_ROOM
 
     def _entered(self, req: Request) -> None:
+        self._must = False
         group = req.group
         if group is None:
             return

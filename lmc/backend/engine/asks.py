@@ -231,6 +231,7 @@ class Asker:
             choose=scoring.choose,
             priority=order,
             behind=place.node,
+            gen=(ask.loc, "select"),
             near=self.near,
         )
 

@@ -20,8 +20,10 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -183,7 +185,7 @@ class EngineCore:
     def turn(self) -> bool:
         """Takes what was submitted and runs one pass; False when nothing is left to do."""
         self._take(wait=0.0)
-        if self._idle:
+        if self._idle or self._pause:
             return False
         self.step()
         return True
@@ -191,6 +193,11 @@ class EngineCore:
     @property
     def _idle(self) -> bool:
         return self.scheduler.idle and self._flying is None
+
+    @property
+    def _pause(self) -> float:
+        """Seconds that the loop may sleep although requests wait: for runs that are expected back."""
+        return self.scheduler.patience if self._flying is None else 0.0
 
     # -- from other threads ------------------------------------------------------------------------------------
 
@@ -306,6 +313,11 @@ class EngineCore:
             "slots": s.pool.num_slots,
             "free_slots": s.pool.free_count,
             "cached_tokens": s.tree.size,
+            "open_runs": s.runs.count,
+            "held_back": s.waiting.held_back,
+            "leases": s.runs.leased,
+            "broken_leases": s.runs.broken,
+            "lapsed_leases": s.runs.lapsed,
             "split_groups": s.tally.split_groups,
             "preempted": sum(req.preempted > 0 for req in waiting),
             "recomputed_tokens": s.tally.recomputed_tokens,
@@ -326,7 +338,7 @@ class EngineCore:
         while True:
             try:
                 self._take_kernels()
-                if not self._take(wait=None if self._idle else 0.0) or not self._gather():
+                if not self._take(wait=None if self._idle else self._pause) or not self._gather():
                     break
                 began = time.perf_counter()
                 self.step()
@@ -477,7 +489,8 @@ class EngineCore:
         self._deliver(work, output)
 
     def _record(self, work: Pass, seconds: float) -> None:
-        """For a trace, if somebody makes one: the pass that has just ended on the device."""
+        """For the pace of the next ones, and a trace, if somebody makes one: the pass that has just ended on the device."""
+        self.scheduler.pace.learn(work.rows, seconds)
         if recording.recorder is None:
             return
         now, s = time.perf_counter(), self.scheduler
@@ -626,7 +639,9 @@ class EngineCore:
             return
         if req.needs_no_model:
             return self.post(lambda: self._settle(req))  # not at once: chains of such answers would recurse
-        self.scheduler.add(req)
+        if self.scheduler.add(req):
+            assert req.run is not None
+            req.run.on_end(partial(_run_ended, weakref.ref(self), req.run.number))
 
     def _open(self, req: Request) -> None:
         """What the constraint forces from the start needs no pass of its own: it belongs to the head."""
@@ -658,6 +673,13 @@ class EngineCore:
         for req in failed:
             req.error, req.done = _as_backend_error(error), True
             _tell(req)
+
+
+def _run_ended(core: weakref.ref[EngineCore], number: int) -> None:
+    """From any thread, at any moment."""
+    found = core()
+    if found is not None:
+        found.post(lambda: found.scheduler.end_run(number))
 
 
 def _tell(req: Request) -> None:

@@ -43,6 +43,8 @@ class Filling:
 
     def __init__(self, held: Holdings, waiting: Waiting, chunk: int) -> None:
         self.work, self.room = Pass(), chunk
+        self._shares = held.policy.cache == "tree"
+        self._allowed: dict[Request, int] = {}  # rows that prompts may have which compete for them
         self._chunk, self._held, self._waiting = chunk, held, waiting
         self._claims: dict[tuple[Place, int], Request] = {}  # who computes the token after a place
         self._planned: dict[Request, int] = {}  # how much of its head a request will have computed
@@ -52,9 +54,21 @@ class Filling:
         """Sequences that run together once it is over."""
         return len(self._held.running) + sum(len(req.twins) for _, req in self.work.first)
 
+    def limit(self, rows: int) -> None:
+        """The pass has no more rows of prompts and forced runs."""
+        self.room = self._chunk = rows
+
+    def allow(self, req: Request, rows: int) -> None:
+        """A prompt has no more in this pass."""
+        self._allowed[req] = rows
+
+    def allowed(self, req: Request) -> int:
+        return self._allowed.get(req, 0)
+
     def room_of(self, req: Request) -> int:
         """What is spare has the free rows of a pass that others run in anyway."""
-        return min(self.room, FREE_ROWS - self.work.rows) if req.spare else self.room
+        room = min(self.room, FREE_ROWS - self.work.rows) if req.spare else self.room
+        return min(room, self._allowed.get(req, room)) if self._allowed else room
 
     def planned(self, req: Request) -> int:
         """How much of its head a request that has rows of it in this pass will have computed."""
@@ -68,7 +82,7 @@ class Filling:
         """How much of a waiting request's head is cached or computed in this pass, and by whom."""
         node = self._waiting.cached(req)
         at, place, leader = node.end, node, None
-        while at < req.head_len and (ahead := self._claims.get((place, int(req.ids[at])))) is not None:
+        while self._shares and at < req.head_len and (ahead := self._claims.get((place, int(req.ids[at])))) is not None:
             at += common_prefix(req.ids[at : req.head_len], ahead.ids[at : self._planned[ahead]])
             place, leader = (ahead, at), ahead
         return Start(node, at, place, leader)

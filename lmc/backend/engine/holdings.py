@@ -3,7 +3,7 @@
     free ──alloc──► a running request ──give──► the radix tree ──evict──► free
                             └───────────leave───────────────────────────────┘
 
-What the tree has stays as long as a running request or a pin locks it, and after that until its room is needed. Changes
+What the tree has stays as long as a running request, a lease of its run (runs.py) or a pin locks it, and after that until its room is needed. Changes
 hands; who runs, and what is computed, is decided by others.
 """
 
@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.policy import Policy
 from lmc.backend.engine.promises import Promises
-from lmc.backend.engine.radix_cache import Node, RadixCache
-from lmc.backend.engine.request import Request
+from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
+from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.runs import Runs
+
+_TREES: Mapping[str, Callable[[], RadixCache]] = {"tree": RadixCache, "table": TableCache, "off": NoCache}
 
 
 class Holdings:
@@ -31,10 +35,11 @@ class Holdings:
     changes    how often something was given up: what did not fit before may fit now
     """
 
-    def __init__(self, num_slots: int, lengths: Lengths) -> None:
-        self.pool = SlotAllocator(num_slots)
-        self.tree = RadixCache()
+    def __init__(self, num_slots: int, lengths: Lengths, policy: Policy, now: Callable[[], float]) -> None:
+        self.pool, self.policy = SlotAllocator(num_slots), policy
+        self.tree = _TREES[policy.cache]()
         self.promises = Promises(self.pool, self.tree, lengths)
+        self.runs = Runs(self.tree, self.promises, num_slots, leases=policy.leases, now=now)
         self.running: dict[Request, None] = {}
         self.pins: dict[Request, Node] = {}
         self.completed: list[Request] = []
@@ -66,7 +71,12 @@ class Holdings:
         self.promises.watch(req)
 
     def leave(self, req: Request, keep: int) -> None:
-        """It runs no more: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        """It is preempted: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        self.tree.unlock(self._detach(req, keep))
+        self.runs.interrupted(req)
+
+    def _detach(self, req: Request, keep: int) -> Node:
+        """It runs no more; where what it leaves in the tree ends. That is still locked."""
         assert req.node is not None and not req.twins
         if keep > req.cached_len:
             self.give(req, keep)
@@ -74,17 +84,23 @@ class Holdings:
         req.device_len = req.cached_len
         self.pool.free(req.row_slots[req.held_rows])
         req.row_slots[:] = -1
-        self.tree.unlock(req.node)
+        node, req.node = req.node, None
+        self.tree.mark_end(node)
         if req.kept is None and req.cached_len <= keep:  # and not cut before tokens that were forced, or computed again
-            req.kept = weakref.ref(req.node)
-        req.node = None
+            req.kept = weakref.ref(node)
         self.promises.end(req)
         del self.running[req]
         self.changes += 1
+        return node
 
     def finish(self, req: Request, keep: int) -> None:
         """Ends a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
-        self.leave(req, keep)
+        node = self._detach(req, keep)
+        winner = req.kept and req.kept() if req.kind is Kind.SCORE and req.owner is not None else None
+        if winner is not None and winner.parent is not None and winner.end > node.end:  # the run goes on behind it
+            self.tree.lengthen(node, winner)
+            node = winner
+        self.runs.finished(req, node)
         req.done = True
         if not self.running:
             self.pool.tidy()
@@ -156,6 +172,7 @@ class Holdings:
         assert req.node is not None
         self.pins[req] = req.node
         req.pinned = True
+        self.tree.mark_end(req.node)
         self.tree.lock(req.node)
         self.finish(req, req.device_len)
         self.completed.append(req)
@@ -169,9 +186,11 @@ class Holdings:
             self.changes += 1
 
     def flush(self) -> None:
-        """Drops all cached KV that nothing running needs, pins included."""
+        """Drops all cached KV that nothing running needs, pins and leases included."""
         for req in list(self.pins):
             self.unpin(req)
+        self.runs.drop_leases()
+        self.changes += 1
         self.pool.free(self.tree.clear())
 
     # -- truth -------------------------------------------------------------------------------------------------
@@ -186,7 +205,8 @@ class Holdings:
         owned += [r.row_slots[r.held_rows] for r in self.running]
         self.pool.check(owned)
         self.promises.check(self.running)
-        self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()))
+        leased = [lease.node for lease in self.runs.leases()]
+        self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()) + leased)
         assert not any(r.twins for r in self.running), "twins between two passes"
 
     def _check_locks(self, holders: Iterable[Node]) -> None:

@@ -43,6 +43,10 @@ class Promises:
         said = req.length - req.prompt_len
         return min(req.need, req.head_len + (max(_LEAST, self._lengths.expected(req.gen) - said) << req.preempted))
 
+    def expected(self, req: Request) -> int:
+        """Tokens that its answer is expected to have."""
+        return self._lengths.expected(req.gen)
+
     def make(self, req: Request, slots: int) -> None:
         """So many more."""
         req.reserved += slots

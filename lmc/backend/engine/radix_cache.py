@@ -2,7 +2,7 @@
 
 An edge carries a run of token ids and, in the same order, the slots of their KV. The tree owns its slots.
 `lock` keeps a node and all its ancestors from eviction; what is unlocked is evicted from the ends of leaves, least
-recently used first; `touch` is for what is known to be used next. A node object always keeps its *end*: when an edge is
+recently used first; `touch` is for what is known to be used next, `forget` for what is known not to be. A node object always keeps its *end*: when an edge is
 split, the new object is the upper part, so that whoever holds a node holds the same prefix for as long as it is locked.
 
 Namespaces have nothing in common: each is a tree of its own, for as long as it has tokens or somebody holds its root.
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 _BASE = 0x9E3779B97F4A7C15 | 1  # odd: invertible modulo 2**64
+_NEVER = 1 << 60  # ticks by which what is not used again is older than all else
 _AT_ONCE = 64  # tokens of a leaf that are evicted together
 _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 
@@ -26,14 +27,15 @@ _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 class Node:
     """One edge and its end. `start` is the depth where the edge begins; `end` where it ends, in tokens."""
 
-    __slots__ = ("__weakref__", "children", "hash", "ids", "last_use", "locks", "offered", "parent", "salt", "slots", "start")
+    __slots__ = ("__weakref__", "children", "ended_at", "hash", "ids", "last_use", "locks", "offered", "parent", "salt", "slots", "start")
 
     def __init__(self, parent: Node | None, ids: np.ndarray, slots: np.ndarray, start: int) -> None:
         self.parent, self.ids, self.slots, self.start = parent, ids, slots, start
         self.children: dict[int, Node] = {}
         self.locks = 0
         self.last_use = 0
-        self.offered = False  # is in the heap of leaves that may be evicted
+        self.offered: int | None = None  # its stamp in the heap of leaves that may be evicted; None: it is not there
+        self.ended_at = 0  # the tick at which a request ended here last; 0: none did
         self.salt = parent.salt if parent is not None else 0  # of the namespace
         self.hash: int | None = None if parent is not None else 0  # of the prefix, once it was needed
 
@@ -66,7 +68,7 @@ class RadixCache:
         self.size = 0
         self.evictable = 0
         self._clock = itertools.count(1)
-        self._leaves: list[tuple[int, int, Node]] = []  # heap of (last use, tie, leaf), a node once; entries may be stale
+        self._leaves: list[tuple[int, int, Node]] = []  # heap of (stamp, tie, leaf); an entry counts if its stamp is `leaf.offered`
         self._ties = itertools.count()
         self._ghosts: set[int] = set()
 
@@ -180,6 +182,31 @@ class RadixCache:
         """As if the prefix that ends at `node` had just been used."""
         node.last_use = next(self._clock)
 
+    def forget(self, node: Node, tokens: int) -> None:
+        """The last `tokens` of the prefix that ends at `node` are not expected to be used again: they are evicted first, but for
+        what others go on from."""
+        start, stamp, most = node.end - tokens, next(self._clock) - _NEVER, 0
+        while node.parent is not None and node.start >= start and not node.locks and len(node.children) <= most:
+            node.last_use = stamp
+            self._offer(node)
+            node, most = node.parent, 1
+
+    def mark_end(self, node: Node) -> None:
+        """A request has ended here."""
+        node.ended_at = next(self._clock)
+
+    def away(self, node: Node) -> int:
+        """Ticks since a request ended at `node` or before it: what goes on from there has come back after so long. 0: none did."""
+        while node.parent is not None:
+            if node.ended_at:
+                return next(self._clock) - node.ended_at
+            node = node.parent
+        return 0
+
+    def expect(self, node: Node, ticks: int) -> None:
+        """As if the prefix that ends at `node` were used in so many ticks."""
+        node.last_use = next(self._clock) + ticks
+
     def lengthen(self, held: Node, node: Node) -> None:
         """A lock on `held` becomes one on `node`, which goes on from it."""
         while node is not held:
@@ -197,7 +224,9 @@ class RadixCache:
         count = 0
         while count < want and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
-            node.offered = False
+            if node.offered != stamp:
+                continue  # it was offered again, to go earlier
+            node.offered = None
             if node.locks or node.children or node.parent is None:
                 continue  # locked, grown or gone since it was offered
             if node.last_use != stamp:
@@ -226,8 +255,10 @@ class RadixCache:
         return leaf.slots
 
     def _offer(self, node: Node) -> None:
-        if not node.children and not node.locks and not node.offered and node.parent is not None:
-            node.offered = True
+        if node.children or node.locks or node.parent is None:
+            return
+        if node.offered is None or node.last_use < node.offered:
+            node.offered = node.last_use
             heapq.heappush(self._leaves, (node.last_use, next(self._ties), node))
 
     def clear(self) -> np.ndarray:
@@ -294,10 +325,11 @@ class RadixCache:
     def check(self) -> None:
         """Raises unless the counters and the links tell the truth."""
         size = evictable = 0
-        offered = [node for *_, node in self._leaves]
-        assert len(offered) == len(set(offered)), "a leaf is offered for eviction twice"
+        offered = [node for stamp, _, node in self._leaves if node.offered == stamp]
+        listed = set(offered)
+        assert len(offered) == len(listed), "a leaf is offered for eviction twice"
         for node in self.nodes():
-            assert node.locks or node.children or node.offered, f"never to be evicted: {node}"
+            assert node.locks or node.children or node in listed, f"never to be evicted: {node}"
             assert node.parent is not None and node.parent.end == node.start, f"broken link at {node}"
             assert node.parent.children[int(node.ids[0])] is node, f"child under a wrong key: {node}"
             assert len(node.ids) == len(node.slots) > 0, f"edge without tokens: {node}"
@@ -311,6 +343,25 @@ class RadixCache:
         assert (size, evictable) == (self.size, self.evictable), (
             f"radix tree: counted {size} tokens, {evictable} evictable; recorded {self.size}, {self.evictable}"
         )
+
+
+class TableCache(RadixCache):
+    """Finds what a whole earlier request left and nothing that two of them merely have in common (to compare with)."""
+
+    def match(self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None) -> Node:
+        node = super().match(ids, limit, namespace, after)
+        if node.end == limit:  # all that may come from the cache: a row is left for the logits
+            return node
+        while node.parent is not None and not node.ended_at and node is not after:
+            node = node.parent
+        return node
+
+
+class NoCache(RadixCache):
+    """Finds nothing (to compare with)."""
+
+    def match(self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None) -> Node:
+        return self._root(namespace)
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

@@ -15,8 +15,10 @@ from lmc.backend.engine.choice_trie import NO_CHOICES, Branch, Trie, trie
 from lmc.prompt import SamplingParams
 
 if TYPE_CHECKING:
+    from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
     from lmc.backend.engine.radix_cache import Node
+    from lmc.backend.engine.runs import Lease, OpenRun
 
 
 class Kind(Enum):
@@ -97,6 +99,10 @@ class Request:
     gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
     spare: bool = False  # PREFILL: in rows that are nearly free, until somebody needs it
+    run: ProgramRun | None = None  # that it belongs to
+    weight: float = 1.0  # its share where others compete with it
+    account: str = ""  # whose share that is
+    watched: bool = False  # somebody reads the answer while it grows
     guess: bool = False  # asked ahead of a decision: behind all that is not, and the first to give up what it has
 
     # identity and outcome
@@ -131,6 +137,14 @@ class Request:
     found: Node | None = None  # while it waits: where its longest cached prefix ended when it was last looked for,
     found_next: int = -1  # and the token behind it; -1: no more may come from the cache
     reserved: int = 0
+    owner: OpenRun | None = None  # its run, once it is here
+    lease: Lease | None = None  # while it waits: what its run keeps for it
+    charged: int = 0  # slots that count to its run while it runs
+    away: int = 0  # if it belongs to no run: ticks of the tree since what it goes on from was left
+    started: int = 0  # tokens that were there before its run brought in the rest
+    wants: int = 0  # spare slots for lack of which its run was not opened,
+    shared: int = 0  # and cached tokens beside them
+    looked_at: bool = False  # it was held back before
     since: int = 0  # the pass number when it began to wait
     is_far: bool = False  # its positions are turned as those of a sequence of more than `near` tokens
     preempted: int = 0  # times
@@ -230,6 +244,16 @@ class Request:
     def seniority(self) -> tuple[bool, tuple[int, ...], int]:
         """Its place in the order in which requests may keep what they have: guesses last, then the plan's, then that of arrival."""
         return self.guess, self.priority, self.order
+
+    @property
+    def is_of_open_run(self) -> bool:
+        """It belongs to a run that has its memory."""
+        return self.owner is not None and self.owner.is_open
+
+    @property
+    def party(self) -> Hashable:
+        """Requests of one party get on together: of a batch, or by itself."""
+        return self if self.owner is None else self.owner.batch
 
     @property
     def space(self) -> str:

@@ -4,8 +4,9 @@
                                                                                                                │
     waiting.py ── who is next ──► admission.py ── who joins ──► filling.py ── rows in slots ──► holdings.py ◄──┘
 
-Waiting requests are admitted longest cached prefix first, with a bound on waiting, and promised slots (promises.py). What
-needs more than that is promised more. Where there is no more, the last in the plan's order are preempted: what they have
+Waiting requests are admitted longest cached prefix first, with a bound on waiting, and promised slots (promises.py); runs of
+programs as wholes, which keep what they will use again (runs.py). Passes are filled so that nobody waits for long behind a long
+prompt (pace.py). What needs more than that is promised more. Where there is no more, the last in the plan's order are preempted: what they have
 computed stays cached as long as there is room, and they go first as soon as there is room for more than they had. Each
 request is preempted a few times at most, the first in the order only by those that are promised everything, which end.
 
@@ -14,37 +15,50 @@ Pure bookkeeping on token ids and slots: no model, no text, no threads.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from lmc import config
 from lmc.backend.engine.admission import Admission
 from lmc.backend.engine.filling import Filling
 from lmc.backend.engine.holdings import Holdings
 from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.pace import Pace
+from lmc.backend.engine.policy import OWN, Policy
 from lmc.backend.engine.promises import most_preemptions
 from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.waiting import Waiting
 from lmc.backend.engine.work import Pass, Tally
 
+_FOR_THE_FIRST = 4  # the part of a pass that prompts compete for is the first one's: this share of it
+
 
 class Scheduler:
     """max_batch: sequences that run together. chunk: rows of one pass, as far as sampled tokens leave half of it to known
-    text, prompts and forced runs."""
+    text, prompts and forced runs. pace: how many of those a pass may have to be short enough. now: seconds."""
 
-    def __init__(self, num_slots: int, *, max_batch: int = 64, chunk: int = 512) -> None:
-        self.max_batch, self.chunk = max_batch, chunk
+    def __init__(
+        self, num_slots: int, *, max_batch: int = 64, chunk: int = 512, policy: Policy = OWN, pace: Pace | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.max_batch, self.chunk, self.policy, self._now = max_batch, chunk, policy, now
+        self.pace = pace or Pace(chunk)
         self.tally = Tally()
         self._turns = False  # positions may have to be turned anew
         self.lengths = Lengths()
-        self._begin_with(Holdings(num_slots, self.lengths))
+        self._begin_with(Holdings(num_slots, self.lengths, policy, now))
 
     def reset(self) -> None:
         """Forgets everything, as after a failed pass: requests, pins, cached KV."""
         self._held.abandon()
-        self._begin_with(Holdings(self.pool.num_slots, self.lengths))
+        before = self.runs
+        self._begin_with(Holdings(self.pool.num_slots, self.lengths, self.policy, self._now))
+        self.runs.learn_from(before)
 
     def _begin_with(self, held: Holdings) -> None:
         self._held = held
         self.pool, self.tree, self.promises = held.pool, held.tree, held.promises
-        self.running, self.pins = held.running, held.pins
+        self.running, self.pins, self.runs = held.running, held.pins, held.runs
         self.waiting = Waiting(held)
         self._admission = Admission(held, self.waiting, self.tally, self.max_batch)
 
@@ -52,18 +66,32 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting)
+        return not (self.running or self.waiting or self.runs.over)
 
     @property
     def only_waiting(self) -> bool:
         """Nothing runs yet, so that a pass may as well begin a moment later."""
-        return bool(self.waiting) and not self.running
+        return self.waiting.ready > 0 and not self.running
 
-    def add(self, req: Request) -> None:
+    @property
+    def patience(self) -> float:
+        """Seconds until something may be admitted where nothing runs and all that waits does so for runs that are expected back."""
+        if self.running or self.runs.over or not self.waiting.is_stuck:
+            return 0.0
+        return self.runs.patience or 0.0
+
+    def add(self, req: Request) -> bool:
+        """Takes a request in. Whether it is the first of its run here, whose end is told by `end_run` then."""
         assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
         self._turns |= req.near is not None
         req.is_far = req.is_outgrown
+        is_new = self.policy.schedule == "program" and self.runs.meet(req)
         self.waiting.add(req)
+        return is_new
+
+    def end_run(self, number: int) -> None:
+        """A run of a program has ended, and uses nothing again."""
+        self.runs.end(number)
 
     def cancel(self, req: Request) -> None:
         """Takes a request out, wherever it is; frees what it holds."""
@@ -109,6 +137,9 @@ class Scheduler:
     def schedule(self) -> Pass | None:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self.waiting.clock += 1
+        closed = self.runs.close()  # now that what follows on their last answers has arrived
+        if closed or (self.waiting and self.runs.lapse()):
+            self._held.changes += 1
         self.waiting.promote()
         self._turn()
         self._secure()
@@ -120,7 +151,10 @@ class Scheduler:
                 others.append(req)
             elif not req.is_landing:
                 decoding.append(req)
+        if (others or self.waiting) and (most := self.pace.rows(decoding)) < self.chunk:
+            filling.limit(most)
         filling.decode(decoding)
+        others = self._shared(others, filling)
         for req in others:
             assert req.node is not None
             filling.advance(req, req.node)
@@ -130,6 +164,31 @@ class Scheduler:
             self.tally.passes += 1
             self.tally.rows += work.rows
         return work
+
+    def _shared(self, others: list[Request], filling: Filling) -> list[Request]:
+        """Who has rows of prompts in this pass, in order, where they do not all fit: the shortest first, those that wait included;
+        but a quarter for the one that came first, so that it gets on."""
+        self.waiting.shortest_first = False
+        if not others or filling.room <= 0 or self.policy.schedule != "program":
+            return others
+        left = [(req.head_len - req.device_len, req) for req in others if req.in_head]
+        room = filling.room
+        if sum(rows for rows, _ in left) <= room:
+            return others
+        first, longest = left[0][1], max(left, key=lambda one: one[0])
+        least = room // _FOR_THE_FIRST
+        shorter = self.waiting.rows_of_shorter(longest[0] // 2, room - least, longest[1].party) if len(self.running) < self.max_batch else 0
+        if not shorter and len({req.party for _, req in left}) == 1:
+            return others
+        self.waiting.shortest_first = shorter > 0
+        room -= shorter
+        filling.allow(first, min(left[0][0], least))
+        room -= filling.allowed(first)
+        for rows, req in sorted(left, key=lambda one: one[0]):
+            more = min(rows - filling.allowed(req), max(0, room))
+            filling.allow(req, filling.allowed(req) + more)
+            room -= more
+        return others
 
     def commit(self, work: Pass) -> None:
         """The pass has run, or will have before whatever is planned from now on: its KV is there. Prompt chunks go to the
@@ -183,9 +242,12 @@ class Scheduler:
         promises = self.promises
         if not (short := promises.short()):
             return
+        self.runs.lapse()
         ahead = promises.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
             while req in promises.open and promises.spare < req.missing:
+                if not any(other.guess for other in promises.open) and self.runs.make_room(req, req.missing):
+                    break
                 if len(self.running) == 1 and self.pins:
                     self._admission.unpin_oldest()
                 else:
@@ -226,7 +288,7 @@ class Scheduler:
         req.preempted += 1
         req.group = None
         self.tally.preemptions += 1
-        self.waiting.put_back(req)
+        self.waiting.add_preempted(req)
         why = "longer than its turn of positions" if req.is_outgrown else "KV pool full"
         config.log("schedule", f"{why}: {req.length} tokens of request {req.order} wait, for the {req.preempted}. time")
 
@@ -235,6 +297,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError if a slot leaks, is owned twice, or a lock or promise has no owner."""
         self._held.check()
+        self.runs.check(list(self.waiting), list(self.running))
         often = [r for r in (*self.running, *self.waiting) if not r.guess and r.preempted > most_preemptions(r) + r.is_far]
         assert not often, "preempted too often"
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"

@@ -130,6 +130,8 @@ def _frozen(x: Any) -> Any:
 def write_hints(hints: Hints | None) -> dict[str, Any] | None:
     if hints is None:
         return None
+    if hints.run is not None:  # a run belongs to this process: what crosses is its share
+        hints = hints._replace(run=None, priority=hints.run.priority, account=hints.run.account)
     changed = _changed(hints, _UNHINTED)
     if hints.beyond is not None:
         changed["beyond"] = [hints.beyond.tokens, hints.beyond.gens, list(hints.beyond.stop)]

@@ -80,7 +80,7 @@ def test_nothing_that_is_said_changes(runs, chunk):
     *expected, _ = outcomes(4096, CHAINS)
     with promising_little():
         *found, engine = outcomes(150, CHAINS, runs, chunk=chunk)
-    assert engine.counters().preemptions > 5
+    assert engine.counters().preemptions > 3
     assert found == expected
 
 

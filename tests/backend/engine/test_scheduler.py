@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
+from collections.abc import Mapping
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -573,19 +575,24 @@ class Anything(RuleBasedStateMachine):
 
     runs = FakeRunner
     near: int | None = None
+    options: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         super().__init__()
         self.little = promising_little()
         self.little.__enter__()
-        options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs}
+        options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs, **self.options}
         self.engine, self.core = stepped(160, near_context=self.near, **options)
         self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
         self.pinned: list[object] = []
         self.groups = 0
 
+    def hinted(self, hints: Hints) -> Hints:
+        """What is told with a submission."""
+        return hints
+
     def _submit(self, text: str, *asks, namespace: str = ""):
-        done = self.engine.submit(None, [Text((text,)), *asks], Hints(namespace=namespace))
+        done = self.engine.submit(None, [Text((text,)), *asks], self.hinted(Hints(namespace=namespace)))
         self.open.append((done, text, list(asks)))
 
     @rule(text=st.text("ab cdE", min_size=1, max_size=30), n=st.integers(0, 40), namespace=st.sampled_from(NAMESPACES))
@@ -596,7 +603,7 @@ class Anything(RuleBasedStateMachine):
     def chain(self, text, n, more):
         """Text, answer, text, answer …, submitted as one."""
         segments = [part for i in range(more + 1) for part in (Text((text + str(i),)), gen(n))]
-        self.open.append((self.engine.submit(None, segments), None, []))
+        self.open.append((self.engine.submit(None, segments, self.hinted(Hints())), None, []))
 
     @rule(data=st.data(), n=st.integers(1, 5), width=st.integers(2, 4), namespace=st.sampled_from(NAMESPACES))
     def fork(self, data, n, width, namespace):
@@ -648,7 +655,7 @@ class Anything(RuleBasedStateMachine):
         from lmc.errors import PromptTooLongError
 
         try:
-            return self.engine.submit(handle, [Text((text,)), ask] if text else [ask], hints)
+            return self.engine.submit(handle, [Text((text,)), ask] if text else [ask], self.hinted(hints or Hints()))
         except PromptTooLongError:
             return handle
 

@@ -1,0 +1,399 @@
+"""Runs: whose memory the pool is. Which programs' runs are open, what each may come to need, and what it will use again.
+
+    a request of a run ──ends──► a *lease* on its KV ──the run goes on──► the next request
+                                      └── the run ends · its time is well over · an older run needs the room ──► the cache
+
+A run is *open* while a request of it runs or it has a lease. A new one opens when what it is expected to need at its peak fits beside
+what open ones are still expected to grow by; until then its requests wait, the oldest first. What a program needs, how long its
+runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
+and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing.
+If it has come back to what an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
+
+Leases are locks, so the tree counts what they share once. Bookkeeping on the loop's thread; what is computed is decided by others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import NamedTuple
+
+from lmc.backend.base import ProgramRun
+from lmc.backend.engine.promises import Promises
+from lmc.backend.engine.radix_cache import Node, RadixCache
+from lmc.backend.engine.request import Kind, Request
+
+_GROWS = 1.0  # times its first prompt, beyond what its first request needs: by what a run of an unknown program is expected to grow
+_AWAY = 2.0  # seconds that a run may be away from a place that nothing is known of
+_WELL_OVER, _SLACK = 3, 1.0  # a lease ends after so many times the usual time, but not before so many seconds beyond it
+_LONGEST = 60.0  # seconds: who is usually away for longer (a person) has no room kept
+_SELDOM, _ENOUGH = 0.1, 8  # the share of runs that come back below which none is expected to, once there were so many
+_RECENT, _PLACES = 32, 1024  # means are over about so many; remembered are so many programs and places
+
+
+class Lease:
+    """KV that a run will use again, up to and including `node`, which it locks.
+
+    own     tokens of it that the run has brought in
+    until   when its time is well over
+    wanted  requests of the run that wait to go on from it
+    """
+
+    __slots__ = ("node", "own", "place", "run", "since", "until", "wanted")
+
+    def __init__(self, run: OpenRun, node: Node, own: int, place: Hashable, since: float, until: float) -> None:
+        self.run, self.node, self.own, self.place = run, node, own, place
+        self.since, self.until, self.wanted = since, until, 0
+
+
+class OpenRun:
+    """A run that has requests here, or leases.
+
+    seniority  of its first request
+    requests   that wait or run; `running`: of those, what has slots
+    held       slots of it that are leased, or that its running requests have or were promised; `peak`: the most so far
+    expected   what it is expected to hold at its peak; `growth`: what of that it does not hold yet, while it is open
+    """
+
+    __slots__ = ("batch", "ended", "expected", "growth", "held", "leases", "number", "peak", "program", "requests", "running", "seniority", "was_open")
+
+    def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
+        self.number, self.program, self.batch = source.number, source.program, source.batch
+        self.seniority = seniority
+        self.requests = self.running = self.held = self.peak = self.expected = self.growth = 0
+        self.leases: dict[Node, Lease] = {}
+        self.ended = self.was_open = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.running > 0 or bool(self.leases)
+
+
+class _Seen(NamedTuple):
+    """What is known of a place: how often runs have left there and come back, and the seconds they were away, on average."""
+
+    left: int = 0
+    back: float = 0.0
+    away: float = 0.0
+
+
+class Runs:
+    """leases: what a run will use again is kept for it. now: seconds."""
+
+    def __init__(self, tree: RadixCache, promises: Promises, capacity: int, *, leases: bool, now: Callable[[], float]) -> None:
+        self._tree, self._promises, self._capacity, self._leases, self._now = tree, promises, capacity, leases, now
+        self._runs: dict[int, OpenRun] = {}
+        self._open: dict[OpenRun, None] = {}
+        self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
+        self.growth = 0  # of all open runs
+        self.leased = 0  # leases there are
+        self.broken = 0  # leases that ended for want of room
+        self.lapsed = 0  # because their time was over
+        self._needs: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # mean peak of a program's runs, how many it is over
+        self._largest: dict[Hashable, int] = {}  # the same of programs of which no run has ended: what one has held so far
+        self._places: OrderedDict[Hashable, _Seen] = OrderedDict()
+
+    def learn_from(self, other: Runs) -> None:
+        """What programs need, and how long they are away, is as it was."""
+        self._needs, self._places = other._needs, other._places
+
+    @property
+    def count(self) -> int:
+        """Open runs."""
+        return len(self._open)
+
+    def leases(self) -> Iterator[Lease]:
+        return itertools.chain.from_iterable(run.leases.values() for run in self._runs.values())
+
+    # -- a run's requests --------------------------------------------------------------------------------------
+
+    def meet(self, req: Request) -> bool:
+        """A request has come. Whether it is the first of its run here."""
+        source = req.run
+        if source is None:
+            return False
+        run = self._runs.get(source.number)
+        is_new = run is None
+        if run is None:
+            run = self._runs[source.number] = OpenRun(source, (False, req.priority, req.order))
+        req.owner = run
+        run.requests += 1
+        if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:
+            req.lease = lease
+            lease.wanted += 1
+            if lease.wanted == 1:
+                self._returned(lease)
+        return is_new
+
+    @staticmethod
+    def _above(node: Node, run: OpenRun) -> Lease | None:
+        """The lease that keeps the longest prefix of what ends at `node`."""
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            if (lease := run.leases.get(at)) is not None:
+                return lease
+            at = at.parent
+        return None
+
+    def gone(self, req: Request) -> None:
+        """It was cancelled while it waited."""
+        if (run := req.owner) is None:
+            return
+        self._waits_no_more(req)
+        run.requests -= 1
+        self._close_if_over(run)
+
+    def _waits_no_more(self, req: Request) -> None:
+        lease, req.lease = req.lease, None
+        if lease is not None:
+            lease.wanted -= 1
+            lease.until = max(lease.until, self._now() + _AWAY)
+
+    def admitted(self, req: Request, need: int, at: int, node: Node) -> None:
+        """It runs from now on: so many more slots were promised to it, behind `at` tokens that were there, cached up to `node`."""
+        run = req.owner
+        if run is None:
+            req.away = self._tree.away(node) if self._leases else 0
+            return
+        lease, taken = req.lease, 0
+        if lease is None and run.leases and (lease := self._above(node, run)) is not None:  # nobody knew before that it goes on from there
+            self._returned(lease)
+        if lease is not None:
+            self._waits_no_more(req)
+            if lease.wanted <= 0 and run.leases.get(lease.node) is lease:  # its own lock reaches as far
+                taken = min(lease.own, at)
+                self._drop(lease)
+                run.held -= lease.own
+        if not (run.is_open or taken):
+            run.expected = self._expected(run, need, req.head_len - at)
+            run.was_open = True
+        run.running += 1
+        req.charged, req.started = need + taken, at - taken
+        self._hold(run, req.charged)
+
+    def interrupted(self, req: Request) -> None:
+        """It was preempted."""
+        if (run := req.owner) is not None:
+            run.running -= 1
+            self._hold(run, -req.charged)
+            req.charged = 0
+
+    def finished(self, req: Request, node: Node) -> None:
+        """It has ended, with the KV of what it had up to `node`, on which it has a lock."""
+        run = req.owner
+        if run is None:
+            if req.away:  # a conversation, say: it may come back again after as long
+                self._tree.expect(node, _WELL_OVER * req.away)
+            return self._tree.unlock(node)
+        own = max(0, node.end - req.started)
+        run.requests -= 1
+        run.running -= 1
+        run.held -= req.charged
+        req.charged = 0
+        run.peak = max(run.peak, run.held + own)  # without what was promised in vain
+        if run.peak > self._largest.get(run.program, 0) and run.program not in self._needs:
+            self._largest[run.program] = run.peak
+        away = self._away(req.gen) if self._leases and req.kind is not Kind.PREFILL and node.parent is not None else None
+        if away is not None:
+            self._lease(run, node, own, req.gen, away)
+        else:
+            self._settle(run)
+            self._tree.unlock(node)
+            if self._leases and req.kind is not Kind.PREFILL:
+                self._tree.forget(node, own)
+        self._close_if_over(run)
+
+    def end(self, number: int) -> None:
+        """A run has ended. What it has asked goes on, and so does what it has asked to follow that."""
+        run = self._runs.get(number)
+        if run is not None:
+            run.ended = True
+            self._close_if_over(run)
+
+    def _close_if_over(self, run: OpenRun) -> None:
+        if run.ended and not run.requests:
+            self.over.append(run)
+
+    def close(self) -> bool:
+        """Closes runs that have ended, and have no requests any more: what they kept is not used again. Whether there were any."""
+        if not self.over:
+            return False
+        over, self.over = self.over, []
+        for run in over:
+            if not run.requests and self._runs.get(run.number) is run:
+                self._close(run)
+        return True
+
+    def _close(self, run: OpenRun) -> None:
+        for lease in list(run.leases.values()):
+            self._learn(lease.place, None)
+            self._end(lease)
+            self._tree.forget(lease.node, lease.own)
+        del self._runs[run.number]
+        if run.peak and run.program is not None:
+            self._largest.pop(run.program, None)
+            mean, count = self._needs.pop(run.program, (0.0, 0))
+            count = min(count + 1, _RECENT)
+            self._needs[run.program] = mean + (run.peak - mean) / count, count
+            if len(self._needs) > _PLACES:
+                self._needs.popitem(last=False)
+
+    # -- admission ---------------------------------------------------------------------------------------------
+
+    def may_run(self, req: Request, need: int, at: int) -> bool:
+        """Whether a request may be promised so many slots behind `at` tokens: one of an open run may, another one if its run fits beside all open ones."""
+        run = req.owner
+        if not self._open or req.preempted or (run is not None and run.is_open):
+            return True
+        return self._promises.spare - self.growth >= self._wants(req, need, at)
+
+    def may_fit(self, req: Request) -> bool:
+        """Whether a request that was refused is worth another look."""
+        return req.preempted > 0 or not self._open or self._promises.spare + req.shared - self.growth >= req.wants
+
+    def refused(self, req: Request, need: int, at: int) -> None:
+        """What it would take."""
+        req.wants, req.shared = self._wants(req, need, at), at
+
+    def _wants(self, req: Request, need: int, at: int) -> int:
+        return need if req.owner is None else self._expected(req.owner, need, req.head_len - at)
+
+    def _expected(self, run: OpenRun, need: int, prompt: int) -> int:
+        """Slots that it is expected to hold at its peak; `need`: at first, for a prompt of so many tokens and its answer."""
+        found = self._needs.get(run.program)
+        guess = max(need + prompt * _GROWS, self._largest.get(run.program, 0)) if found is None else found[0]
+        return min(self._capacity, max(round(guess), run.peak if run.was_open else 0, need))
+
+    def _hold(self, run: OpenRun, slots: int) -> None:
+        run.held += slots
+        self._settle(run)
+
+    def _settle(self, run: OpenRun) -> None:
+        """Whether it is open, and what it is expected to grow by, is as it must be."""
+        growth = 0
+        if run.running or run.leases:
+            self._open[run] = None
+            growth = run.expected - run.held
+            if growth < 0:
+                growth = 0
+        else:
+            self._open.pop(run, None)
+        self.growth += growth - run.growth
+        run.growth = growth
+
+    # -- leases ------------------------------------------------------------------------------------------------
+
+    def _lease(self, run: OpenRun, node: Node, own: int, place: Hashable, away: float) -> None:
+        """A request's lock becomes a lease."""
+        now = self._now()
+        until = now + max(away * _WELL_OVER, away + _SLACK)
+        held = run.leases.get(node)
+        if held is not None:  # siblings that end at the same place
+            self._tree.unlock(node)
+            held.until, held.own = until, held.own + own
+        else:
+            run.leases[node] = Lease(run, node, own, place, now, until)
+            self.leased += 1
+        self._hold(run, own)
+
+    def _end(self, lease: Lease) -> None:
+        self._drop(lease)
+        self._hold(lease.run, -lease.own)
+
+    def _drop(self, lease: Lease) -> None:
+        del lease.run.leases[lease.node]
+        self.leased -= 1
+        self._tree.unlock(lease.node)
+
+    def _away(self, place: Hashable) -> float | None:
+        """Seconds that a run is usually away behind an answer; None: it does not come back, or not soon."""
+        seen = self._places.get(place)
+        if seen is None or not seen.back:
+            return None if seen is not None and seen.left >= _ENOUGH else _AWAY
+        if seen.left >= _ENOUGH and seen.back < _SELDOM * seen.left:
+            return None
+        return seen.away if seen.away <= _LONGEST else None
+
+    def _returned(self, lease: Lease) -> None:
+        self._learn(lease.place, self._now() - lease.since)
+
+    def _learn(self, place: Hashable, away: float | None) -> None:
+        """A run was away for so long, or has ended (None)."""
+        left, back, mean = self._places.pop(place, _Seen())
+        if left >= _RECENT:
+            left, back = left // 2, back / 2
+        if away is not None:
+            back += 1
+            mean += (away - mean) / min(back, _RECENT)
+        self._places[place] = _Seen(left + 1, back, mean)
+        if len(self._places) > _PLACES:
+            self._places.popitem(last=False)
+
+    def lapse(self) -> bool:
+        """Ends leases whose time is well over. Whether there was one."""
+        if not self._open:
+            return False
+        now = self._now()
+        over = [lease for run in self._open for lease in run.leases.values() if lease.until <= now and not lease.wanted]
+        for lease in over:
+            self._end(lease)
+        self.lapsed += len(over)
+        return bool(over)
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until the next lease is over; None: nobody is expected back."""
+        until = [lease.until for run in self._open for lease in run.leases.values() if not lease.wanted]
+        return max(0.0, min(until) - self._now()) if until else None
+
+    def make_room(self, req: Request, need: int) -> bool:
+        """Ends leases of the youngest runs, none older than the request's, until so many slots are spare; none where that is not enough."""
+        seniority = req.owner.seniority if req.owner is not None else req.seniority
+        younger = sorted((run for run in self._open if run.leases and run.seniority > seniority), key=lambda run: run.seniority)
+        if self._promises.spare + sum(lease.own for run in younger for lease in run.leases.values()) < need:
+            return False
+        while self._promises.spare < need and younger:
+            run = younger[-1]
+            self._break(next(iter(run.leases.values())))
+            if not run.leases:
+                younger.pop()
+        return self._promises.spare >= need
+
+    def break_any(self) -> bool:
+        """Ends a lease of the youngest run; False if there is none."""
+        leasing = [run for run in self._open if run.leases]
+        if not leasing:
+            return False
+        run = max(leasing, key=lambda run: run.seniority)
+        self._break(next(iter(run.leases.values())))
+        return True
+
+    def _break(self, lease: Lease) -> None:
+        self.broken += 1
+        self._end(lease)
+
+    def drop_leases(self) -> None:
+        for lease in list(self.leases()):
+            self._end(lease)
+
+    # -- truth -------------------------------------------------------------------------------------------------
+
+    def check(self, waiting: list[Request], running: list[Request]) -> None:
+        """Raises AssertionError unless runs and their requests agree."""
+        for run in self._runs.values():
+            own = [req for req in running if req.owner is run]
+            waits = [req for req in waiting if req.owner is run]
+            assert run.running == len(own), f"run {run.number}: {run.running} requests run, recorded; {len(own)} do"
+            assert run.requests == len(own) + len(waits), f"run {run.number}: {run.requests} requests recorded, {len(own) + len(waits)} there"
+            held = sum(req.charged for req in own) + sum(lease.own for lease in run.leases.values())
+            assert run.held == held, f"run {run.number}: holds {run.held} slots, recorded; {held}"
+            assert (run in self._open) == run.is_open
+            assert run.growth == (max(0, run.expected - run.held) if run.is_open else 0)
+            for node, lease in run.leases.items():
+                assert lease.node is node and node.locks > 0, "a lease on what is not locked"
+                assert lease.wanted == sum(req.lease is lease for req in waits), "a lease is waited for by nobody"
+            assert run.requests or not run.ended or run in self.over, f"run {run.number} has ended"
+        assert self.leased == sum(len(run.leases) for run in self._runs.values())
+        assert self.growth == sum(run.growth for run in self._runs.values())
+        assert all(req.owner is None or self._runs.get(req.owner.number) is req.owner for req in (*waiting, *running)), "a run that is gone"

@@ -1,0 +1,424 @@
+"""Memory belongs to programs: which runs are open, what is kept for them, and in which order what is kept goes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+import lmc
+from lmc.backend.base import Hints, ProgramRun
+from lmc.backend.engine.policy import Policy
+from lmc.errors import ParameterError
+from lmc.prompt import Gen, SamplingParams, Select, Text
+from tests.backend.engine.agents import Clock, World, agents
+from tests.backend.engine.test_scheduler import Anything
+from tests.backend.engine_fakes import FakeAheadRunner, backend, stepped
+from tests.searching import examples
+
+POOL = 2600
+"""Tokens: six of the agents have room in it at once."""
+
+
+def gen(n: int) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=n, temperature=0.0, ignore_eos=True))
+
+
+# -- agents that use tools -----------------------------------------------------------------------------------------
+
+
+def test_agents_compute_their_prompts_once():
+    """12 agents of 300 tokens with four tools each in a pool with room for six; by requests they computed 19,000."""
+    world = World(POOL)
+    world.run(agents(12), check=True)
+    counters = world.engine.counters()
+    assert counters.unique_tokens == 4502
+    assert counters.prefilled_tokens <= 4600
+
+
+@pytest.mark.parametrize("times", [4, 8])
+def test_so_do_more_than_the_pool_has_room_for(times):
+    world = World(POOL)
+    world.run(agents(6 * times))
+    world.engine.check()
+    counters = world.engine.counters()
+    assert counters.prefilled_tokens <= 1.05 * counters.unique_tokens
+
+
+@pytest.mark.parametrize("policy", [Policy(schedule="lpm"), Policy(schedule="lpm", eviction="lru"), Policy(schedule="fcfs")])
+def test_without_runs_they_compute_them_again_and_again(policy):
+    world = World(POOL, policy)
+    world.run(agents(12))
+    counters = world.engine.counters()
+    assert counters.prefilled_tokens > 3 * counters.unique_tokens
+
+
+def test_agents_whose_contexts_grow_tenfold_are_interrupted_and_come_to_their_end():
+    """Nothing is known of the program when the first ones begin: the youngest give up what they have."""
+    world = World(3000)
+    world.run(agents(16, prompt=60, turns=8, found=90, tokens=8), check=True)
+    stats, counters = world.engine.stats(), world.engine.counters()
+    assert stats["broken_leases"] > 0
+    assert counters.prefilled_tokens <= 1.3 * counters.unique_tokens
+
+
+def test_what_runs_need_is_learned():
+    world = World(3000)
+    world.run(agents(16, prompt=60, turns=8, found=90, tokens=8))
+    before, broken = world.engine.counters(), world.engine.stats()["broken_leases"]
+    world.run(agents(16, prompt=60, turns=8, found=90, tokens=8, seed=1))
+    counters = world.engine.counters() - before
+    assert counters.prefilled_tokens <= 1.05 * counters.unique_tokens
+    assert world.engine.stats()["broken_leases"] == broken
+
+
+def test_who_comes_back_late_loses_its_lease_and_is_answered():
+    world = World(POOL)
+    some = agents(48)
+    some[0].tools = [100.0] * 4
+    world.run(some)
+    assert world.engine.stats()["lapsed_leases"] > 0
+    counters = world.engine.counters()
+    assert counters.prefilled_tokens <= counters.unique_tokens + 4 * 400
+
+
+def test_where_everything_fits_runs_change_nothing():
+    found = []
+    for policy in (Policy(), Policy(schedule="lpm")):
+        world = World(50_000, policy)
+        world.run(agents(24))
+        found.append((replace(world.engine.counters(), device_seconds=0.0), round(world.clock.now, 3)))
+    assert found[0] == found[1]
+
+
+# -- no deadlock, and no starving ----------------------------------------------------------------------------------
+
+
+def drain(core: Any) -> None:
+    while core.turn():
+        pass
+
+
+def test_runs_that_wait_for_one_another_outside_do_not_hold_the_pool():
+    """The first waits for what only the last can say, which has no room beside it: its lease ends, and the last is admitted."""
+    clock = Clock()
+    engine, core = stepped(100, now=clock, max_context=100)
+    first, last = ProgramRun("first"), ProgramRun("last")
+    kept = engine.submit(None, [Text(("f" * 50,)), gen(8)], Hints(run=first))
+    drain(core)
+    other = engine.submit(None, [Text(("l" * 60,)), gen(8)], Hints(run=last))
+    drain(core)
+    assert kept.results[0].done and not other.results[0].done
+    assert engine.stats()["held_back"] == 1 and 0 < core.scheduler.patience < 10
+    clock.now += core.scheduler.patience
+    drain(core)
+    assert other.results[0].done
+    engine.check()
+
+
+def test_a_sub_program_and_forks_do_not_wait_behind_other_runs():
+    clock = Clock()
+    engine, core = stepped(200, now=clock, max_context=200)
+    own, others = ProgramRun("own"), [ProgramRun("other") for _ in range(4)]
+    prompt = engine.submit(None, [Text(("p" * 50,)), gen(8)], Hints(run=own))
+    core.turn()
+    waiting = [engine.submit(None, [Text((f"{i}" + "o" * 90,)), gen(8)], Hints(run=run)) for i, run in enumerate(others)]
+    drain(core)
+    forks = [engine.submit(prompt, [Text((f"fork {i}",)), gen(8)], Hints(run=own)) for i in range(3)]
+    alone = engine.submit(None, [Text(("sub-program",)), gen(8)], Hints(run=own))
+    for _ in range(12):
+        core.turn()
+    assert all(handle.results[0].done for handle in (*forks, alone))
+    assert not all(handle.results[0].done for handle in waiting)
+    own.end()
+    for run, handle in zip(others, waiting, strict=True):
+        drain(core)
+        assert handle.results[0].done, "the oldest first"
+        run.end()
+    engine.check()
+
+
+def test_a_request_of_no_run_is_not_passed_for_ever(monkeypatch):
+    monkeypatch.setattr("lmc.backend.engine.waiting._PATIENCE", 20)
+    world = World(POOL)
+    alone = world.engine.submit(None, [Text(("z" * 900,)), gen(8)])
+    world.run(agents(24))
+    assert alone.results[0].done
+    world.engine.check()
+
+
+def test_a_run_that_is_dropped_keeps_nothing():
+    engine, core = stepped(400)
+    run = ProgramRun("dropped")
+    handle = engine.submit(None, [Text(("p" * 50,)), gen(8)], Hints(run=run))
+    drain(core)
+    assert engine.stats()["leases"] == 1
+    del handle, run
+    gc.collect()
+    drain(core)
+    assert engine.stats()["leases"] == engine.stats()["open_runs"] == 0
+    engine.check()
+
+
+def test_what_is_asked_after_a_run_has_ended_is_answered():
+    engine, core = stepped(400)
+    run = ProgramRun("program")
+    handle = engine.submit(None, [Text(("p" * 50,)), gen(8)], Hints(run=run))
+    run.end()
+    drain(core)
+    more = engine.submit(handle, [Text(("more",)), gen(8)], Hints(run=run))
+    drain(core)
+    assert more.results[0].output().meta["cached_tokens"] > 50
+    assert engine.stats()["leases"] == 0
+    engine.check()
+
+
+def test_a_choice_is_kept_for_what_follows():
+    engine, core = stepped(400)
+    run = ProgramRun("program")
+    handle = engine.submit(None, [Text(("p" * 50,)), Select(("abc", "abd"))], Hints(run=run))
+    drain(core)
+    (lease,) = core.scheduler.runs.leases()
+    assert lease.node.end > 50
+    more = engine.submit(handle, [Text(("more",)), gen(2)], Hints(run=run))
+    drain(core)
+    assert more.results[0].done and engine.stats()["leases"] == 1
+    engine.check()
+
+
+def test_a_place_that_nobody_comes_back_to_keeps_nothing():
+    engine, core = stepped(4000)
+    for i in range(12):
+        run = ProgramRun("program")
+        handle = engine.submit(None, [Text((f"{i}" + "p" * 30,)), gen(8)], Hints(run=run))
+        drain(core)
+        assert handle.results[0].done and engine.stats()["leases"] == (i < 8)
+        run.end()
+        drain(core)
+    engine.check()
+
+
+@pytest.mark.parametrize(("eviction", "kept"), [("next-use", True), ("lru", False)])
+def test_a_conversation_outlives_requests_that_never_came_back(eviction, kept):
+    """Of no run: it has come back once, so it is expected again, and others that were asked later go before it."""
+    engine, core = stepped(400, policy=Policy(eviction=eviction))
+
+    def ask(text: str, before: Any = None) -> Any:
+        handle = engine.submit(before, [Text((text,)), gen(2)])
+        drain(core)
+        return handle
+
+    chat = ask("c" * 60)
+    for i in range(3):
+        ask(f"{i}" + "o" * 50)
+    chat = ask("and more", chat)
+    for i in range(7):
+        ask(f"{i}" + "p" * 50)
+    chat = ask("and more", chat)
+    assert (chat.results[0].output().meta["cached_tokens"] > 60) == kept
+    assert engine.stats()["leases"] == 0
+    engine.check()
+
+
+# -- programs ------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def agent(s, task, notes):
+    s += "You are an agent. " + task
+    for note in notes:
+        s += " Do: " + lmc.gen("step", max_tokens=4, ignore_eos=True)
+        s += s["step"] and note
+    s += " So: " + lmc.gen("end", max_tokens=4, ignore_eos=True)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_programs_are_runs(compiled):
+    items = [{"task": f"task {i} " + chr(102 + i) * 60, "notes": [chr(102 + i) * 15 + str(j) for j in range(4)]} for i in range(20)]
+    with backend(700, max_context=600)[0] as engine:
+        batch: Callable[..., Any] = lmc.compile(agent, backend=engine).batch if compiled else agent.run_batch
+        options: dict[str, Any] = {"temperature": 0, **({} if compiled else {"backend": engine})}
+        batch(items[:4], **options)  # teaches what runs need
+        before = engine.counters()
+        states = batch(items[4:], **options)
+        assert all(state["end"] for state in states)
+        counters = engine.counters() - before
+        assert counters.prefilled_tokens <= 1.05 * counters.unique_tokens
+        engine.check()
+        stats = engine.stats()
+        assert stats["open_runs"] == stats["leases"] == stats["held_back"] == 0
+
+
+@lmc.function
+def helper(s, text):
+    s += text + lmc.gen("found", max_tokens=4, ignore_eos=True)
+    return s["found"]
+
+
+@lmc.function
+def caller(s, text):
+    s += text + lmc.gen("first", max_tokens=4, ignore_eos=True)
+    found = helper.run(text="h" * 40 + s["first"]).ret_value
+    for fork in s.fork(3):
+        fork += found + lmc.gen("more", max_tokens=4, ignore_eos=True)
+        fork.text()
+    s += lmc.gen("last", max_tokens=4, ignore_eos=True)
+
+
+def test_sub_programs_and_forks_belong_to_their_run():
+    """Each waits for the others of its own: if they had to wait behind other runs, nobody would get on."""
+    with backend(260, max_context=200)[0] as engine:
+        states = caller.run_batch([{"text": chr(102 + i) * 50} for i in range(12)], temperature=0, backend=engine)
+        assert all(state["last"] for state in states)
+        engine.check()
+        assert engine.stats()["open_runs"] == 0
+
+
+def test_a_priority_is_a_share():
+    for given in (0, -1, float("nan"), "high", True):
+        with pytest.raises(ParameterError, match="priority"):
+            agent.run(task="", notes=[], backend=lmc.Mock(), priority=given)
+
+
+# -- shares --------------------------------------------------------------------------------------------------------
+
+
+def order_of(engine: Any, core: Any, asks: list[tuple[str, Hints]]) -> list[int]:
+    """In which order they are answered, one at a time."""
+    handles = [engine.submit(None, [Text((text,)), gen(1)], hints) for text, hints in asks]
+    done: list[int] = []
+    while core.turn():
+        done += [i for i, handle in enumerate(handles) if handle.results[0].done and i not in done]
+    return done
+
+
+def test_who_has_twice_the_priority_has_twice_the_share():
+    engine, core = stepped(2000, max_batch=1)
+    asks = [(f"{'ab'[i % 2]}{i:02}" + "p" * 30, Hints(priority=1 + i % 2)) for i in range(40)]
+    order = order_of(engine, core, asks)
+    assert 9 <= sum(i % 2 == 0 for i in order[:30]) <= 11, "a third of those that were answered first"
+
+
+def test_an_account_with_many_requests_does_not_hold_up_one_with_few():
+    engine, core = stepped(2000, max_batch=1)
+    many = [(f"m{i:02}" + "p" * 30, Hints(account="many")) for i in range(30)]
+    few = [(f"f{i:02}" + "p" * 30, Hints(account="few")) for i in range(3)]
+    order = order_of(engine, core, many + few)
+    assert all(order.index(30 + i) <= 2 * i + 2 for i in range(3))
+
+
+# -- policies to compare with --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cache", "computed"),
+    [("tree", 100 + 20 + 1 + 10), ("table", 100 + 110 + 1 + 10), ("off", 100 + 110 + 110 + 120)],
+)
+def test_caches_find_what_they_keep(cache, computed):
+    """Two prompts with a common beginning, the second again, and one that goes on from it."""
+    engine, core = stepped(2000, policy=Policy(cache=cache), chunk=512)
+    first, second = "a" * 90 + "f" * 10, "a" * 90 + "g" * 20
+    for text in (first, second, second, second + "h" * 10):
+        handle = engine.submit(None, [Text((text,)), gen(1)])
+        drain(core)
+        assert handle.results[0].done
+    assert engine.counters().prefilled_tokens == computed
+    engine.check()
+
+
+def test_orders_are_what_they_are_called():
+    for schedule, expected in (("fcfs", [0, 1, 2, 3]), ("lpm", [2, 3, 0, 1]), ("program", [2, 3, 0, 1])):
+        engine, core = stepped(2000, max_batch=1, policy=Policy(schedule=schedule))
+        order_of(engine, core, [("w" * 40, Hints())])
+        assert order_of(engine, core, [(text, Hints()) for text in ("x" * 40, "y" * 40, "w" * 40 + "a", "w" * 40 + "b")]) == expected
+    engine, core = stepped(2000, max_batch=1, policy=Policy(schedule="random"))
+    order = order_of(engine, core, [(f"{i:02}" + "p" * 20, Hints()) for i in range(20)])
+    assert order != sorted(order) and sorted(order) == list(range(20))
+
+
+def test_a_policy_that_is_none_is_refused():
+    with pytest.raises(ParameterError, match="schedule is 'best'; it can be 'program'"):
+        Policy(schedule="best")  # pyright: ignore[reportArgumentType]
+
+
+# -- anything ------------------------------------------------------------------------------------------------------
+
+
+class AnythingOfRuns(Anything):
+    """The same by runs of programs, which begin, end, go away and come back late."""
+
+    policy = Policy()
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.options = {"now": self.clock, "policy": self.policy}
+        self.runs_begun: list[ProgramRun] = []
+        self.run_of: ProgramRun | None = None
+        self.share: dict[str, Any] = {}
+        super().__init__()
+
+    def hinted(self, hints: Hints) -> Hints:
+        return hints._replace(run=self.run_of, **self.share)
+
+    @rule(account=st.sampled_from("xy"), priority=st.sampled_from([0.5, 1.0, 4.0]))
+    def another_share(self, account, priority):
+        self.share = {"account": account, "priority": priority}
+
+    @rule(program=st.sampled_from("ab"))
+    def begin_run(self, program):
+        self.run_of = ProgramRun(program, **self.share)
+        self.runs_begun.append(self.run_of)
+
+    @rule(data=st.data())
+    def another_run(self, data):
+        self.run_of = data.draw(st.sampled_from([None, *self.runs_begun]))
+
+    @rule(data=st.data())
+    def end_run(self, data):
+        if self.runs_begun:
+            self.runs_begun.pop(data.draw(st.integers(0, len(self.runs_begun) - 1))).end()
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 30.0]))
+    def time_passes(self, seconds):
+        self.clock.now += seconds
+
+    def come_to_rest(self):
+        for _ in range(1000):
+            drain(self.core)
+            if not (pause := self.core.scheduler.patience):
+                break
+            self.clock.now += pause
+        assert not self.core.scheduler.waiting, "lost"
+        for run in self.runs_begun:
+            run.end()
+        super().come_to_rest()
+        stats = self.engine.stats()
+        assert stats["open_runs"] <= (self.run_of is not None and not self.run_of.ended)
+
+
+class AnythingOfRunsAhead(AnythingOfRuns):
+    runs = FakeAheadRunner
+
+
+
+
+class AnythingAtRandom(AnythingOfRuns):
+    policy = Policy("random", "table", "lru")
+
+
+class AnythingUncached(AnythingOfRunsAhead):
+    policy = Policy(cache="off")
+
+
+AnythingAtRandom.TestCase.settings = AnythingUncached.TestCase.settings = settings(examples(3, 40), stateful_step_count=40)
+TestAnythingAtRandom = pytest.mark.search(AnythingAtRandom.TestCase)
+TestAnythingUncached = pytest.mark.search(AnythingUncached.TestCase)
+AnythingOfRuns.TestCase.settings = AnythingOfRunsAhead.TestCase.settings = settings(examples(6, 80), stateful_step_count=40)
+TestAnythingOfRuns = pytest.mark.search(AnythingOfRuns.TestCase)
+TestAnythingOfRunsAhead = pytest.mark.search(AnythingOfRunsAhead.TestCase)
