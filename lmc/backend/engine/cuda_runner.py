@@ -40,6 +40,7 @@ log = logging.getLogger("lmc.engine")
 _MOST_SAMPLES = 1 << 14
 _MOST_INDICES = 1 << 22
 _SHARE_FROM = 1 << 15
+_MOMENT = 3.0  # seconds that a start may wait for compilers to say that there is nothing to do
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 304, 320, 352, 384, 448, 512)
 _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
 BUCKETS = (*_SMALL, *_MIDDLE)
@@ -106,6 +107,8 @@ class CudaRunner(ModelRunner):
         for rows in BUCKETS:
             for wide in (False, True) if rows in _SMALL else (True,):
                 self._captured(rows, wide=wide)
+        if self._flash is not None and not self._flash.wait(_MOMENT):
+            log.info("FlashInfer's kernels are compiled for this model, once on this machine (some two minutes); until then our own read long prompts")
         self.settle()
 
     def settle(self) -> None:

@@ -26,6 +26,7 @@ log = logging.getLogger("lmc.engine")
 
 _WORKSPACE = 256 << 20  # bytes for partial results of split contexts
 _NICE = 15
+_AT_ONCE = 10.0  # seconds in which compilers say that there is nothing to do, or almost
 _ROWS, _SLOTS = 96, 400  # of a sequence, on average, from which on fa3 is faster (measured; docs/performance.md)
 
 
@@ -59,11 +60,7 @@ class PagedAttention:
         self._long: Any = wrapper("fa3") if "fa3" in backends else None
         self.usable = self._failed = False
         self._compiled = threading.Event()
-        missing = [spec for spec in _specs(shape, backends) if not spec.is_compiled]
-        if missing:
-            threading.Thread(target=self._compile, args=(missing,), name="lmc-kernels", daemon=True).start()
-        else:
-            self._compiled.set()
+        threading.Thread(target=self._compile, args=(_specs(shape, backends),), name="lmc-kernels", daemon=True).start()
 
     def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> Attend:
         """For the next pass. All int32: `qo_indptr` and `kv_indptr` [S + 1] on the host, where each sequence's rows and slots
@@ -72,9 +69,9 @@ class PagedAttention:
         long = int(qo_indptr[-1]) >= _ROWS * sequences and len(kv_indices) >= _SLOTS * sequences
         return self._planned(self._long if long and self._long is not None else self._short, qo_indptr, kv_indptr, kv_indices)
 
-    def wait(self) -> None:
-        """Wait until the kernels are compiled."""
-        self._compiled.wait()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the kernels are compiled; False after `timeout` seconds."""
+        return self._compiled.wait(timeout)
 
     def load(self) -> None:
         """Load the kernels if they are compiled. Not while a graph is captured.
@@ -99,8 +96,7 @@ class PagedAttention:
         self.usable = True
 
     def _compile(self, specs: Sequence[Any]) -> None:
-        """Compile what is missing, in processes beside this one. What fails here is met again, and told, when it is loaded."""
-        log.info("compiling FlashInfer's kernels for this model, once on this machine (some two minutes); until then our own kernels read long prompts")
+        """Compile what is missing or older than its source, in processes beside this one. What fails is met again, and told, when it is loaded."""
         began = time.monotonic()
         if sys.platform == "linux":  # there it is the thread's own priority, which the compilers' processes inherit
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -109,12 +105,14 @@ class PagedAttention:
             thread.start()
         for thread in threads:
             thread.join()
-        log.info("FlashInfer's kernels are compiled (%.0f s); they are used when nothing runs", time.monotonic() - began)
+        if (seconds := time.monotonic() - began) > _AT_ONCE:
+            log.info("FlashInfer's kernels are compiled (%.0f s); they are used when nothing runs", seconds)
         self._compiled.set()
 
     def _compile_one(self, spec: Any) -> None:
         try:
-            spec.build(verbose=False)
+            if not spec.is_aot:
+                spec.build(verbose=False)
         except Exception as error:
             log.debug("FlashInfer's %s: %s", spec.name, error)
 
