@@ -162,7 +162,7 @@ def test_numbers_keep_sglangs_limit_but_as_objects():
 
 def test_the_mock_ends_answers_before_their_limit():
     schema = Invoice.model_json_schema()
-    shortest = len('{"number": "", "total": 0, "items": []}')
+    shortest = len('{"number":"","total":0,"items":[]}')
     for limit in range(shortest, shortest + 30, 3):
         ask.run(Invoice, max_tokens=limit, backend="mock", seed=limit)
     with pytest.raises(lmc.IncompleteAnswer):

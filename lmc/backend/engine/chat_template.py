@@ -318,6 +318,8 @@ class _Cutter:
 
     def _both(self, found: CutTemplate, messages: Sequence[Message]) -> tuple[str, str]:
         """The conversation as the template renders it and as the pieces write it; equal when one of them refuses."""
+        if any(m["role"] in found.refused for m in messages):
+            return "", ""
         try:
             text = "".join(_written(found, messages))
             return self.render(messages, True), text
