@@ -135,4 +135,6 @@ def test_a_journal_of_the_parent_is_written_by_the_parent_alone(tmp_path):
     assert "JournalError" in (said := in_child(work)) and "it is written by the process" in said and "this is a fork of it" in said
     assert Path(path).read_bytes().startswith(before)
     journal.close()
-    assert Journal.open(path, header, lambda: 1).contents.records == {0: [["u", 1]]}
+    again = Journal.open(path, header, lambda: 1)
+    assert again.contents.records == {0: [["u", 1]]}
+    again.close()

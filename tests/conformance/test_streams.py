@@ -21,19 +21,21 @@ from tests.conformance.harness import opaque
 
 @pytest.fixture(autouse=True)
 def leaves_no_thread() -> Iterator[None]:
-    before = set(threading.enumerate())
-    gc.freeze()  # what other tests left need not be walked
+    gc.collect()  # runs that other tests left in cycles end
+    gc.freeze()  # and what else they left need not be walked
+    OTHERS[:] = threading.enumerate()
     yield
     gc.collect()
     while MOCKS:
         MOCKS.pop().close()
     deadline = time.monotonic() + 60
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+    while (left := set(threading.enumerate()) - set(OTHERS)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left
 
 
 MOCKS: list[Mock] = []
+OTHERS: list[threading.Thread] = []  # that were there before the test
 
 
 def mock(**given: Any) -> Mock:
@@ -334,7 +336,7 @@ def test_an_abandoned_stream_calls_no_more_tools(compiled: bool) -> None:
 
 
 def running() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("lmc-") and t.name != "lmc-mock"]
+    return [t for t in threading.enumerate() if t.name.startswith("lmc-") and t.name != "lmc-mock" and t not in OTHERS]
 
 
 def test_a_stream_with_stream_true_is_the_same() -> None:
