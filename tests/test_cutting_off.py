@@ -110,6 +110,8 @@ def test_ctrl_c_while_answers_are_awaited_cancels_them():
         with pytest.raises(KeyboardInterrupt):
             call(mock)
         assert not mock._pending
+        mock.open()  # nothing holds its requests any more, nor by them the runs
+        mock.close()
 
 
 @pytest.mark.usefixtures("two_threads")
