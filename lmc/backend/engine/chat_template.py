@@ -318,7 +318,7 @@ class _Cutter:
 
     def _both(self, found: CutTemplate, messages: Sequence[Message]) -> tuple[str, str]:
         """The conversation as the template renders it and as the pieces write it; equal when one of them refuses."""
-        if any(m["role"] in found.refused for m in messages):
+        if "tool" not in found.suffixes and any(m["role"] == "tool" for m in messages):  # it would be written as a user's
             return "", ""
         try:
             text = "".join(_written(found, messages))
