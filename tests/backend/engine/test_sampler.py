@@ -329,7 +329,7 @@ def test_what_is_drawn_ahead_is_what_is_drawn(params):
 
     free, bound, closed, early = (request(seed=i, stop_ids=(7,), **params) for i in range(4))
     bound.answer.matcher, closed.answer.matcher, early.answer.matcher = Bits({1, 5, 7}), Closed(True), Bits({7, 9})
-    bound.runs_free = closed.runs_free = early.runs_free = False
+    bound._free = closed._free = early._free = False  # the host follows them
     values = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
     requests, rows = [bound, free, closed, early], [1, 0, 2, 1]
     expected, _ = Sampler(V).sample(values.clone(), rows, requests)
