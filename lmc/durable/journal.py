@@ -200,13 +200,14 @@ class Journal:
         return 0.0
 
     def _sync(self) -> None:
+        end = self._end  # what others write from now on may not be on the disk
         os.fsync(self._file.fileno())
         if not files.is_at(self._file, self._place):
             raise JournalError("it was deleted, moved or replaced while a run wrote to it")
         if self._new:
             files.sync_directory(self.path.parent)
             self._new = False
-        self._sidecar.note(self._end, self.contents.first)
+        self._sidecar.note(end, self.contents.first)
 
     def _write_groups(self) -> None:
         with self._writing:

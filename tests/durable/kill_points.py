@@ -91,6 +91,9 @@ def warm_up(programs: list[Killed], directory: Path) -> None:
             each.run(directory / f"journal-{n}", lmc.Mock())
         except lmc.Interrupted:
             pass
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(60)  # of a batch, which ends by itself
     assert threading.active_count() == 1, "a fork would lack threads"
 
 
