@@ -56,6 +56,27 @@ _counts = attrgetter(*[f.name for f in fields(Usage)])  # looked up once: sums a
 _MOST_TOKENS = 1 << 31  # of one request: beyond every context there is
 
 
+class MeteredAccount(str):
+    """The name of an account that learns what each of its requests has cost: of answers when they are there, of what failed or was
+    cancelled what had been computed by then. A server of an API says nothing of the latter.
+
+    `told` is called from any thread, once for a request, before its answer can be read, and must only enqueue.
+    """
+
+    told: Callable[[Usage], None]
+
+    def __new__(cls, name: str, told: Callable[[Usage], None]) -> MeteredAccount:
+        made = super().__new__(cls, name)
+        made.told = told
+        return made
+
+
+def charge(account: str, usage: Usage) -> None:
+    """Tells an account what a request of it has cost, if it wants to know."""
+    if isinstance(account, MeteredAccount):
+        account.told(usage)
+
+
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What a backend charges for a million tokens; None: cached prompt tokens cost what others do."""
@@ -439,6 +460,11 @@ class Hints(NamedTuple):
     run: ProgramRun | None = None
     priority: float = 1.0
     account: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The account: of the run, if there is one."""
+        return self.account if self.run is None else self.run.account
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from lmc.backend.base import (
     Prices,
     Result,
     Usage,
+    charge,
     check_supported,
 )
 from lmc.chat import ChatTemplate
@@ -414,6 +415,7 @@ class ApiBackend(ABC):
         if self._prices is not None:
             cost = self._prices.of(output.usage)
             output = replace(output, metas=tuple({**meta, "cost": cost} for meta in output.metas))
+        charge(work.hints.owner, output.usage)
         waiting = result()
         if waiting is not None:
             waiting.finish(output)
