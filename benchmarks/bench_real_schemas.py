@@ -81,7 +81,7 @@ def main() -> None:
 
 def tekken(path: Path) -> tuple[Vocabulary, Encode]:
     """Mistral's vocabulary: its special tokens come first."""
-    import tiktoken
+    import tiktoken  # pyright: ignore[reportMissingImports]
 
     given = json.loads(path.read_bytes())
     config = given["config"]
@@ -134,7 +134,7 @@ def xgrammar(vocabulary: Vocabulary, encode: Encode) -> Reader:
 
 
 def llguidance(vocabulary: Vocabulary, encode: Encode) -> Reader:
-    import llguidance as guidance
+    import llguidance as guidance  # pyright: ignore[reportMissingImports]
 
     class Tokens:
         eos_token_id, bos_token_id, tokens = vocabulary.eos[0], None, list(vocabulary.tokens)
@@ -157,7 +157,7 @@ def llguidance(vocabulary: Vocabulary, encode: Encode) -> Reader:
 
 
 def outlines(vocabulary: Vocabulary, encode: Encode) -> Reader:
-    from outlines_core.json_schema import build_regex_from_schema
+    from outlines_core.json_schema import build_regex_from_schema  # pyright: ignore[reportMissingImports]
 
     library: Any = LIBRARIES["outlines-core"][1](vocabulary, encode)
     walker = _walker_of(library)
