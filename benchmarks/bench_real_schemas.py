@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.bench_constraints import LIBRARIES, Walker, small_vocabulary
+from benchmarks.bench_constraints import _LLGuidanceWalker as LLGuidanceWalker  # pyright: ignore[reportPrivateUsage]
 from benchmarks.bench_programs import where
 from lmc.errors import SchemaWarning
 from lmc.fsm.json_schema import compile_schema
@@ -262,14 +263,14 @@ def walk(walker: Walker, answer: Sequence[int], row: np.ndarray) -> tuple[list[f
         began = time.thread_time()
         walker.mask(row)
         times.append((time.thread_time() - began) * 1e6)
-        if token is None or not row[token // 32] >> (token % 32) & 1:
-            return times, token is None and _may_end(walker, row)
-        walker.accept(token)
+        if isinstance(walker, LLGuidanceWalker):  # its mask is that behind the tokens it forces, and yet it takes them one by one
+            if token is None or not walker.accept(token):
+                return times, token is None and walker.matcher.is_accepting()
+        else:
+            if token is None or not row[token // 32] >> (token % 32) & 1:
+                return times, token is None and bool(row[EOS // 32] >> (EOS % 32) & 1)
+            walker.accept(token)
     raise AssertionError
-
-
-def _may_end(walker: Walker, row: np.ndarray) -> bool:
-    return bool(row[EOS // 32] >> (EOS % 32) & 1)
 
 
 EOS = 2  # of both vocabularies

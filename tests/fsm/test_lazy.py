@@ -337,15 +337,14 @@ def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(na
     for text in texts:
         for indent in (None, 2, 4):
             answer = json.dumps(json.loads(text), ensure_ascii=False, indent=indent, separators=(",", ": ") if indent else None)
-            walked = [0, 0]
+            walked = 0, 0
             for byte in answer.encode(errors="replace"):
-                walked = [read.step(walked[0], bytes([byte])), written.step(walked[1], bytes([byte]))]
+                walked = read.step(walked[0], bytes([byte])), written.step(walked[1], bytes([byte]))
                 if walked[0] < 0:
                     break
-                pair = tuple(walked)
-                if pair not in pairs:
-                    pairs.add(pair)
-                    todo.append(pair)
+                if walked not in pairs:
+                    pairs.add(walked)
+                    todo.append(walked)
             assert (walked[0] < 0) == (walked[1] < 0)
     for a, b in todo[:400]:
         assert read.is_final(a) == written.is_final(b)
