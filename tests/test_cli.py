@@ -268,7 +268,7 @@ def test_dump_fsm_of_a_schema_that_is_refused(lmc_cli, tmp_path, text, says):
     ("option", "text", "says"),
     [
         ("--schema", '{"type": "object", "properties": {"next": {"$ref": "#"}}, "zz": 1}',
-         ["4 of its 4 rules lead to themselves", "is forced", "ignored: the keyword 'zz' at /"]),
+         ["1 of its 1 rules lead to themselves", "is forced", "ignored: the keyword 'zz' at /"]),
         ("--schema", '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}', ["/uniqueItems is about", "checked when the answer ends"]),
         ("--lark", 'start: a\na: "(" a ")" | "x"\n', ["lead to themselves", '"" is forced, then 2 bytes are legal']),
     ],
