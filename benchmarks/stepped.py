@@ -25,6 +25,13 @@ class SteppedCore(EngineCore):
 
     def launch(self) -> None: ...
 
+    def turn(self) -> bool:
+        while not super().turn():
+            if not self._pause:
+                return False
+            self.scheduler.give_up_leases()  # of runs that are away: all programs wait, so none comes back
+        return True
+
 
 @contextmanager
 def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:

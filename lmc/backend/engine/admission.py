@@ -41,18 +41,26 @@ class Admission:
         self._must = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
 
     def admit(self, filling: Filling) -> None:
-        """As many as there is room for. Where nothing runs and nothing fits, runs that are not expected back soon or pins hold the
-        pool: their leases end, one after another, and then the pins."""
-        waiting, self._must = self._waiting, False
+        """As many as there is room for.
+
+        Where nothing runs and something waits, a request is admitted, or a run that is away is expected back within `Runs.patience`
+        seconds. For what is needed now, its run's own leases and those of younger runs end, then pins do; once nobody is expected
+        back, all leases, and then all pins: so whatever fits the empty pool gets in.
+        """
+        waiting, runs, self._must = self._waiting, self._runs, False
         while waiting and not waiting.is_stuck:
             progress, deferred = self._rounds(filling)
             if progress or deferred or not waiting:
                 return
-            if self._held.running or filling.work.rows or self._runs.patience:
+            if self._held.running or filling.work.rows:
                 return waiting.stick()
-            if not self._must:
+            if runs.patience:
+                if not (self._held.pins and waiting.has_needed):
+                    return waiting.stick()
+                self.unpin_oldest()
+            elif not self._must:
                 self._must = True
-            elif not self._runs.break_any():
+            elif not runs.break_any():
                 self.unpin_oldest()
 
     def _rounds(self, filling: Filling) -> tuple[bool, bool]:
@@ -146,8 +154,10 @@ class Admission:
             return _Verdict.HELD_BACK
         if self._held.promises.spare >= need:
             return None
-        if (self._must or (req.is_of_open_run and not req.guess)) and self._runs.make_room(req, need):
-            return None
+        if self._must or (req.is_of_open_run and not req.guess):
+            runs = self._runs
+            if runs.make_room(need, [*runs.younger_leases(req), *runs.own_leases(req)]):
+                return None
         return _Verdict.NO_ROOM
 
     def _join(self, req: Request, leader: Request) -> _Verdict:

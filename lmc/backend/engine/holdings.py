@@ -189,9 +189,13 @@ class Holdings:
         """Drops all cached KV that nothing running needs, pins and leases included."""
         for req in list(self.pins):
             self.unpin(req)
+        self.give_up_leases()
+        self.pool.free(self.tree.clear())
+
+    def give_up_leases(self) -> None:
+        """What runs would use again stays cached until its room is needed."""
         self.runs.drop_leases()
         self.changes += 1
-        self.pool.free(self.tree.clear())
 
     # -- truth -------------------------------------------------------------------------------------------------
 

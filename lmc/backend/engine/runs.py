@@ -343,21 +343,30 @@ class Runs:
 
     @property
     def patience(self) -> float | None:
-        """Seconds until the next lease is over; None: nobody is expected back."""
-        until = [lease.until for run in self._open for lease in run.leases.values() if not lease.wanted]
+        """Seconds until the lease of a run that is away as a whole is over; None: nobody is expected back. A run with a request that waits is not
+        away: what it keeps cannot be worth more to it than what it has come for."""
+        until = [lease.until for run in self._open if not run.requests for lease in run.leases.values()]
         return max(0.0, min(until) - self._now()) if until else None
 
-    def make_room(self, req: Request, need: int) -> bool:
-        """Ends leases of the youngest runs, none older than the request's, until so many slots are spare; none where that is not enough."""
+    def younger_leases(self, req: Request) -> list[Lease]:
+        """Of runs that are younger than the request's, those of the youngest first."""
         seniority = req.owner.seniority if req.owner is not None else req.seniority
-        younger = sorted((run for run in self._open if run.leases and run.seniority > seniority), key=lambda run: run.seniority)
-        if self._promises.spare + sum(lease.own for run in younger for lease in run.leases.values()) < need:
+        younger = sorted((run for run in self._open if run.leases and run.seniority > seniority), key=lambda run: run.seniority, reverse=True)
+        return [lease for run in younger for lease in run.leases.values()]
+
+    def own_leases(self, req: Request) -> list[Lease]:
+        """Of its own run, but for the one that it goes on from: what is used again last first, what others wait to go on from at the end."""
+        found = [lease for lease in req.owner.leases.values() if lease is not req.lease] if req.owner is not None else []
+        return sorted(found, key=lambda lease: (lease.wanted > 0, -lease.until))
+
+    def make_room(self, need: int, leases: list[Lease]) -> bool:
+        """Ends leases, the first first, until so many slots are spare; none where that is not enough."""
+        if self._promises.spare + sum(lease.own for lease in leases) < need:
             return False
-        while self._promises.spare < need and younger:
-            run = younger[-1]
-            self._break(next(iter(run.leases.values())))
-            if not run.leases:
-                younger.pop()
+        for lease in leases:
+            if self._promises.spare >= need:
+                break
+            self._break(lease)
         return self._promises.spare >= need
 
     def break_any(self) -> bool:

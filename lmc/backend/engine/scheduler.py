@@ -113,6 +113,10 @@ class Scheduler:
         """Drops all cached KV that nothing running needs, pins included."""
         self._held.flush()
 
+    def give_up_leases(self) -> None:
+        """Nobody is expected back; what was kept stays cached until its room is needed."""
+        self._held.give_up_leases()
+
     def keep_branch(self, req: Request, index: int) -> None:
         """The winner of a SCORE stays cached, below the prompt."""
         self._held.keep_branch(req, index)
@@ -246,12 +250,14 @@ class Scheduler:
         ahead = promises.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
             while req in promises.open and promises.spare < req.missing:
-                if not any(other.guess for other in promises.open) and self.runs.make_room(req, req.missing):
+                last = max(promises.open, key=lambda r: r.seniority)
+                leases = self.runs.younger_leases(req) + (self.runs.own_leases(req) if last.owner is req.owner else [])
+                if not any(other.guess for other in promises.open) and self.runs.make_room(req.missing, leases):
                     break
                 if len(self.running) == 1 and self.pins:
                     self._admission.unpin_oldest()
                 else:
-                    self._preempt(max(promises.open, key=lambda r: r.seniority))
+                    self._preempt(last)
             if req in promises.open:
                 promises.extend(req, ahead)
 
@@ -303,3 +309,6 @@ class Scheduler:
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:
             assert not self.promises.made
+        if self.waiting and self.waiting.is_stuck and not self.running:
+            assert self.runs.patience is not None, "nothing runs, and nobody is expected back, and yet a request waits"
+            assert not (self.pins and self.waiting.has_needed), "nothing runs, and a request waits for a pin"

@@ -629,7 +629,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(text=st.text("ab cdE", min_size=4, max_size=30))
     def pin(self, text):
-        self.pinned.append(self.engine.prefill(None, [Text((text,))], Hints(pin=True)))
+        self.pinned.append(self.engine.prefill(None, [Text((text,))], self.hinted(Hints(pin=True))))
         self.open.append((self.pinned[-1], None, []))
 
     @rule(data=st.data())
