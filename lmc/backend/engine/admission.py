@@ -91,7 +91,7 @@ class Admission:
             if verdict is _Verdict.ADMITTED:
                 progress = True
                 self._entered(req)
-                if req in self._held.running:  # and not a twin, nor a prefill that was cached as a whole
+                if req in self._held.running and req.arriving is None:  # and not a twin, nor a prefill that was cached as a whole
                     filling.advance(req, start.place)
                 continue
             (held_back if verdict is _Verdict.HELD_BACK else left).append(req)
@@ -124,7 +124,11 @@ class Admission:
                 return _Verdict.LATER  # it goes on with that in the next pass
             if at == req.head_len:
                 return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
-        held = self._held
+        held, upto = self._held, at
+        if held.host is not None and leader is None and at < req.match_limit:
+            if held.host.is_coming(node, int(req.ids[at])):
+                return _Verdict.LATER
+            upto = held.host.found(req, at)
         need = held.promises.at_first(req) - at
         held.tree.lock(node)
         if (refusal := self._refusal(req, need, at)) is not None:
@@ -142,8 +146,10 @@ class Admission:
             req.slots[:at] = leader.slots[:at]
         else:
             held.tree.write_slots(node, req.slots)
-        self._count_prompt(req, min(at, req.prompt_len))
-        if req.kind is Kind.PREFILL and not req.in_head:
+        if upto > at:
+            held.fetch(req, upto)
+        self._count_prompt(req, min(req.device_len, req.prompt_len))
+        if req.kind is Kind.PREFILL and not req.in_head and req.arriving is None:
             held.pin(req)
         return _Verdict.ADMITTED
 
@@ -154,10 +160,12 @@ class Admission:
             return _Verdict.HELD_BACK
         if self._held.promises.spare >= need:
             return None
-        if self._must or (req.is_of_open_run and not req.guess):
-            runs = self._runs
-            if runs.make_room(need, [*runs.younger_leases(req), *runs.own_leases(req)]):
-                return None
+        runs = self._runs
+        if not req.guess and runs.make_room(need, runs.parkable_leases()):
+            return None
+        may_end = self._must or (req.is_of_open_run and not req.guess)
+        if may_end and runs.make_room(need, [*runs.younger_leases(req), *runs.own_leases(req)]):
+            return None
         return _Verdict.NO_ROOM
 
     def _join(self, req: Request, leader: Request) -> _Verdict:

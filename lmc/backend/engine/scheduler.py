@@ -22,6 +22,7 @@ from lmc import config
 from lmc.backend.engine.admission import Admission
 from lmc.backend.engine.filling import Filling
 from lmc.backend.engine.holdings import Holdings
+from lmc.backend.engine.host_tier import Mover, Rates
 from lmc.backend.engine.lengths import Lengths
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
@@ -39,20 +40,21 @@ class Scheduler:
 
     def __init__(
         self, num_slots: int, *, max_batch: int = 64, chunk: int = 512, policy: Policy = OWN, pace: Pace | None = None,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.monotonic, mover: Mover | None = None,
     ) -> None:  # fmt: skip
         self.max_batch, self.chunk, self.policy, self._now = max_batch, chunk, policy, now
         self.pace = pace or Pace(chunk)
         self.tally = Tally()
         self._turns = False  # positions may have to be turned anew
         self.lengths = Lengths()
-        self._begin_with(Holdings(num_slots, self.lengths, policy, now))
+        self._mover, self._rates = mover, Rates()
+        self._begin_with(Holdings(num_slots, self.lengths, policy, now, mover, self._rates))
 
     def reset(self) -> None:
         """Forgets everything, as after a failed pass: requests, pins, cached KV."""
         self._held.abandon()
         before = self.runs
-        self._begin_with(Holdings(self.pool.num_slots, self.lengths, self.policy, self._now))
+        self._begin_with(Holdings(self.pool.num_slots, self.lengths, self.policy, self._now, self._mover, self._rates))
         self.runs.learn_from(before)
 
     def _begin_with(self, held: Holdings) -> None:
@@ -66,7 +68,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.runs.over)
+        return not (self.running or self.waiting or self.runs.over or self._copies)
+
+    @property
+    def _copies(self) -> bool:
+        return self._held.host is not None and self._held.host.busy
 
     @property
     def only_waiting(self) -> bool:
@@ -76,7 +82,7 @@ class Scheduler:
     @property
     def patience(self) -> float:
         """Seconds until something may be admitted where nothing runs and all that waits does so for runs that are expected back."""
-        if self.running or self.runs.over or not self.waiting.is_stuck:
+        if self.running or self.runs.over or self._copies or not self.waiting.is_stuck:
             return 0.0
         return self.runs.patience or 0.0
 
@@ -141,6 +147,7 @@ class Scheduler:
     def schedule(self) -> Pass | None:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self.waiting.clock += 1
+        self._held.land_copies()
         closed = self.runs.close()  # now that what follows on their last answers has arrived
         if closed or (self.waiting and self.runs.lapse()):
             self._held.changes += 1
@@ -151,6 +158,8 @@ class Scheduler:
         filling = Filling(self._held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
+            if req.arriving is not None:
+                continue
             if req.in_head or req.kind is not Kind.GENERATE:
                 others.append(req)
             elif not req.is_landing:
@@ -228,6 +237,26 @@ class Scheduler:
             self.tally.unique_tokens += self._held.give(req, prompt)
         if req.device_len > prompt:
             self._held.give(req, req.device_len)  # what was forced: nobody asked for it, so it is not counted
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """A pass of so many rows has taken so long."""
+        self.pace.learn(rows, seconds)
+        self._rates.learn_pass(rows, seconds)
+
+    def wait_for_copies(self) -> None:
+        """Nothing can run: until a copy between device and host is done, if one is being made."""
+        if self._held.host is not None:
+            self._held.host.wait()
+
+    def host_stats(self) -> dict[str, int]:
+        """Tokens of the host tier, and what was copied."""
+        host, size = self._held.host, self._mover.token_bytes if self._mover is not None else 0
+        if host is None:
+            return {}
+        return {
+            "host_slots": host.capacity, "host_tokens": host.size, "host_out": host.saved, "host_in": host.fetched,
+            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_failed": host.failed, "parked_leases": self.runs.parked,
+        }  # fmt: skip
 
     # -- preemption --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -388,10 +388,11 @@ class AnythingOfRuns(Anything):
     """The same by runs of programs, which begin, end, go away and come back late."""
 
     policy = Policy()
+    more: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.options = {"now": self.clock, "policy": self.policy}
+        self.options = {"now": self.clock, "policy": self.policy, **self.more}
         self.runs_begun: list[ProgramRun] = []
         self.run_of: ProgramRun | None = None
         self.share: dict[str, Any] = {}
