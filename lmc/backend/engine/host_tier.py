@@ -27,6 +27,7 @@ from lmc.backend.engine.request import Request
 log = logging.getLogger("lmc.engine")
 
 LEAST = 16  # tokens that are worth a copy
+_IN_USE = 0.5  # the share of the pool that is in use before anything is saved
 _REMEMBERED = 4096  # ends of prefixes that are saved once the pool fills up
 
 
@@ -145,11 +146,11 @@ class HostTier:
     # -- out ---------------------------------------------------------------------------------------------------
 
     def save(self, node: Node, space: str) -> None:
-        """Begins to copy the prefix that ends at `node`, as far as the host lacks it; as soon as half of the pool is in use."""
+        """Begins to copy the prefix that ends at `node`, as far as the host lacks it; as soon as enough of the pool is in use."""
         if not self.rates.favour_copies:
             return
         self._unsaved[node] = space
-        if self._pool.free_count * 2 <= self._pool.num_slots:
+        if self._pool.free_count <= (1 - _IN_USE) * self._pool.num_slots:
             unsaved, self._unsaved = self._unsaved, {}
             for node, space in unsaved.items():
                 if node.parent is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -11,12 +13,12 @@ from hypothesis.stateful import rule
 
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.policy import Policy, host_size
-from lmc.errors import ParameterError
+from lmc.errors import ParameterError, PromptTooLongError
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_runs import AnythingOfRuns, drain
 from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped
-from tests.searching import examples
+from tests.searching import examples, size
 
 
 def gen(n: int) -> Gen:
@@ -124,10 +126,71 @@ def test_it_belongs_to_runs(policy):
         host_size(1 << 30, policy)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("seed", range(size(2, 40)))
+def test_talks_at_random(seed, ahead):
+    """Many that go on late, end, or are cancelled, in a pool with room for three of them, while copies take their time and fail. The fake model
+    looks at what every slot that it reads holds."""
+    rng, clock = Random(seed), Clock()
+    engine, core = stepped(300, host=900, max_context=150, chunk=40, max_batch=6, now=clock, **({"runs": FakeAheadRunner} if ahead else {}))
+    mover, talks = mover_of(core), list[tuple[ProgramRun | None, Any]]()
+    for step in range(400):
+        match rng.choices(["begin", "go on", "end", "cancel", "late", "fail", "flush", "time"], [20, 60, 8, 4, 6, 3, 0.3, 8])[0]:
+            case "begin":
+                run = ProgramRun("talk") if rng.random() < 0.7 else None
+                text = rng.choice("xyz") * rng.randint(10, 25) + f"{step}" + "o" * rng.randint(0, 40)
+                talks.append((run, engine.submit(None, [Text((text,)), gen(3)], Hints(run=run))))
+            case "go on" if talks:
+                i = rng.randrange(len(talks))
+                run, handle = talks[i]
+                try:
+                    talks[i] = run, engine.submit(handle, [Text(("more " * rng.randint(1, 2),)), gen(3)], Hints(run=run))
+                except PromptTooLongError:
+                    pass
+            case "end" if talks:
+                run, _ = talks.pop(rng.randrange(len(talks)))
+                if run is not None:
+                    run.end()
+            case "cancel" if talks:
+                talks.pop(rng.randrange(len(talks)))[1].cancel()
+            case "late":
+                mover.late = rng.randint(0, 6)
+            case "fail":
+                mover.fail = RuntimeError("no copy") if rng.random() < 0.3 else None
+            case "flush":
+                engine.flush_cache()
+            case _:
+                clock.now += rng.choice([0.1, 3.0])
+        for _ in range(rng.choice([0, 1, 3, 12])):
+            core.turn()
+        engine.check()
+    for run, _ in talks:
+        if run is not None:
+            run.end()
+    drain(core)
+    engine.check()
+    stats = engine.stats()
+    assert stats["running"] == stats["waiting"] == stats["open_runs"] == 0
+    assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
+    assert stats["host_hits"] > 20 and stats["parked_leases"] > 5
+
+
 class AnythingWithAHost(AnythingOfRuns):
-    """The same with a host tier, whose copies take long or fail."""
+    """The same with a host tier, whose copies take long or fail: conversations of runs and of none, whose beginnings do not fit the pool together."""
 
     more = {"host": 300}
+
+    def __init__(self) -> None:
+        self.everything = mock.patch.multiple("lmc.backend.engine.host_tier", LEAST=2, _IN_USE=0.0)
+        self.everything.start()
+        super().__init__()
+        self.talks: list[tuple[ProgramRun | None, Any]] = []
+
+    def teardown(self):
+        try:
+            super().teardown()
+        finally:
+            self.everything.stop()
 
     @property
     def mover(self) -> FakeMover:
@@ -141,15 +204,40 @@ class AnythingWithAHost(AnythingOfRuns):
     def copies_fail(self, fails):
         self.mover.fail = RuntimeError("no copy") if fails else None
 
-    @rule(text=st.sampled_from(["ab" * 20, "cd" * 15, "ab" * 10 + "cd" * 15]), n=st.integers(1, 8))
-    def ask_again(self, text, n):
-        self._submit(text, gen(n))
+    @rule(begin=st.sampled_from("abcd"), n=st.integers(30, 70), passes=st.integers(0, 12), of_run=st.booleans())
+    def begin_to_talk(self, begin, n, passes, of_run):
+        run = ProgramRun("talk") if of_run else None
+        handle = self.engine.submit(None, [Text((begin * n,)), gen(3)], Hints(run=run))
+        self.talks.append((run, handle))
+        self.open.append((handle, None, []))
+        self.run(passes)
+
+    @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=6), passes=st.integers(0, 12))
+    def talk_on(self, data, text, passes):
+        if self.talks:
+            i = data.draw(st.integers(0, len(self.talks) - 1))
+            run, handle = self.talks[i]
+            try:
+                handle = self.engine.submit(handle, [Text((text,)), gen(3)], Hints(run=run))
+            except PromptTooLongError:
+                return
+            self.talks[i] = run, handle
+            self.open.append((handle, None, []))
+            self.run(passes)
+
+    def come_to_rest(self):
+        drain(self.core)
+        for run, _ in self.talks:
+            if run is not None:
+                run.end()
+        self.talks.clear()
+        super().come_to_rest()
 
 
 class AnythingWithAHostAhead(AnythingWithAHost):
     runs = FakeAheadRunner
 
 
-AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(6, 80), stateful_step_count=50)
+AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(8, 80), stateful_step_count=50)
 TestAnythingWithAHost = pytest.mark.search(AnythingWithAHost.TestCase)
 TestAnythingWithAHostAhead = pytest.mark.search(AnythingWithAHostAhead.TestCase)
