@@ -50,6 +50,7 @@ def test_a_model_goes_on_from_what_came_back(host, monkeypatch):
         told = engine.submit(chat, [Text((" And then",)), ask]).results[0].output()
         stats = engine.stats()
         engine.check()
+    assert isinstance(told.meta, dict)
     if host is not None:
         assert stats["host_hits"] == 1 and stats["host_in"] > 60
         assert told.meta["cached_tokens"] > 80

@@ -583,7 +583,7 @@ class Anything(RuleBasedStateMachine):
         self.little.__enter__()
         options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs, **self.options}
         self.engine, self.core = stepped(160, near_context=self.near, **options)
-        self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
+        self.open: list[tuple[Any, str | None, list[Any]]] = []
         self.pinned: list[object] = []
         self.groups = 0
 
