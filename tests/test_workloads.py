@@ -112,7 +112,6 @@ def test_a_pass_saves_what_the_table_says(name, variant):
     assert f"+{SAVES[name, variant]['calls']} calls" in bench_passes.table([*rows.values()])
 
 
-@pytest.mark.skip(reason="stalls: in a pool this small the request behind the pin is not admitted (a known fault)")
 @pytest.mark.model
 def test_pins_keep_a_prefix_that_is_used_again_late():
     (workload,) = bench_programs.choose("late", SMALL)

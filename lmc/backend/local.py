@@ -41,7 +41,7 @@ from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, Runner
 from lmc.backend.engine.pace import Pace
-from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule
+from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule, host_size
 from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     import torch
 
     from lmc.backend.engine.chat_template import WholeTemplate
+    from lmc.backend.engine.host_tier import Mover
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
 
@@ -208,6 +209,7 @@ class LocalBackend:
         pace: Pace | None = None,
         now: Callable[[], float] = time.monotonic,
         core: type[EngineCore] = EngineCore,
+        mover: Mover | None = None,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template = name, vocabulary, chat_template
@@ -219,7 +221,7 @@ class LocalBackend:
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now)
+        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover)
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -643,6 +645,8 @@ class Engine(LocalBackend):
                  their longest cached prefix), "fcfs", "random"
     cache        "tree": KV of all that prompts have in common is used again. To compare with: "table" (of whole earlier requests), "off"
     eviction     "next-use": what is known to be used next is evicted last. To compare with: "lru"
+    host_memory  bytes (an int, or "16GB", "8GiB") of the host's memory for KV that has to leave the device while a run is away, and that comes
+                 back when it goes on, where that is faster than computing it again; None: none. Needs schedule="program" and cache="tree"
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to encode answers again with what follows them
@@ -676,15 +680,18 @@ class Engine(LocalBackend):
         schedule: Schedule = "program",
         cache: Cache = "tree",
         eviction: Eviction = "next-use",
+        host_memory: int | str | None = None,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
             raise ParameterError(f"Engine: pass_seconds is {pass_seconds}; it must be a number of seconds above 0")
         policy = Policy(schedule, cache, eviction)
+        host_bytes = host_size(host_memory, policy)
         from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.foresight import Foresight
+        from lmc.backend.engine.kv_copy import KVMover
         from lmc.backend.engine.kv_pool import KVPool
-        from lmc.backend.engine.memory import check_pool
+        from lmc.backend.engine.memory import check_host, check_pool
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.store import default_store
 
@@ -693,6 +700,7 @@ class Engine(LocalBackend):
         config, words = loaded.config, loaded.tokenizer
         slots = _default_pool(loaded) if max_tokens is None else max_tokens
         check_pool(slots, _kv_bytes(loaded), loaded.device)
+        check_host(host_bytes)
         pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
@@ -721,6 +729,7 @@ class Engine(LocalBackend):
             seam=seam,
             policy=policy,
             pace=_pace(chunk or rows, pass_seconds, loaded.device),
+            mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
         )
         self.whole_template = loaded.whole_template
 

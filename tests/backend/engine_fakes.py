@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -276,6 +276,72 @@ class FakeFlight:
         return self._output, 0.0
 
 
+class FakeMover:
+    """Copies what a FakeRunner's slots hold at the last moment, when a copy is done: after it was looked at `late` times.
+
+    fail: what the next copies raise
+    """
+
+    token_bytes = 8
+
+    def __init__(self, runner: FakeRunner, capacity: int) -> None:
+        self.runner, self.capacity, self.ready = runner, capacity, capacity
+        self.rows = [np.full((capacity,), -2, np.int64) for _ in range(4)]
+        self.late = 0
+        self.fail: BaseException | None = None
+        self.begun: list[FakeCopy] = []
+
+    def _stores(self) -> list[np.ndarray]:
+        r = self.runner
+        return [r.slots, r.positions, r.namespaces, r.far]
+
+    def _copy(self, act: Callable[[], None]) -> FakeCopy:
+        if self.fail is not None:
+            raise self.fail
+        copy = FakeCopy(act, self.late)
+        self.begun.append(copy)
+        return copy
+
+    def out(self, device: np.ndarray, host: np.ndarray) -> FakeCopy:
+        def act() -> None:
+            for row, store in zip(self.rows, self._stores(), strict=True):
+                row[host] = store[device]
+
+        return self._copy(act)
+
+    def back(self, host: np.ndarray, device: np.ndarray) -> FakeCopy:
+        def act() -> None:
+            for row, store in zip(self.rows, self._stores(), strict=True):
+                store[device] = row[host]
+
+        for store in self._stores():
+            store[device] = -3
+        return self._copy(act)
+
+    def settle(self) -> None:
+        for copy in self.begun:
+            copy.wait()
+
+
+class FakeCopy:
+    seconds = 0.0
+
+    def __init__(self, act: Callable[[], None], late: int) -> None:
+        self._act: Callable[[], None] | None = act
+        self._late = late
+
+    def done(self) -> bool:
+        self._late -= 1
+        if self._late < 0:
+            self.wait()
+        return self._act is None
+
+    def wait(self) -> None:
+        if self._act is not None:
+            self._act, act = None, self._act
+            act()
+
+
 def bits_of(ids: Sequence[int]) -> np.ndarray:
     flags = np.zeros((VOCAB + 31) // 32 * 32, np.uint8)
     flags[list(ids)] = 1
@@ -346,6 +412,7 @@ def backend(
     words: Vocabulary | None = None,
     compiler: Compiler | None = None,
     runs: type[FakeRunner] = FakeRunner,
+    host: int = 0,
     **options,
 ) -> tuple[LocalBackend, FakeRunner]:
     words = words or FakeWords()
@@ -360,6 +427,7 @@ def backend(
         max_context=max_context,
         max_batch=max_batch,
         chunk=chunk,
+        mover=FakeMover(runner, host) if host else None,
         **options,
     )
     return engine, runner

@@ -41,18 +41,26 @@ class Admission:
         self._must = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
 
     def admit(self, filling: Filling) -> None:
-        """As many as there is room for. Where nothing runs and nothing fits, runs that are not expected back soon or pins hold the
-        pool: their leases end, one after another, and then the pins."""
-        waiting, self._must = self._waiting, False
+        """As many as there is room for.
+
+        Where nothing runs and something waits, a request is admitted, or a run that is away is expected back within `Runs.patience`
+        seconds. For what is needed now, its run's own leases and those of younger runs end, then pins do; once nobody is expected
+        back, all leases, and then all pins: so whatever fits the empty pool gets in.
+        """
+        waiting, runs, self._must = self._waiting, self._runs, False
         while waiting and not waiting.is_stuck:
             progress, deferred = self._rounds(filling)
             if progress or deferred or not waiting:
                 return
-            if self._held.running or filling.work.rows or self._runs.patience:
+            if self._held.running or filling.work.rows:
                 return waiting.stick()
-            if not self._must:
+            if runs.patience:
+                if not (self._held.pins and waiting.has_needed):
+                    return waiting.stick()
+                self.unpin_oldest()
+            elif not self._must:
                 self._must = True
-            elif not self._runs.break_any():
+            elif not runs.break_any():
                 self.unpin_oldest()
 
     def _rounds(self, filling: Filling) -> tuple[bool, bool]:
@@ -83,7 +91,7 @@ class Admission:
             if verdict is _Verdict.ADMITTED:
                 progress = True
                 self._entered(req)
-                if req in self._held.running:  # and not a twin, nor a prefill that was cached as a whole
+                if req in self._held.running and req.arriving is None:  # and not a twin, nor a prefill that was cached as a whole
                     filling.advance(req, start.place)
                 continue
             (held_back if verdict is _Verdict.HELD_BACK else left).append(req)
@@ -116,7 +124,11 @@ class Admission:
                 return _Verdict.LATER  # it goes on with that in the next pass
             if at == req.head_len:
                 return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
-        held = self._held
+        held, upto = self._held, at
+        if held.host is not None and leader is None and at < req.match_limit:
+            if held.host.is_coming(node, int(req.ids[at])):
+                return _Verdict.LATER
+            upto = held.host.found(req, at)
         need = held.promises.at_first(req) - at
         held.tree.lock(node)
         if (refusal := self._refusal(req, need, at)) is not None:
@@ -134,8 +146,10 @@ class Admission:
             req.slots[:at] = leader.slots[:at]
         else:
             held.tree.write_slots(node, req.slots)
-        self._count_prompt(req, min(at, req.prompt_len))
-        if req.kind is Kind.PREFILL and not req.in_head:
+        if upto > at:
+            held.fetch(req, upto)
+        self._count_prompt(req, min(req.device_len, req.prompt_len))
+        if req.kind is Kind.PREFILL and not req.in_head and req.arriving is None:
             held.pin(req)
         return _Verdict.ADMITTED
 
@@ -146,7 +160,11 @@ class Admission:
             return _Verdict.HELD_BACK
         if self._held.promises.spare >= need:
             return None
-        if (self._must or (req.is_of_open_run and not req.guess)) and self._runs.make_room(req, need):
+        runs = self._runs
+        if not req.guess and runs.make_room(need, runs.parkable_leases()):
+            return None
+        may_end = self._must or (req.is_of_open_run and not req.guess)
+        if may_end and runs.make_room(need, [*runs.younger_leases(req), *runs.own_leases(req)]):
             return None
         return _Verdict.NO_ROOM
 

@@ -31,6 +31,7 @@ from lmc import config
 from lmc.backend import recording
 from lmc.backend.base import HEALTHY, Counters, Health
 from lmc.backend.engine.answer import Ending
+from lmc.backend.engine.device_errors import NO_MEMORY, is_device_error
 from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.work import Pass
@@ -75,20 +76,11 @@ _BROKEN = (
 )
 
 
-_NO_MEMORY = ("OutOfMemoryError", "MemoryError")  # torch's and Python's
 _LESS = "; a pass needs less with a smaller Engine(chunk=…) or max_batch, the KV pool with a smaller max_tokens"
 
 
 STUCK_AFTER = 300.0
 """Seconds after which a pass is taken to be stuck: the longest take some ten, on a CPU."""
-_DEVICE_SIGNS = ("CUDA error", "device-side assert", "CUBLAS_STATUS", "CUDNN_STATUS", "cudaError", "an illegal memory access", "Triton Error [CUDA]")
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Whether the process can use its device no more. Too little memory is no such error."""
-    if type(error).__name__ in _NO_MEMORY or not isinstance(error, RuntimeError):
-        return False
-    return type(error).__name__ == "AcceleratorError" or any(sign in str(error) for sign in _DEVICE_SIGNS)
 
 
 class Runner(Protocol):
@@ -318,6 +310,7 @@ class EngineCore:
             "leases": s.runs.leased,
             "broken_leases": s.runs.broken,
             "lapsed_leases": s.runs.lapsed,
+            **s.host_stats(),
             "split_groups": s.tally.split_groups,
             "preempted": sum(req.preempted > 0 for req in waiting),
             "recomputed_tokens": s.tally.recomputed_tokens,
@@ -431,7 +424,11 @@ class EngineCore:
         finally:
             self._speak()  # while the device computes
         if work is None:
-            self._land() if self._flying is not None else self._finish_ready(())
+            if self._flying is not None:
+                self._land()
+            else:
+                self._compute(self.scheduler.wait_for_copies)
+                self._finish_ready(())
             return self._speak()
         if flight is not None:
             self.scheduler.commit(work)
@@ -490,7 +487,7 @@ class EngineCore:
 
     def _record(self, work: Pass, seconds: float) -> None:
         """For the pace of the next ones, and a trace, if somebody makes one: the pass that has just ended on the device."""
-        self.scheduler.pace.learn(work.rows, seconds)
+        self.scheduler.learn(work.rows, seconds)
         if recording.recorder is None:
             return
         now, s = time.perf_counter(), self.scheduler
@@ -706,6 +703,6 @@ def _as_backend_error(error: BaseException | None) -> LmcError:
     if isinstance(error, LmcError):
         return error
     name = type(error).__name__
-    failure = BackendError(f"the engine failed: {name}: {error}{_LESS if name in _NO_MEMORY else ''}")
+    failure = BackendError(f"the engine failed: {name}: {error}{_LESS if name in NO_MEMORY else ''}")
     failure.__cause__ = error
     return failure

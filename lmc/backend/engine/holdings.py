@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from lmc.backend.engine.host_tier import HostTier, Mover, Rates
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.lengths import Lengths
 from lmc.backend.engine.policy import Policy
@@ -35,11 +36,14 @@ class Holdings:
     changes    how often something was given up: what did not fit before may fit now
     """
 
-    def __init__(self, num_slots: int, lengths: Lengths, policy: Policy, now: Callable[[], float]) -> None:
+    def __init__(
+        self, num_slots: int, lengths: Lengths, policy: Policy, now: Callable[[], float], mover: Mover | None = None, rates: Rates | None = None
+    ) -> None:
         self.pool, self.policy = SlotAllocator(num_slots), policy
         self.tree = _TREES[policy.cache]()
         self.promises = Promises(self.pool, self.tree, lengths)
-        self.runs = Runs(self.tree, self.promises, num_slots, leases=policy.leases, now=now)
+        self.host = HostTier(mover, self.tree, self.pool, rates or Rates()) if mover is not None else None
+        self.runs = Runs(self.tree, self.promises, num_slots, leases=policy.leases, now=now, host=self.host)
         self.running: dict[Request, None] = {}
         self.pins: dict[Request, Node] = {}
         self.completed: list[Request] = []
@@ -47,6 +51,8 @@ class Holdings:
 
     def abandon(self) -> None:
         """Nothing here is looked at any more, by whoever still has a name of it."""
+        if self.host is not None:
+            self.host.close()
         self.tree.give_up()
         for req in self.pins:
             req.pinned = False
@@ -72,12 +78,18 @@ class Holdings:
 
     def leave(self, req: Request, keep: int) -> None:
         """It is preempted: KV of `ids[:keep]` goes to the tree, the rest is freed."""
-        self.tree.unlock(self._detach(req, keep))
+        node = self._detach(req, keep)
+        if self.host is not None:
+            self.host.save(node, req.space)
+        self.tree.unlock(node)
         self.runs.interrupted(req)
 
     def _detach(self, req: Request, keep: int) -> Node:
         """It runs no more; where what it leaves in the tree ends. That is still locked."""
         assert req.node is not None and not req.twins
+        if req.arriving is not None:  # the fetch keeps its slots until they are written
+            req.arriving.request = req.arriving = None
+            req.device_len = keep = req.cached_len
         if keep > req.cached_len:
             self.give(req, keep)
         self.pool.free(req.slots[req.cached_len : req.device_len])
@@ -101,6 +113,8 @@ class Holdings:
             self.tree.lengthen(node, winner)
             node = winner
         self.runs.finished(req, node)
+        if self.host is not None and req.kind is not Kind.PREFILL and (req.owner is None or node in req.owner.leases):
+            self.host.save(node, req.space)
         req.done = True
         if not self.running:
             self.pool.tidy()
@@ -136,6 +150,32 @@ class Holdings:
             twin.slots[: req.cached_len] = req.slots[: req.cached_len]
             self.enter(twin)
         req.twins = []
+
+    # -- the host tier -----------------------------------------------------------------------------------------
+
+    def fetch(self, req: Request, upto: int) -> None:
+        """It has just been admitted; what the host has of its head, up to there, comes to slots of its own. If that cannot be begun, it computes all."""
+        assert self.host is not None
+        at, n = req.device_len, upto - req.device_len
+        req.slots[at:upto] = self.alloc(n)
+        self.promises.keep(req, n)
+        if self.host.fetch(req, upto):
+            req.device_len = upto
+        else:
+            self.pool.free(req.slots[at:upto])
+            self.promises.make(req, n)
+
+    def land_copies(self) -> None:
+        """What has been copied by now is there."""
+        if self.host is None or not self.host.busy:
+            return
+        for req in self.host.landed():
+            self.changes += 1
+            if req is None:
+                continue
+            self.give(req, req.device_len)
+            if req.kind is Kind.PREFILL and not req.in_head:
+                self.pin(req)
 
     # -- choices -----------------------------------------------------------------------------------------------
 
@@ -189,9 +229,15 @@ class Holdings:
         """Drops all cached KV that nothing running needs, pins and leases included."""
         for req in list(self.pins):
             self.unpin(req)
+        self.give_up_leases()
+        self.pool.free(self.tree.clear())
+        if self.host is not None:
+            self.host.forget()
+
+    def give_up_leases(self) -> None:
+        """What runs would use again stays cached until its room is needed."""
         self.runs.drop_leases()
         self.changes += 1
-        self.pool.free(self.tree.clear())
 
     # -- truth -------------------------------------------------------------------------------------------------
 
@@ -203,10 +249,15 @@ class Holdings:
         owned = [n.slots for n in self.tree.nodes()]
         owned += [r.slots[r.cached_len : r.device_len] for r in self.running]
         owned += [r.row_slots[r.held_rows] for r in self.running]
+        copied: list[Node] = []
+        if self.host is not None:
+            self.host.check()
+            owned += self.host.orphans()
+            copied += self.host.locked()
         self.pool.check(owned)
         self.promises.check(self.running)
         leased = [lease.node for lease in self.runs.leases()]
-        self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()) + leased)
+        self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()) + leased + copied)
         assert not any(r.twins for r in self.running), "twins between two passes"
 
     def _check_locks(self, holders: Iterable[Node]) -> None:

@@ -65,6 +65,13 @@ def check_fits(path: Path, need: int, dtype: torch.dtype, device: torch.device) 
         )
 
 
+def check_host(size: int) -> None:
+    """Refuses a host tier of so many bytes that this machine has not free."""
+    free = min(_free_of_machine(), *_free_of_groups()) if size else 0
+    if size > free:
+        raise ParameterError(f"Engine: host_memory of {size / _GIB:.1f} GiB, and this machine has {free / _GIB:.1f} GiB free")
+
+
 def check_pool(tokens: int, per_token: int, device: torch.device) -> None:
     """Refuses a KV pool that has no room on `device`. `per_token`: bytes."""
     free = free_memory(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -37,3 +38,24 @@ class Policy:
 
 
 OWN = Policy()
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
+
+
+def host_size(said: int | str | None, policy: Policy) -> int:
+    """Bytes of the host tier that somebody has asked for: a number of them, or one with a unit; 0: none."""
+    if said is None:
+        return 0
+    found = _SIZE.fullmatch(said.strip()) if isinstance(said, str) else None
+    if found is not None:
+        unit = found[2].lower()
+        number = int(float(found[1]) * (1024 if "i" in unit else 1000) ** (1 + "kmgt".index(unit[0])))
+    elif isinstance(said, int) and not isinstance(said, bool) and said >= 0:
+        number = said
+    else:
+        raise ParameterError(f"Engine: host_memory is {said!r}; it must be a number of bytes, or one with a unit: '16GB', '8GiB'")
+    if number and not policy.leases:
+        raise ParameterError('Engine: host_memory needs schedule="program", cache="tree" and eviction="next-use": it belongs to runs')
+    if number and policy.cache != "tree":
+        raise ParameterError('Engine: host_memory needs cache="tree"')
+    return number

@@ -111,6 +111,11 @@ class RadixCache:
         parts = [n.slots for n in self._path(node)]
         return np.concatenate(parts[::-1]) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.int64)
 
+    def ids_to(self, node: Node) -> np.ndarray:
+        """Token ids of the whole prefix that ends at `node`, [node.end] int32."""
+        parts = [n.ids for n in self._path(node)]
+        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
+
     def write_slots(self, node: Node, out: np.ndarray) -> None:
         """The same into `out[: node.end]`."""
         while (parent := node.parent) is not None:

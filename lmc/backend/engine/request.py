@@ -17,6 +17,7 @@ from lmc.prompt import SamplingParams
 if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
+    from lmc.backend.engine.host_tier import Fetch
     from lmc.backend.engine.radix_cache import Node
     from lmc.backend.engine.runs import Lease, OpenRun
 
@@ -144,6 +145,7 @@ class Request:
     started: int = 0  # tokens that were there before its run brought in the rest
     wants: int = 0  # spare slots for lack of which its run was not opened,
     shared: int = 0  # and cached tokens beside them
+    arriving: Fetch | None = None  # while what it goes on from is copied to its slots: it has no rows
     looked_at: bool = False  # it was held back before
     since: int = 0  # the pass number when it began to wait
     is_far: bool = False  # its positions are turned as those of a sequence of more than `near` tokens

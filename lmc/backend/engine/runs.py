@@ -1,9 +1,10 @@
 """Runs: whose memory the pool is. Which programs' runs are open, what each may come to need, and what it will use again.
 
     a request of a run ──ends──► a *lease* on its KV ──the run goes on──► the next request
-                                      └── the run ends · its time is well over · an older run needs the room ──► the cache
+                                      ├── the run ends · its time is well over · an older run needs the room ──► the cache
+                                      └── the host has it, and others need the room ──► *parked* until the run goes on
 
-A run is *open* while a request of it runs or it has a lease. A new one opens when what it is expected to need at its peak fits beside
+A run is *open* while a request of it runs or it has a lease, be it parked. A new one opens when what it is expected to need at its peak fits beside
 what open ones are still expected to grow by; until then its requests wait, the oldest first. What a program needs, how long its
 runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
 and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing.
@@ -15,11 +16,13 @@ Leases are locks, so the tree counts what they share once. Bookkeeping on the lo
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
 from lmc.backend.base import ProgramRun
+from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
@@ -38,12 +41,14 @@ class Lease:
     own     tokens of it that the run has brought in
     until   when its time is well over
     wanted  requests of the run that wait to go on from it
+    copy    while it is parked: where the host has it, locked there
     """
 
-    __slots__ = ("node", "own", "place", "run", "since", "until", "wanted")
+    __slots__ = ("copy", "node", "own", "place", "run", "since", "until", "wanted")
 
     def __init__(self, run: OpenRun, node: Node, own: int, place: Hashable, since: float, until: float) -> None:
         self.run, self.node, self.own, self.place = run, node, own, place
+        self.copy: Node | None = None
         self.since, self.until, self.wanted = since, until, 0
 
 
@@ -52,22 +57,24 @@ class OpenRun:
 
     seniority  of its first request
     requests   that wait or run; `running`: of those, what has slots
+    parked     leases that lock nothing: the host tier has what they are on; `away`: tokens of it that the run has brought in
     held       slots of it that are leased, or that its running requests have or were promised; `peak`: the most so far
     expected   what it is expected to hold at its peak; `growth`: what of that it does not hold yet, while it is open
     """
 
-    __slots__ = ("batch", "ended", "expected", "growth", "held", "leases", "number", "peak", "program", "requests", "running", "seniority", "was_open")
+    __slots__ = ("away", "batch", "ended", "expected", "growth", "held", "leases", "number", "parked", "peak", "program", "requests", "running", "seniority", "was_open")
 
     def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
         self.number, self.program, self.batch = source.number, source.program, source.batch
         self.seniority = seniority
-        self.requests = self.running = self.held = self.peak = self.expected = self.growth = 0
+        self.requests = self.running = self.held = self.peak = self.expected = self.growth = self.away = 0
         self.leases: dict[Node, Lease] = {}
+        self.parked: dict[Node, Lease] = {}
         self.ended = self.was_open = False
 
     @property
     def is_open(self) -> bool:
-        return self.running > 0 or bool(self.leases)
+        return self.running > 0 or bool(self.leases) or bool(self.parked)
 
 
 class _Seen(NamedTuple):
@@ -81,14 +88,18 @@ class _Seen(NamedTuple):
 class Runs:
     """leases: what a run will use again is kept for it. now: seconds."""
 
-    def __init__(self, tree: RadixCache, promises: Promises, capacity: int, *, leases: bool, now: Callable[[], float]) -> None:
+    def __init__(
+        self, tree: RadixCache, promises: Promises, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None
+    ) -> None:
         self._tree, self._promises, self._capacity, self._leases, self._now = tree, promises, capacity, leases, now
+        self._host, self._away_tokens = host, 0  # of all that is parked
         self._runs: dict[int, OpenRun] = {}
         self._open: dict[OpenRun, None] = {}
         self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
         self.growth = 0  # of all open runs
         self.leased = 0  # leases there are
         self.broken = 0  # leases that ended for want of room
+        self.parked = 0  # that were parked
         self.lapsed = 0  # because their time was over
         self._needs: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # mean peak of a program's runs, how many it is over
         self._largest: dict[Hashable, int] = {}  # the same of programs of which no run has ended: what one has held so far
@@ -124,7 +135,21 @@ class Runs:
             lease.wanted += 1
             if lease.wanted == 1:
                 self._returned(lease)
+        elif run.parked and (lease := self._parked(req)) is not None:
+            if lease.until < math.inf:
+                self._returned(lease)
+            lease.until = math.inf  # it is admitted in the end, or gone
         return is_new
+
+    @staticmethod
+    def _parked(req: Request) -> Lease | None:
+        """The parked lease of its run that it goes on from."""
+        at = req.behind
+        while at is not None and req.owner is not None:
+            if (lease := req.owner.parked.get(at)) is not None:
+                return lease
+            at = at.parent
+        return None
 
     @staticmethod
     def _above(node: Node, run: OpenRun) -> Lease | None:
@@ -141,6 +166,8 @@ class Runs:
         if (run := req.owner) is None:
             return
         self._waits_no_more(req)
+        if (parked := self._parked(req)) is not None:
+            parked.until = self._now() + _AWAY
         run.requests -= 1
         self._close_if_over(run)
 
@@ -165,11 +192,14 @@ class Runs:
                 taken = min(lease.own, at)
                 self._drop(lease)
                 run.held -= lease.own
+        parked = self._parked(req)
         if not (run.is_open or taken):
             run.expected = self._expected(run, need, req.head_len - at)
             run.was_open = True
         run.running += 1
         req.charged, req.started = need + taken, at - taken
+        if parked is not None:  # `need` has what comes back
+            self._unpark(parked)
         self._hold(run, req.charged)
 
     def interrupted(self, req: Request) -> None:
@@ -230,6 +260,10 @@ class Runs:
             self._learn(lease.place, None)
             self._end(lease)
             self._tree.forget(lease.node, lease.own)
+        for lease in list(run.parked.values()):
+            self._learn(lease.place, None)
+            self._unpark(lease)
+        self._settle(run)
         del self._runs[run.number]
         if run.peak and run.program is not None:
             self._largest.pop(run.program, None)
@@ -246,11 +280,17 @@ class Runs:
         run = req.owner
         if not self._open or req.preempted or (run is not None and run.is_open):
             return True
-        return self._promises.spare - self.growth >= self._wants(req, need, at)
+        return self._room >= self._wants(req, need, at)
+
+    @property
+    def _room(self) -> int:
+        """Slots that open runs are not expected to need, those that the host spares the device included."""
+        host = max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0
+        return self._promises.spare + host - self.growth
 
     def may_fit(self, req: Request) -> bool:
         """Whether a request that was refused is worth another look."""
-        return req.preempted > 0 or not self._open or self._promises.spare + req.shared - self.growth >= req.wants
+        return req.preempted > 0 or not self._open or self._room + req.shared >= req.wants
 
     def refused(self, req: Request, need: int, at: int) -> None:
         """What it would take."""
@@ -272,9 +312,9 @@ class Runs:
     def _settle(self, run: OpenRun) -> None:
         """Whether it is open, and what it is expected to grow by, is as it must be."""
         growth = 0
-        if run.running or run.leases:
+        if run.is_open:
             self._open[run] = None
-            growth = run.expected - run.held
+            growth = run.expected - run.held - run.away
             if growth < 0:
                 growth = 0
         else:
@@ -336,28 +376,48 @@ class Runs:
             return False
         now = self._now()
         over = [lease for run in self._open for lease in run.leases.values() if lease.until <= now and not lease.wanted]
+        parked = [lease for run in self._open for lease in run.parked.values() if lease.until <= now]
         for lease in over:
             self._end(lease)
-        self.lapsed += len(over)
-        return bool(over)
+        for lease in parked:
+            self._unpark(lease)
+            self._settle(lease.run)
+        self.lapsed += len(over) + len(parked)
+        return bool(over or parked)
 
     @property
     def patience(self) -> float | None:
-        """Seconds until the next lease is over; None: nobody is expected back."""
-        until = [lease.until for run in self._open for lease in run.leases.values() if not lease.wanted]
+        """Seconds until the lease of a run that is away as a whole is over; None: nobody is expected back. A run with a request that waits is not
+        away: what it keeps cannot be worth more to it than what it has come for."""
+        until = [lease.until for run in self._open if not run.requests for lease in run.leases.values()]
         return max(0.0, min(until) - self._now()) if until else None
 
-    def make_room(self, req: Request, need: int) -> bool:
-        """Ends leases of the youngest runs, none older than the request's, until so many slots are spare; none where that is not enough."""
+    def younger_leases(self, req: Request) -> list[Lease]:
+        """Of runs that are younger than the request's, those of the youngest first."""
         seniority = req.owner.seniority if req.owner is not None else req.seniority
-        younger = sorted((run for run in self._open if run.leases and run.seniority > seniority), key=lambda run: run.seniority)
-        if self._promises.spare + sum(lease.own for run in younger for lease in run.leases.values()) < need:
+        younger = sorted((run for run in self._open if run.leases and run.seniority > seniority), key=lambda run: run.seniority, reverse=True)
+        return [lease for run in younger for lease in run.leases.values()]
+
+    def own_leases(self, req: Request) -> list[Lease]:
+        """Of its own run, but for the one that it goes on from: what is used again last first, what others wait to go on from at the end."""
+        found = [lease for lease in req.owner.leases.values() if lease is not req.lease] if req.owner is not None else []
+        return sorted(found, key=lambda lease: (lease.wanted > 0, -lease.until))
+
+    def parkable_leases(self) -> list[Lease]:
+        """That nobody waits for, and whose prefixes the host has: of all runs, what is used again last first."""
+        if (host := self._host) is None:
+            return []
+        found = [lease for run in self._open for lease in run.leases.values() if not lease.wanted and host.has(lease.node)]
+        return sorted(found, key=lambda lease: -lease.until)
+
+    def make_room(self, need: int, leases: list[Lease]) -> bool:
+        """Ends leases, the first first, until so many slots are spare; none where that is not enough."""
+        if self._promises.spare + sum(lease.own for lease in leases) < need:
             return False
-        while self._promises.spare < need and younger:
-            run = younger[-1]
-            self._break(next(iter(run.leases.values())))
-            if not run.leases:
-                younger.pop()
+        for lease in leases:
+            if self._promises.spare >= need:
+                break
+            self._break(lease)
         return self._promises.spare >= need
 
     def break_any(self) -> bool:
@@ -370,12 +430,37 @@ class Runs:
         return True
 
     def _break(self, lease: Lease) -> None:
-        self.broken += 1
-        self._end(lease)
+        """Parks it, if the host has what it is on."""
+        if self._host is None or lease.wanted or not self._host.has(lease.node):
+            self.broken += 1
+            return self._end(lease)
+        run = lease.run
+        lease.copy = self._host.keep(lease.node)
+        if (before := run.parked.get(lease.node)) is not None:
+            self._unpark(before)
+        self._drop(lease)
+        run.parked[lease.node] = lease
+        run.away += lease.own
+        self._away_tokens += lease.own
+        self.parked += 1
+        self._hold(run, -lease.own)
+
+    def _unpark(self, lease: Lease) -> None:
+        """The caller settles its run."""
+        run = lease.run
+        assert self._host is not None and lease.copy is not None
+        self._host.release(lease.copy)
+        del run.parked[lease.node]
+        run.away -= lease.own
+        self._away_tokens -= lease.own
 
     def drop_leases(self) -> None:
         for lease in list(self.leases()):
             self._end(lease)
+        for run in list(self._open):
+            for lease in list(run.parked.values()):
+                self._unpark(lease)
+            self._settle(run)
 
     # -- truth -------------------------------------------------------------------------------------------------
 
@@ -389,11 +474,13 @@ class Runs:
             held = sum(req.charged for req in own) + sum(lease.own for lease in run.leases.values())
             assert run.held == held, f"run {run.number}: holds {run.held} slots, recorded; {held}"
             assert (run in self._open) == run.is_open
-            assert run.growth == (max(0, run.expected - run.held) if run.is_open else 0)
+            assert run.growth == (max(0, run.expected - run.held - run.away) if run.is_open else 0)
+            assert run.away == sum(lease.own for lease in run.parked.values())
             for node, lease in run.leases.items():
                 assert lease.node is node and node.locks > 0, "a lease on what is not locked"
                 assert lease.wanted == sum(req.lease is lease for req in waits), "a lease is waited for by nobody"
             assert run.requests or not run.ended or run in self.over, f"run {run.number} has ended"
         assert self.leased == sum(len(run.leases) for run in self._runs.values())
+        assert self._away_tokens == sum(run.away for run in self._runs.values())
         assert self.growth == sum(run.growth for run in self._runs.values())
         assert all(req.owner is None or self._runs.get(req.owner.number) is req.owner for req in (*waiting, *running)), "a run that is gone"

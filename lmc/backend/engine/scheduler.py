@@ -22,6 +22,7 @@ from lmc import config
 from lmc.backend.engine.admission import Admission
 from lmc.backend.engine.filling import Filling
 from lmc.backend.engine.holdings import Holdings
+from lmc.backend.engine.host_tier import Mover, Rates
 from lmc.backend.engine.lengths import Lengths
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
@@ -39,20 +40,21 @@ class Scheduler:
 
     def __init__(
         self, num_slots: int, *, max_batch: int = 64, chunk: int = 512, policy: Policy = OWN, pace: Pace | None = None,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.monotonic, mover: Mover | None = None,
     ) -> None:  # fmt: skip
         self.max_batch, self.chunk, self.policy, self._now = max_batch, chunk, policy, now
         self.pace = pace or Pace(chunk)
         self.tally = Tally()
         self._turns = False  # positions may have to be turned anew
         self.lengths = Lengths()
-        self._begin_with(Holdings(num_slots, self.lengths, policy, now))
+        self._mover, self._rates = mover, Rates()
+        self._begin_with(Holdings(num_slots, self.lengths, policy, now, mover, self._rates))
 
     def reset(self) -> None:
         """Forgets everything, as after a failed pass: requests, pins, cached KV."""
         self._held.abandon()
         before = self.runs
-        self._begin_with(Holdings(self.pool.num_slots, self.lengths, self.policy, self._now))
+        self._begin_with(Holdings(self.pool.num_slots, self.lengths, self.policy, self._now, self._mover, self._rates))
         self.runs.learn_from(before)
 
     def _begin_with(self, held: Holdings) -> None:
@@ -66,7 +68,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.runs.over)
+        return not (self.running or self.waiting or self.runs.over or self._copies)
+
+    @property
+    def _copies(self) -> bool:
+        return self._held.host is not None and self._held.host.busy
 
     @property
     def only_waiting(self) -> bool:
@@ -76,7 +82,7 @@ class Scheduler:
     @property
     def patience(self) -> float:
         """Seconds until something may be admitted where nothing runs and all that waits does so for runs that are expected back."""
-        if self.running or self.runs.over or not self.waiting.is_stuck:
+        if self.running or self.runs.over or self._copies or not self.waiting.is_stuck:
             return 0.0
         return self.runs.patience or 0.0
 
@@ -113,6 +119,10 @@ class Scheduler:
         """Drops all cached KV that nothing running needs, pins included."""
         self._held.flush()
 
+    def give_up_leases(self) -> None:
+        """Nobody is expected back; what was kept stays cached until its room is needed."""
+        self._held.give_up_leases()
+
     def keep_branch(self, req: Request, index: int) -> None:
         """The winner of a SCORE stays cached, below the prompt."""
         self._held.keep_branch(req, index)
@@ -137,6 +147,7 @@ class Scheduler:
     def schedule(self) -> Pass | None:
         """Rows for the next pass, with their slots; None if there is nothing to compute."""
         self.waiting.clock += 1
+        self._held.land_copies()
         closed = self.runs.close()  # now that what follows on their last answers has arrived
         if closed or (self.waiting and self.runs.lapse()):
             self._held.changes += 1
@@ -147,6 +158,8 @@ class Scheduler:
         filling = Filling(self._held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
+            if req.arriving is not None:
+                continue
             if req.in_head or req.kind is not Kind.GENERATE:
                 others.append(req)
             elif not req.is_landing:
@@ -225,6 +238,26 @@ class Scheduler:
         if req.device_len > prompt:
             self._held.give(req, req.device_len)  # what was forced: nobody asked for it, so it is not counted
 
+    def learn(self, rows: int, seconds: float) -> None:
+        """A pass of so many rows has taken so long."""
+        self.pace.learn(rows, seconds)
+        self._rates.learn_pass(rows, seconds)
+
+    def wait_for_copies(self) -> None:
+        """Nothing can run: until a copy between device and host is done, if one is being made."""
+        if self._held.host is not None:
+            self._held.host.wait()
+
+    def host_stats(self) -> dict[str, int]:
+        """Tokens of the host tier, and what was copied."""
+        host, size = self._held.host, self._mover.token_bytes if self._mover is not None else 0
+        if host is None:
+            return {}
+        return {
+            "host_slots": host.capacity, "host_tokens": host.size, "host_out": host.saved, "host_in": host.fetched,
+            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_failed": host.failed, "parked_leases": self.runs.parked,
+        }  # fmt: skip
+
     # -- preemption --------------------------------------------------------------------------------------------
 
     @property
@@ -246,12 +279,14 @@ class Scheduler:
         ahead = promises.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
             while req in promises.open and promises.spare < req.missing:
-                if not any(other.guess for other in promises.open) and self.runs.make_room(req, req.missing):
+                last = max(promises.open, key=lambda r: r.seniority)
+                leases = self.runs.younger_leases(req) + (self.runs.own_leases(req) if last.owner is req.owner else [])
+                if not any(other.guess for other in promises.open) and self.runs.make_room(req.missing, leases):
                     break
                 if len(self.running) == 1 and self.pins:
                     self._admission.unpin_oldest()
                 else:
-                    self._preempt(max(promises.open, key=lambda r: r.seniority))
+                    self._preempt(last)
             if req in promises.open:
                 promises.extend(req, ahead)
 
@@ -303,3 +338,6 @@ class Scheduler:
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:
             assert not self.promises.made
+        if self.waiting and self.waiting.is_stuck and not self.running:
+            assert self.runs.patience is not None, "nothing runs, and nobody is expected back, and yet a request waits"
+            assert not (self.pins and self.waiting.has_needed), "nothing runs, and a request waits for a pin"

@@ -66,6 +66,11 @@ class Waiting:
         """Others."""
         return len(self._requests) + len(self._guesses)
 
+    @property
+    def has_needed(self) -> bool:
+        """Whether a request waits that is no guess and is not held back."""
+        return bool(self._requests)
+
     # -- in and out --------------------------------------------------------------------------------------------
 
     def add(self, req: Request) -> None:

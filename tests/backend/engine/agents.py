@@ -40,6 +40,7 @@ class Agent:
     due: float | None = 0.0  # when it goes on; None: it waits for an answer
     turn: int = 0
     done: bool = False
+    texts: list[str] = field(default_factory=list)  # what it has said
 
     def begin(self, batch: object, **share: Any) -> None:
         self.run = ProgramRun("agent", batch, **share)
@@ -86,7 +87,7 @@ class World:
         if agent.due is None:
             if not agent.handle.results[0].done:
                 return
-            agent.handle.results[0].output()
+            agent.texts.append(agent.handle.results[0].output().text)
             if agent.turn > len(agent.found):
                 agent.done, agent.handle = True, None
                 return agent.run.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -119,6 +119,40 @@ def test_runs_that_wait_for_one_another_outside_do_not_hold_the_pool():
     clock.now += core.scheduler.patience
     drain(core)
     assert other.results[0].done
+    engine.check()
+
+
+def test_a_run_does_not_wait_for_what_it_keeps_itself():
+    """A pin and the leases of three forks leave no room for what the same run asks next: the leases end at once, the pin stays."""
+    engine, core = stepped(200, max_context=150)
+    run = ProgramRun("program")
+    pin = engine.prefill(None, [Text(("p" * 70,))], Hints(run=run, pin=True))
+    forks: list[Any] = []
+    for name in "fgh":
+        forks.append(engine.submit(None, [Text((name * 25,)), gen(8)], Hints(run=run)))
+        drain(core)
+    assert engine.stats()["leases"] == 3
+    more = engine.submit(None, [Text(("m" * 100,)), gen(8)], Hints(run=run))
+    drain(core)
+    assert more.results[0].done and pin
+    assert engine.stats()["pinned"] == 1 and engine.stats()["broken_leases"] > 0
+    engine.check()
+
+
+def test_what_is_needed_does_not_wait_behind_pins_for_runs_that_are_away():
+    clock = Clock()
+    engine, core = stepped(200, now=clock, max_context=150)
+    away, here = ProgramRun("away"), ProgramRun("here")
+    kept = engine.submit(None, [Text(("a" * 40,)), gen(8)], Hints(run=away))
+    drain(core)
+    begun = engine.submit(None, [Text(("h" * 20,)), gen(8)], Hints(run=here))
+    drain(core)
+    pin = engine.prefill(None, [Text(("p" * 70,))], Hints(run=here, pin=True))
+    drain(core)
+    more = engine.submit(begun, [Text(("m" * 80,)), gen(8)], Hints(run=here))
+    drain(core)
+    assert kept.results[0].done and more.results[0].done and pin
+    assert engine.stats()["pinned"] == 0 and engine.stats()["broken_leases"] == 0
     engine.check()
 
 
@@ -354,10 +388,11 @@ class AnythingOfRuns(Anything):
     """The same by runs of programs, which begin, end, go away and come back late."""
 
     policy = Policy()
+    more: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.options = {"now": self.clock, "policy": self.policy}
+        self.options = {"now": self.clock, "policy": self.policy, **self.more}
         self.runs_begun: list[ProgramRun] = []
         self.run_of: ProgramRun | None = None
         self.share: dict[str, Any] = {}

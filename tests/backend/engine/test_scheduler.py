@@ -583,7 +583,7 @@ class Anything(RuleBasedStateMachine):
         self.little.__enter__()
         options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs, **self.options}
         self.engine, self.core = stepped(160, near_context=self.near, **options)
-        self.open: list[tuple[object, str, list[tuple[object, int]]]] = []
+        self.open: list[tuple[Any, str | None, list[Any]]] = []
         self.pinned: list[object] = []
         self.groups = 0
 
@@ -629,7 +629,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(text=st.text("ab cdE", min_size=4, max_size=30))
     def pin(self, text):
-        self.pinned.append(self.engine.prefill(None, [Text((text,))], Hints(pin=True)))
+        self.pinned.append(self.engine.prefill(None, [Text((text,))], self.hinted(Hints(pin=True))))
         self.open.append((self.pinned[-1], None, []))
 
     @rule(data=st.data())

@@ -1,0 +1,318 @@
+"""The host tier: KV of prefixes that may have to leave the device, in host memory, and its way back.
+
+    a request ends ──save──► a copy out ──► the host's tree ──least recently used──► gone
+                                                 └──fetch──► a copy in, for a request that was admitted ──► the radix tree
+
+A copy takes time, beside passes. What is copied out stays locked in the radix tree until that is done, so that its slots are not
+used again before; what is copied in belongs to the fetch until then, and the request has no rows meanwhile. Whole prefixes are saved, of
+which only the end is new, and their eviction from the device costs nothing. Bookkeeping on token ids and slots; a *mover* copies.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lmc.backend.engine.device_errors import is_device_error
+from lmc.backend.engine.kv_pool import SlotAllocator
+from lmc.backend.engine.radix_cache import Node, RadixCache
+from lmc.backend.engine.request import Request
+
+log = logging.getLogger("lmc.engine")
+
+LEAST = 16  # tokens that are worth a copy
+_IN_USE = 0.5  # the share of the pool that is in use before anything is saved
+_REMEMBERED = 4096  # ends of prefixes that are saved once the pool fills up
+
+
+class Copy(Protocol):
+    """One that was begun. `seconds`: how long it took, once it is done."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+
+class Mover(Protocol):
+    """Copies KV between slots of the device and of the host, in the order in which it is told, behind all passes that were launched.
+
+    capacity  host slots that there will be;  ready: so many, the first ones, are there by now
+    token_bytes  of one token's KV
+    """
+
+    capacity: int
+    token_bytes: int
+
+    @property
+    def ready(self) -> int: ...
+
+    def out(self, device: np.ndarray, host: np.ndarray) -> Copy: ...
+
+    def back(self, host: np.ndarray, device: np.ndarray) -> Copy: ...
+
+    def settle(self) -> None:
+        """Waits for what was begun."""
+        ...
+
+
+class Rates:
+    """Whether a copy is cheaper than computing again: tokens per second of either, as measured."""
+
+    def __init__(self) -> None:
+        self.prefill = self.copy = 0.0  # 0: not known yet
+
+    def learn_pass(self, rows: int, seconds: float) -> None:
+        if rows >= 64 and seconds > 0:  # others read the weights, whatever they compute
+            self.prefill = _smoothed(self.prefill, rows / seconds)
+
+    def learn_copy(self, tokens: int, seconds: float) -> None:
+        if tokens >= 64 and seconds > 0:
+            self.copy = _smoothed(self.copy, tokens / seconds)
+
+    @property
+    def favour_copies(self) -> bool:
+        return not (self.prefill and self.copy) or self.copy > self.prefill
+
+
+def _smoothed(before: float, now: float) -> float:
+    return now if not before else before + (now - before) / 8
+
+
+@dataclass(slots=True, eq=False)
+class Save:
+    """A copy out: `ids` end at `node`, which is locked; the last of them are new, and go behind `found`."""
+
+    copy: Copy
+    node: Node
+    found: Node
+    ids: np.ndarray
+    slots: np.ndarray  # of the host
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A copy in: `ids` go behind `parent`, which is locked, to slots that belong to the request, or to the fetch once that is gone."""
+
+    copy: Copy
+    parent: Node
+    found: Node  # of the host's tree, locked
+    ids: np.ndarray
+    slots: np.ndarray  # of the device
+    request: Request | None
+
+
+class HostTier:
+    """Beside one radix tree.
+
+    saved, fetched   tokens that were copied out, and in
+    failed           copies that there was no room for, or that could not be made: what they were for is computed again
+    """
+
+    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: Rates) -> None:
+        self._mover, self._tree, self._pool, self.rates = mover, tree, pool, rates
+        self._host, self._slots = RadixCache(), SlotAllocator(mover.capacity)
+        self._slots.alloc(mover.capacity)  # none is there before the mover says so
+        self._ready = 0
+        self._copies: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()  # of nodes of the device's tree
+        self._kept: Counter[Node] = Counter()  # copies that are locked for runs
+        self._unsaved: dict[Node, str] = {}  # while there is room for all
+        self._saves: list[Save] = []
+        self._fetches: list[Fetch] = []
+        self.saved = self.fetched = self.saves = self.fetches = self.failed = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._saves or self._fetches)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that it has room for by now."""
+        return self._mover.ready
+
+    @property
+    def size(self) -> int:
+        """Tokens that it has."""
+        return self._host.size
+
+    # -- out ---------------------------------------------------------------------------------------------------
+
+    def save(self, node: Node, space: str) -> None:
+        """Begins to copy the prefix that ends at `node`, as far as the host lacks it; as soon as enough of the pool is in use."""
+        if not self.rates.favour_copies:
+            return
+        self._unsaved[node] = space
+        if self._pool.free_count <= (1 - _IN_USE) * self._pool.num_slots:
+            unsaved, self._unsaved = self._unsaved, {}
+            for node, space in unsaved.items():
+                if node.parent is not None:
+                    self._save(node, space)
+        elif len(self._unsaved) > _REMEMBERED:
+            self._unsaved.pop(next(iter(self._unsaved)))
+
+    def _save(self, node: Node, space: str) -> None:
+        ids = self._tree.ids_to(node)
+        found = self._host.match(ids, namespace=space)
+        n = len(ids) - found.end
+        if n < LEAST:
+            self._copies[node] = found
+            return
+        if any(save.node is node for save in self._saves):
+            return
+        self._host.lock(found)
+        slots = self._alloc(n)
+        copy = self._begun(self._mover.out, self._tree.slots_to(node)[found.end :], slots) if slots is not None else None
+        if copy is None:
+            if slots is not None:
+                self._slots.free(slots)
+            self.failed += 1
+            return self._host.unlock(found)
+        self._tree.lock(node)
+        self._saves.append(Save(copy, node, found, ids, slots))  # pyright: ignore[reportArgumentType]
+        self.saves += 1
+        self.saved += n
+
+    def _alloc(self, n: int) -> np.ndarray | None:
+        if self._ready < self._mover.ready:
+            self._slots.free(np.arange(self._ready, self._mover.ready, dtype=np.int64))
+            self._ready = self._mover.ready
+        if self._slots.free_count < n:
+            if self._slots.free_count + self._host.evictable < n:
+                return None
+            self._slots.free(self._host.evict(n - self._slots.free_count))
+        return self._slots.alloc(n)
+
+    def _begun(self, copy: object, source: np.ndarray, target: np.ndarray) -> Copy | None:
+        try:
+            return copy(source, target)  # pyright: ignore
+        except (RuntimeError, MemoryError) as error:
+            if is_device_error(error):
+                raise
+            if not self.failed:
+                log.warning("KV could not be copied between device and host, and is computed again: %s: %s", type(error).__name__, error)
+            return None
+
+    def has(self, node: Node) -> bool:
+        """Whether the prefix that ends at `node` was saved, and is here."""
+        copy = self._copies.get(node)
+        return copy is not None and copy.parent is not None
+
+    def keep(self, node: Node) -> Node:
+        """Locks what `has` is here, until its `release`."""
+        copy = self._copies[node]
+        self._host.lock(copy)
+        self._kept[copy] += 1
+        return copy
+
+    def release(self, copy: Node) -> None:
+        self._host.unlock(copy)
+        self._kept[copy] -= 1
+        if not self._kept[copy]:
+            del self._kept[copy]
+
+    # -- back --------------------------------------------------------------------------------------------------
+
+    def found(self, req: Request, at: int) -> int:
+        """Up to where the head of a waiting request, of which `at` tokens are cached, would be if what is here were fetched."""
+        if not self._host.size or not self.rates.favour_copies:
+            return at
+        end = self._host.match(req.ids, req.match_limit, req.space).end
+        return end if end - at >= LEAST else at
+
+    def is_coming(self, node: Node, token: int) -> bool:
+        """Whether what goes on behind `node` with that token is being fetched."""
+        return any(fetch.parent is node and int(fetch.ids[0]) == token for fetch in self._fetches)
+
+    def fetch(self, req: Request, upto: int) -> bool:
+        """Begins to copy what is here of a request that has just been admitted to its own slots, up to there. Whether that could be begun."""
+        at = req.device_len
+        assert req.node is not None and req.node.end == at
+        found = self._host.match(req.ids, upto, req.space)
+        slots = req.slots[at:upto].copy()
+        self._host.lock(found)
+        copy = self._begun(self._mover.back, self._host.slots_to(found)[at:upto], slots)
+        if copy is None:
+            self.failed += 1
+            self._host.unlock(found)
+            return False
+        self._tree.lock(req.node)
+        req.arriving = Fetch(copy, req.node, found, req.ids[at:upto].copy(), slots, req)
+        self._fetches.append(req.arriving)
+        self.fetches += 1
+        self.fetched += upto - at
+        return True
+
+    # -- what is done ------------------------------------------------------------------------------------------
+
+    def landed(self) -> Iterator[Request | None]:
+        """Ends copies that are done: each time something was unlocked, and the request that can go on, if there is one."""
+        for save in [save for save in self._saves if save.copy.done()]:
+            self._saves.remove(save)
+            self.rates.learn_copy(len(save.slots), save.copy.seconds)
+            done = self._host.insert(save.found, save.ids[save.found.end :], save.slots)
+            self._slots.free(save.slots[: done.present])
+            self._host.unlock(save.found)
+            self._tree.unlock(save.node)
+            self._copies[save.node] = done.node
+            yield None
+        for fetch in [fetch for fetch in self._fetches if fetch.copy.done()]:
+            self._fetches.remove(fetch)
+            self.rates.learn_copy(len(fetch.slots), fetch.copy.seconds)
+            self._host.unlock(fetch.found)
+            req = fetch.request
+            if req is None:  # cancelled or preempted: it is cached all the same
+                done = self._tree.insert(fetch.parent, fetch.ids, fetch.slots)
+                self._pool.free(fetch.slots[: done.present])
+            else:
+                req.arriving = None
+            self._tree.unlock(fetch.parent)
+            yield req
+
+    def wait(self) -> None:
+        """Until a copy is done, one in if there is one."""
+        for one in (*self._fetches, *self._saves)[:1]:
+            one.copy.wait()
+
+    def forget(self) -> None:
+        """Drops all that is here and not being copied."""
+        self._slots.free(self._host.clear())
+
+    def close(self) -> None:
+        """Waits for copies; nothing here is looked at any more."""
+        self._mover.settle()
+        self._host.give_up()
+
+    # -- truth -------------------------------------------------------------------------------------------------
+
+    def locked(self) -> Iterator[Node]:
+        """Nodes of the radix tree that copies have locked."""
+        yield from (save.node for save in self._saves)
+        yield from (fetch.parent for fetch in self._fetches)
+
+    def orphans(self) -> Iterator[np.ndarray]:
+        """Slots of the device that belong to fetches whose requests are gone."""
+        yield from (fetch.slots for fetch in self._fetches if fetch.request is None)
+
+    def check(self) -> None:
+        """Raises AssertionError if a host slot leaks or is owned twice."""
+        self._host.check()
+        owned = [n.slots for n in self._host.nodes()] + [save.slots for save in self._saves]
+        self._slots.check([*owned, np.arange(self._ready, self._mover.capacity, dtype=np.int64)])
+        holders = Counter(self._kept)
+        holders.update(save.found for save in self._saves)
+        holders.update(fetch.found for fetch in self._fetches)
+        locks: Counter[Node] = Counter()
+        for node, count in holders.items():
+            at = node
+            while at.parent is not None:
+                locks[at] += count
+                at = at.parent
+        assert all(node.locks == locks[node] for node in self._host.nodes()), "a lock of the host's tree without a copy"

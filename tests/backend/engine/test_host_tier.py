@@ -1,0 +1,243 @@
+"""The host tier: what has to leave the device comes back, the right KV at the right time, and nothing leaks on the way."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from lmc.backend.base import Hints, ProgramRun
+from lmc.backend.engine.policy import Policy, host_size
+from lmc.errors import ParameterError, PromptTooLongError
+from lmc.prompt import Gen, SamplingParams, Text
+from tests.backend.engine.agents import Clock, World, agents
+from tests.backend.engine.test_runs import AnythingOfRuns, drain
+from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped
+from tests.searching import examples, size
+
+
+def gen(n: int) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=n, temperature=0.0, ignore_eos=True))
+
+
+def mover_of(core: Any) -> FakeMover:
+    return core.scheduler._mover
+
+
+def ask(engine: Any, core: Any, text: str, before: Any = None, run: ProgramRun | None = None) -> Any:
+    handle = engine.submit(before, [Text((text,)), gen(4)], Hints(run=run))
+    drain(core)
+    return handle
+
+
+@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_conversation_that_was_evicted_comes_back(late, ahead):
+    engine, core = stepped(200, host=1000, max_context=200, **({"runs": FakeAheadRunner} if ahead else {}))
+    mover_of(core).late = late
+    chat = ask(engine, core, "c" * 60)
+    first = chat.results[0].output().text
+    others = [ask(engine, core, f"{i}" + "o" * 70) for i in range(4)]
+    more = ask(engine, core, "and more", chat)
+    alone, its_core = stepped(400)
+    same = ask(alone, its_core, "and more", ask(alone, its_core, "c" * 60))
+    assert first and more.results[0].output().text == same.results[0].output().text, "the fake's answer depends on all KV that it reads"
+    assert all(other.results[0].done for other in others)
+    stats = engine.stats()
+    assert stats["host_out"] > 200
+    assert stats["host_hits"] == 1 and more.results[0].output().meta["cached_tokens"] >= 60
+    engine.check()
+
+
+def test_agents_away_are_parked_and_others_run_meanwhile():
+    """Tools of a second: without a host tier the device is idle while the first ones are away."""
+    took, computed = {}, {}
+    for host in (0, 8000):
+        world = World(2600, host=host)
+        world.run(agents(24, tool=1.0), check=host > 0)
+        took[host], computed[host] = world.clock.now, world.engine.counters().prefilled_tokens
+        stats = world.engine.stats()
+    assert stats["parked_leases"] > 0 and stats["host_in"] > 0
+    assert took[8000] < 0.5 * took[0]
+    assert computed[8000] <= 1.05 * world.engine.counters().unique_tokens
+
+
+def test_tokens_are_the_same_with_and_without():
+    answers = []
+    for host in (0, 600, 8000):
+        world = World(1200, host=host)
+        some = agents(12, prompt=150, tool=0.5)
+        world.run(some, check=True)
+        answers.append([agent.texts for agent in some])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_copy_that_fails_is_computed_again():
+    world = World(1200, host=4000)
+    mover_of(world.core).fail = MemoryError("no memory")
+    world.run(agents(12, prompt=150, tool=0.5), check=True)
+    stats = world.engine.stats()
+    assert stats["host_failed"] > 0 and stats["host_in"] == stats["parked_leases"] == 0
+
+
+def test_what_is_fetched_late_for_a_request_that_is_cancelled_stays_cached():
+    engine, core = stepped(200, host=1000, max_context=200)
+    chat = ask(engine, core, "c" * 60)
+    kept = [ask(engine, core, f"{i}" + "o" * 70) for i in range(4)]
+    mover_of(core).late = 10
+    more = engine.submit(chat, [Text(("and more",)), gen(4)])
+    core.turn()
+    hits = engine.stats()["host_hits"]
+    more.cancel()
+    engine.check()
+    drain(core)
+    engine.check()
+    assert hits == 1 and kept
+    stats = engine.stats()
+    assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"] and stats["running"] == 0
+
+
+def test_a_host_that_computes_faster_than_it_copies_does_not_copy():
+    engine, core = stepped(200, host=1000, max_context=200)
+    core.scheduler._rates.prefill, core.scheduler._rates.copy = 1000.0, 100.0
+    handles = [ask(engine, core, f"{i}" + "o" * 70) for i in range(4)]
+    assert handles and engine.stats()["host_out"] == 0
+
+
+@pytest.mark.parametrize(("said", "size"), [(None, 0), (0, 0), (123, 123), ("16GB", 16 * 10**9), ("1.5 GiB", 3 << 29), ("2kb", 2000)])
+def test_sizes(said, size):
+    assert host_size(said, Policy()) == size
+
+
+@pytest.mark.parametrize("said", [-1, True, 1.5, "much", "16 XB", ""])
+def test_sizes_that_are_none(said):
+    with pytest.raises(ParameterError, match="host_memory is"):
+        host_size(said, Policy())
+
+
+@pytest.mark.parametrize("policy", [Policy(cache="off"), Policy(cache="table"), Policy(schedule="lpm"), Policy(eviction="lru")])
+def test_it_belongs_to_runs(policy):
+    with pytest.raises(ParameterError, match="host_memory needs"):
+        host_size(1 << 30, policy)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("seed", range(size(2, 40)))
+def test_talks_at_random(seed, ahead):
+    """Many that go on late, end, or are cancelled, in a pool with room for three of them, while copies take their time and fail. The fake model
+    looks at what every slot that it reads holds."""
+    rng, clock = Random(seed), Clock()
+    engine, core = stepped(300, host=900, max_context=150, chunk=40, max_batch=6, now=clock, **({"runs": FakeAheadRunner} if ahead else {}))
+    mover, talks = mover_of(core), list[tuple[ProgramRun | None, Any]]()
+    for step in range(400):
+        match rng.choices(["begin", "go on", "end", "cancel", "late", "fail", "flush", "time"], [20, 60, 8, 4, 6, 3, 0.3, 8])[0]:
+            case "begin":
+                run = ProgramRun("talk") if rng.random() < 0.7 else None
+                text = rng.choice("xyz") * rng.randint(10, 25) + f"{step}" + "o" * rng.randint(0, 40)
+                talks.append((run, engine.submit(None, [Text((text,)), gen(3)], Hints(run=run))))
+            case "go on" if talks:
+                i = rng.randrange(len(talks))
+                run, handle = talks[i]
+                try:
+                    talks[i] = run, engine.submit(handle, [Text(("more " * rng.randint(1, 2),)), gen(3)], Hints(run=run))
+                except PromptTooLongError:
+                    pass
+            case "end" if talks:
+                run, _ = talks.pop(rng.randrange(len(talks)))
+                if run is not None:
+                    run.end()
+            case "cancel" if talks:
+                talks.pop(rng.randrange(len(talks)))[1].cancel()
+            case "late":
+                mover.late = rng.randint(0, 6)
+            case "fail":
+                mover.fail = RuntimeError("no copy") if rng.random() < 0.3 else None
+            case "flush":
+                engine.flush_cache()
+            case _:
+                clock.now += rng.choice([0.1, 3.0])
+        for _ in range(rng.choice([0, 1, 3, 12])):
+            core.turn()
+        engine.check()
+    for run, _ in talks:
+        if run is not None:
+            run.end()
+    drain(core)
+    engine.check()
+    stats = engine.stats()
+    assert stats["running"] == stats["waiting"] == stats["open_runs"] == 0
+    assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
+    assert stats["host_hits"] > 20 and stats["parked_leases"] > 5
+
+
+class AnythingWithAHost(AnythingOfRuns):
+    """The same with a host tier, whose copies take long or fail: conversations of runs and of none, whose beginnings do not fit the pool together."""
+
+    more = {"host": 300}
+
+    def __init__(self) -> None:
+        self.everything = mock.patch.multiple("lmc.backend.engine.host_tier", LEAST=2, _IN_USE=0.0)
+        self.everything.start()
+        super().__init__()
+        self.talks: list[tuple[ProgramRun | None, Any]] = []
+
+    def teardown(self):
+        try:
+            super().teardown()
+        finally:
+            self.everything.stop()
+
+    @property
+    def mover(self) -> FakeMover:
+        return mover_of(self.core)
+
+    @rule(late=st.integers(0, 5))
+    def copies_take_long(self, late):
+        self.mover.late = late
+
+    @rule(fails=st.booleans())
+    def copies_fail(self, fails):
+        self.mover.fail = RuntimeError("no copy") if fails else None
+
+    @rule(begin=st.sampled_from("abcd"), n=st.integers(30, 70), passes=st.integers(0, 12), of_run=st.booleans())
+    def begin_to_talk(self, begin, n, passes, of_run):
+        run = ProgramRun("talk") if of_run else None
+        handle = self.engine.submit(None, [Text((begin * n,)), gen(3)], Hints(run=run))
+        self.talks.append((run, handle))
+        self.open.append((handle, None, []))
+        self.run(passes)
+
+    @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=6), passes=st.integers(0, 12))
+    def talk_on(self, data, text, passes):
+        if self.talks:
+            i = data.draw(st.integers(0, len(self.talks) - 1))
+            run, handle = self.talks[i]
+            try:
+                handle = self.engine.submit(handle, [Text((text,)), gen(3)], Hints(run=run))
+            except PromptTooLongError:
+                return
+            self.talks[i] = run, handle
+            self.open.append((handle, None, []))
+            self.run(passes)
+
+    def come_to_rest(self):
+        drain(self.core)
+        for run, _ in self.talks:
+            if run is not None:
+                run.end()
+        self.talks.clear()
+        super().come_to_rest()
+
+
+class AnythingWithAHostAhead(AnythingWithAHost):
+    runs = FakeAheadRunner
+
+
+AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(8, 80), stateful_step_count=50)
+TestAnythingWithAHost = pytest.mark.search(AnythingWithAHost.TestCase)
+TestAnythingWithAHostAhead = pytest.mark.search(AnythingWithAHostAhead.TestCase)

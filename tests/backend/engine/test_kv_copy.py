@@ -1,0 +1,66 @@
+"""KV goes to host memory and back as it was, and programs say the same with a host tier as without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.model
+torch = pytest.importorskip("torch")
+
+import lmc  # noqa: E402
+from lmc.backend.engine import kv_copy  # noqa: E402
+from lmc.backend.engine.kv_copy import KVMover  # noqa: E402
+from lmc.backend.engine.kv_pool import KVPool, LayerShape  # noqa: E402
+from lmc.errors import ParameterError  # noqa: E402
+from lmc.prompt import Gen, SamplingParams, Text  # noqa: E402
+
+LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 6, 3)]  # not alike
+
+
+def test_rows_come_back_as_they_were(monkeypatch):
+    monkeypatch.setattr(kv_copy, "_PIECE", 5 * 25 * 4)  # five rows: copies cross pieces
+    pool = KVPool.of(LAYERS, 20, torch.float32)
+    for i in range(len(LAYERS)):
+        pool.key(i).normal_()
+        pool.value(i).normal_()
+    before = [(pool.key(i).clone(), pool.value(i).clone()) for i in range(len(LAYERS))]
+    mover = KVMover(pool, LAYERS, 17 * 25 * 4)
+    assert mover.token_bytes == 25 * 4 and mover.capacity == mover.ready == 17
+    source, host, target = np.array([3, 9, 4, 0, 19, 7]), np.array([3, 4, 5, 6, 16, 9]), np.array([1, 2, 8, 11, 12, 18])
+    assert mover.out(source, host).done()
+    for i in range(len(LAYERS)):
+        pool.key(i)[source] = pool.value(i)[source] = 0.0
+    assert mover.back(host, target).done()
+    for i, (key, value) in enumerate(before):
+        assert torch.equal(pool.key(i)[target], key[source]) and torch.equal(pool.value(i)[target], value[source])
+        untouched = np.setdiff1d(np.arange(20), [*source, *target])
+        assert torch.equal(pool.key(i)[untouched], key[untouched])
+
+
+@pytest.mark.parametrize("host", [None, "200MB"])
+def test_a_model_goes_on_from_what_came_back(host, monkeypatch):
+    monkeypatch.setattr("lmc.backend.engine.host_tier.Rates.favour_copies", True)  # whatever this machine is faster at
+    with lmc.Engine("smollm2", device="cpu", max_tokens=400, host_memory=host) as engine:
+        ask = Gen(SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True))
+        chat = engine.submit(None, [Text(("The old lighthouse keeper counted the ships that passed. " * 8,)), ask])
+        first = chat.results[0].output().text
+        for name in ("river", "forest", "market"):
+            engine.submit(None, [Text((f"A {name} is a place where many people met in the morning. " * 12,)), ask]).results[0].output()
+        told = engine.submit(chat, [Text((" And then",)), ask]).results[0].output()
+        stats = engine.stats()
+        engine.check()
+    assert isinstance(told.meta, dict)
+    if host is not None:
+        assert stats["host_hits"] == 1 and stats["host_in"] > 60
+        assert told.meta["cached_tokens"] > 80
+    # what both say is what an engine says that evicts nothing
+    with lmc.Engine("smollm2", device="cpu", max_tokens=2000) as roomy:
+        chat = roomy.submit(None, [Text(("The old lighthouse keeper counted the ships that passed. " * 8,)), ask])
+        assert chat.results[0].output().text == first
+        assert roomy.submit(chat, [Text((" And then",)), ask]).results[0].output().text == told.text
+
+
+def test_more_memory_than_there_is_is_refused():
+    with pytest.raises(ParameterError, match="host_memory of"):
+        lmc.Engine("smollm2", device="cpu", max_tokens=400, host_memory="900TB")
