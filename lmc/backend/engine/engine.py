@@ -543,6 +543,7 @@ class EngineCore:
         if token == BROKEN:
             raise BackendError(_BROKEN)
         req.passes += 1
+        req.first_at = req.first_at or time.perf_counter()
         if place == req.length - 1:  # nothing that is in flight goes on from it
             sampled, token = token, answer.steered(token)
             if logprob is not None and token != sampled:
