@@ -218,7 +218,7 @@ def source(runs: Sequence[Ran], prices: Prices | None) -> str:
     measures = ["time", "tokens", *(["money"] if prices is not None else [])]
     found: list[str] = []
     for file, begin, end in _functions(lines):
-        found.append(f"<h3 class=code>{escape(PurePath(file).name)}:{begin}</h3><table class=source style="--on:{len(measures)}"><colgroup><col class=no><col>{'<col class=on>' * len(measures)}</colgroup>")
+        found.append(f"<h3 class=code>{escape(PurePath(file).name)}:{begin}</h3><table class=source style='--on:{len(measures)}'><colgroup><col class=no><col>{'<col class=on>' * len(measures)}</colgroup>")
         found.append(f"<tr class=head><th></th><th></th>{''.join(f'<th scope=col>{m}</th>' for m in measures)}</tr>")
         for number in range(begin, end + 1):
             text = escape(linecache.getline(file, number).rstrip("\n")) or " "
