@@ -119,10 +119,11 @@ def _of_runs(program: Program) -> str:
     """What its latest runs did."""
     ledgers = list(program.profile.runs)
     state = program.profile.latest()
-    if state is not None and ledgers and state.emitter.run.ledger is not ledgers[-1]:  # it has not ended yet, or another ended later
-        state = None
+    own: Any = None if state is None else getattr(state.emitter, "run", None)
+    known = own is not None and own.ledger in ledgers  # it may not have ended yet
+    runs = [report.of_ledger(ledger) for ledger in ledgers]
     prices = ledgers[-1].run.backend.capabilities.prices if ledgers else None
-    return report.parts([report.of_ledger(ledger) for ledger in ledgers], prices, state, [("s0", "Graph")])
+    return report.parts(runs, prices, state if known else None, [("s0", "Graph")], runs[ledgers.index(own.ledger)] if known else None)
 
 
 def _ops(section: Section) -> list[dict[str, Any]]:

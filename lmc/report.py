@@ -123,14 +123,21 @@ def _prices(state: State[Any]) -> Prices | None:
     return None if run is None else run.backend.capabilities.prices
 
 
-def parts(runs: Sequence[Ran], prices: Prices | None, state: State[Any] | None, more: Iterable[tuple[str, str]] = ()) -> str:
-    """The sections of the latest of some runs, and links to them and to `more`. `state`: of the latest run, if it is still there."""
+def parts(
+    runs: Sequence[Ran], prices: Prices | None, state: State[Any] | None, more: Iterable[tuple[str, str]] = (), shown: Ran | None = None
+) -> str:
+    """Sections about runs and about one of them, `shown` (default: the last), and links to them and to `more`. `state`: of that run, if it is still there."""
     if not runs or not any(run.requests for run in runs):
         return pages.contents(*more) if more else ""
-    sections = [("conversation", "Conversation", conversation(runs[-1], state)), ("source", "Source", source(runs, prices)), ("timeline", "Timeline", timelines(runs, prices))]
-    shown = [(id, name, text) for id, name, text in sections if text]
-    links = pages.contents(*((id, name) for id, name, _ in shown), *more)
-    return links + "".join(f"<section id={id}><h2>{name}</h2>{text}</section>" for id, name, text in shown)
+    shown = shown or runs[-1]
+    sections = [
+        ("conversation", "Conversation", conversation(shown, state)),
+        ("source", "Source", source(runs, prices)),
+        ("timeline", "Timeline", timelines(runs, shown, prices)),
+    ]
+    found = [(id, name, text) for id, name, text in sections if text]
+    links = pages.contents(*((id, name) for id, name, _ in found), *more)
+    return links + "".join(f"<section id={id}><h2>{name}</h2>{text}</section>" for id, name, text in found)
 
 
 def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
@@ -268,9 +275,8 @@ def _spans(text: str) -> list[tuple[int, int]]:
 # -- the timeline --------------------------------------------------------------------------------------------------
 
 
-def timelines(runs: Sequence[Ran], prices: Prices | None) -> str:
-    """When the requests of the latest run were asked and answered, and of several runs, when each ran."""
-    latest = runs[-1]
+def timelines(runs: Sequence[Ran], latest: Ran, prices: Prices | None) -> str:
+    """When the requests of a run were asked and answered, and of several runs, when each ran."""
     rows = [_program_row(latest), *(_tool_row(name, b - latest.began, e - latest.began) for name, b, e in latest.tools[:MOST_ROWS])]
     rows += [*(_request_row(r, latest, prices) for r in sorted(latest.requests, key=lambda r: r.result.began)[:MOST_ROWS])]
     rows = [rows[0], *sorted(rows[1:], key=lambda row: row.spans[0][0] if row.spans else 0.0)]
@@ -279,10 +285,10 @@ def timelines(runs: Sequence[Ran], prices: Prices | None) -> str:
     if len(latest.requests) > MOST_ROWS:
         found.append(f"<p class=quiet>{len(latest.requests) - MOST_ROWS} more requests are not shown.</p>")
     if len(runs) > 1:
-        shown = runs[-MOST_ROWS:]
-        begin = min(run.began for run in shown)
-        several = [_program_row(run, begin, f"run {i}") for i, run in enumerate(shown, len(runs) - len(shown))]
-        found.append(f"<h3>The last {len(shown)} runs</h3>{pages.timeline(several, max(run.end for run in shown) - begin)}")
+        last = sorted(runs[-MOST_ROWS:], key=lambda run: run.began)
+        begin = last[0].began
+        rows = [_program_row(run, begin, f"run {i}") for i, run in enumerate(last, len(runs) - len(last))]
+        found.append(f"<h3>The last {len(last)} runs</h3>{pages.timeline(rows, max(run.end for run in last) - begin)}")
     return "".join(found)
 
 

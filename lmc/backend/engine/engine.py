@@ -314,6 +314,7 @@ class EngineCore:
             "free_slots": s.pool.free_count,
             "cached_tokens": s.tree.size,
             "open_runs": s.runs.count,
+            "programs": s.runs.held_by_program(),
             "held_back": s.waiting.held_back,
             "leases": s.runs.leased,
             "broken_leases": s.runs.broken,
