@@ -274,7 +274,7 @@ def _box(step: Step, ops: Sequence[Op], section: Section, id: str, pinned: bool)
     return (
         f'<a href="{escape(link)}" class="{style}"><title>{escape(short(title, 2000))}</title><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
         f'<text x="{step.x + 8:.0f}" y="{step.y + 16:.0f}">{escape(short(label, 24))}</text>'
-        f'<text class="quiet" x="{step.x + 8:.0f}" y="{step.y + 32:.0f}">{escape(short(cost, 31))}</text></a>'
+        f'<text class="quiet" x="{step.x + 8:.0f}" y="{step.y + 32:.0f}">{escape(short(cost, 28))}</text></a>'
     )
 
 
