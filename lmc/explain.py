@@ -123,7 +123,7 @@ def _of_runs(program: Program) -> str:
     known = own is not None and own.ledger in ledgers  # it may not have ended yet
     runs = [report.of_ledger(ledger) for ledger in ledgers]
     prices = ledgers[-1].run.backend.capabilities.prices if ledgers else None
-    return report.parts(runs, prices, state if known else None, [("s0", "Graph")], runs[ledgers.index(own.ledger)] if known else None)
+    return report.parts(runs, prices, state if known else None, [("s0", "Graph")], runs[ledgers.index(own.ledger)] if own is not None and known else None)
 
 
 def _ops(section: Section) -> list[dict[str, Any]]:
