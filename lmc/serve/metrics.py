@@ -122,9 +122,14 @@ class _OfBackend:
         for field in fields(Counters):
             value = float(getattr(counters, field.name))
             yield CounterMetricFamily(f"lmc_backend_{field.name}", f"The backend's {field.name}.", value=value)
-        for name, value in self._backend.server_info().items():
+        info = self._backend.server_info()
+        for name, value in info.items():
             if name in _HELD and isinstance(value, int | float):
                 yield GaugeMetricFamily(f"lmc_engine_{name}", f"{_HELD[name]}.", value=float(value))
+        programs = GaugeMetricFamily("lmc_engine_program_tokens", "Tokens of the KV pool that runs of a program hold.", labels=("program",))
+        for name, tokens in info.get("programs", {}).items():
+            programs.add_metric((name,), float(tokens))
+        yield programs
 
 
 _HELD = {
