@@ -1,9 +1,10 @@
-"""LiteLLM: whatever it can reach, by its own client, as OpenAI's chat API."""
+"""LiteLLM: whatever it can reach, by its own client, as OpenAI's chat API; Vertex AI among it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from lmc.backend.api.backend import OnRefusal
@@ -57,6 +58,40 @@ class LiteLLM(Completions):
         )  # fmt: skip
 
 
+class VertexAI(LiteLLM):
+    """A model of Google's Vertex AI, through LiteLLM: "gemini-2.5-flash", or one of its partners', such as "claude-sonnet-4-5".
+
+    project, location  of Google Cloud; None: GCP_PROJECT_ID and GCP_LOCATION, else what LiteLLM and Google's own libraries find
+    credentials        path or JSON of a service account; None: the application default credentials
+    safety_settings    a list of `{"category": …, "threshold": …}`, or a dict of categories and thresholds
+
+    All else is `lmc.LiteLLM`'s.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        safety_settings: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        *,
+        project: str | None = None,
+        location: str | None = None,
+        credentials: str | None = None,
+        **options: Any,
+    ) -> None:
+        try:
+            import_module("google.auth")
+        except ImportError as error:
+            raise missing("google-auth", "vertexai") from error
+        listed = [{"category": name, "threshold": at} for name, at in safety_settings.items()] if isinstance(safety_settings, Mapping) else safety_settings
+        given = {
+            "vertex_project": project or os.environ.get("GCP_PROJECT_ID"),
+            "vertex_location": location or os.environ.get("GCP_LOCATION"),
+            "vertex_credentials": credentials,
+            "safety_settings": listed,
+        }
+        super().__init__(f"vertex_ai/{model_name.removeprefix('vertex_ai/')}", **{k: v for k, v in given.items() if v is not None}, **options)
+
+
 _KEYS = ("API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "SECRET_ACCESS_KEY")
 
 
@@ -72,6 +107,8 @@ class LiteLLMWire:
         given = {**os.environ, **{k: v for k, v in self._fixed.items() if isinstance(v, str)}}
         keys = [value for name, value in given.items() if name.upper().endswith(_KEYS)]
         headers = self._fixed.get("extra_headers") or {}
+        account = str(self._fixed.get("vertex_credentials") or "")
+        keys += [account] if account.startswith("{") else []  # else it is a path
         return [*keys, *secrets_of_headers(headers), *(s for k in ("base_url", "api_base") for s in secrets_of_url(str(self._fixed.get(k) or "")))]
 
     async def post(self, request: Request) -> Received:
