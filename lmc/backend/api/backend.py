@@ -10,6 +10,7 @@ Who keeps what alive:
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,11 @@ class Sample:
     top: tuple[tuple[tuple[float, int | None, str], ...], ...] | None = None
     ids: tuple[int, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def blocks(self) -> Sequence[Mapping[str, Any]]:
+        """What the server wants to see again beside the text."""
+        return self.extra.get("blocks") or ()
 
     @property
     def withheld(self) -> bool:
@@ -366,7 +372,7 @@ class ApiBackend(ABC):
     def _extended(self, place: Place, segments: Sequence[Segment]) -> Place:
         for segment in segments:
             if isinstance(segment, Given):
-                place = place.answered(segment.text, ids=segment.ids or None)
+                place = place.answered(segment.text, ids=segment.ids or None, blocks=json.loads(segment.blocks) if segment.blocks else ())
                 continue
             place = place.literal(segment.parts if isinstance(segment, Text) else (segment,) if isinstance(segment, Image) else ())
         return place
@@ -492,7 +498,7 @@ class ApiBackend(ABC):
             for sample in reply.samples:
                 text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(sample, ask).text)
                 if text is not None:
-                    found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}))
+                    found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}, extra=sample.extra))
             if len(found) == ask.params.n:
                 meta = {"constraint": {"enforced": "verified", "attempts": attempt + 1}}
                 return self._output(place, reply, found, tally, 0, meta)
@@ -518,7 +524,7 @@ class ApiBackend(ABC):
     ) -> tuple[Place, Output]:
         metas = tuple([{**self._meta(reply, sample, tally), **extra} for sample in samples])
         output = Output(tuple([sample.text for sample in samples]), metas, tally.usage, tuple(samples[0].ids or ()))
-        return place.answered(samples[0].text, ids=samples[0].ids, broken=broken), output
+        return place.answered(samples[0].text, ids=samples[0].ids, broken=broken, blocks=samples[0].blocks), output
 
     def _meta(self, reply: Reply, sample: Sample, tally: Tally) -> dict[str, Any]:
         """What an answer says of itself, under SGLang's keys."""
