@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Reply, Sample
+from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
 from lmc.backend.api.messages import MESSAGES, conversation
@@ -61,7 +61,7 @@ class Anthropic(ApiBackend):
         make = _client_maker(client, patience.timeout, client_options)
         super().__init__(
             f"Anthropic({model_name})", lambda: AnthropicWire(make()), template=MESSAGES, concurrency=concurrency, patience=patience,
-            prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal,
+            prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
         )  # fmt: skip
 
     @property

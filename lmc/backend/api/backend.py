@@ -54,6 +54,9 @@ from lmc.forking import belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
+BEGIN = 8
+"""Requests at once to a service that has limits, before it has said which."""
+
 OnRefusal = Literal["raise", "return"]
 _TOO_MUCH = (400, 413, 422)  # what servers answer to a limit that is beyond theirs
 
@@ -191,7 +194,8 @@ def _cancel(work: _Work, error: BaseException) -> None:
 class ApiBackend(ABC):
     """The Backend protocol over a client. A subclass says how a request is written and what an answer means.
 
-    concurrency  requests at once
+    concurrency  requests at once, at most
+    begin        requests at once before anything is known of the server's limits; None: it has none
     patience     retries and time-outs
     prices       for a million tokens, for `spent()` and for budgets of cost
     speculate    whether one request may cover several answers of a program
@@ -211,6 +215,7 @@ class ApiBackend(ABC):
         speculate: bool = True,
         attempts: int = 4,
         on_refusal: OnRefusal = "raise",
+        begin: int | None = None,
     ) -> None:
         if concurrency < 1 or attempts < 1:
             raise ParameterError(f"{name}: concurrency and attempts are at least 1")
@@ -220,7 +225,7 @@ class ApiBackend(ABC):
         self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
         self.ledger = Ledger(prices)
         self._loop = Loop(f"lmc-{name}"[:40])
-        self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience())
+        self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience(), begin)
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -305,7 +310,7 @@ class ApiBackend(ABC):
 
     def server_info(self) -> dict[str, Any]:
         spent = self.spent()
-        return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted}
+        return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted, **self._client.said}
 
     def health(self) -> Health:
         """Closed or not: whether its server answers is that server's to say."""
@@ -586,8 +591,8 @@ def _spoken(found: Found) -> Output:
 class _Lazy:
     """A client that is made on the loop when the first request needs it, with what the backend then finds out about its server."""
 
-    def __init__(self, wire: Callable[[], Wire], loop: Loop, name: str, ledger: Ledger, concurrency: int, patience: Patience) -> None:
-        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience = wire, loop, name, ledger, concurrency, patience
+    def __init__(self, wire: Callable[[], Wire], loop: Loop, name: str, ledger: Ledger, concurrency: int, patience: Patience, begin: int | None) -> None:
+        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience, self._begin = wire, loop, name, ledger, concurrency, patience, begin
         self._made: Client | None = None
         self._prepared: asyncio.Task[Any] | None = None
 
@@ -596,10 +601,14 @@ class _Lazy:
         assert self._made is not None, "no request is on its way"
         return self._made
 
+    @property
+    def said(self) -> dict[str, Any]:
+        return self._made.rates.said if self._made is not None else {}
+
     async def ready(self, prepare: Callable[[], Any]) -> None:
         if self._made is None:
             wire = self._wire()
-            self._made = Client(wire, name=self._name, ledger=self._ledger, concurrency=self._concurrency, patience=self._patience)
+            self._made = Client(wire, name=self._name, ledger=self._ledger, concurrency=self._concurrency, patience=self._patience, begin=self._begin)
             self._loop.at_close(wire.close)
         if self._prepared is None:
             self._prepared = self._loop.spawn(prepare())

@@ -127,6 +127,7 @@ class Completions(ApiBackend):
         attempts: int = 4,
         wait_for_cache: bool | None = None,
         on_refusal: OnRefusal = "raise",
+        begin: int | None = None,
     ) -> None:
         if server not in SERVERS:
             raise ParameterError(f"server={server!r}: one of {', '.join(SERVERS)}")
@@ -141,7 +142,7 @@ class Completions(ApiBackend):
         self._firsts = Firsts() if chat and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
-            speculate=speculate, attempts=attempts, on_refusal=on_refusal,
+            speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=begin,
         )  # fmt: skip
 
     @property

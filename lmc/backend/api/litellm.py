@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from lmc.backend.api.backend import OnRefusal
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, retry_after
+from lmc.backend.api.backend import BEGIN, OnRefusal
+from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.messages import MESSAGES
+from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import http_errors, lowered, missing
 from lmc.backend.base import Prices
@@ -54,7 +55,7 @@ class LiteLLM(Completions):
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
             served_as="*", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
-            attempts=attempts, on_refusal=on_refusal,
+            attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
         )  # fmt: skip
 
 
@@ -112,12 +113,15 @@ class LiteLLMWire:
         return [*keys, *secrets_of_headers(headers), *(s for k in ("base_url", "api_base") for s in secrets_of_url(str(self._fixed.get(k) or "")))]
 
     async def post(self, request: Request) -> Received:
-        return Received(_plain(await self._sent(request.body)))
+        answer = await self._sent(request.body)
+        return Received(_plain(answer), _headers(answer))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         try:
-            async for chunk in await self._sent(request.body):
-                yield Received(_plain(chunk))
+            answer = await self._sent(request.body)
+            headers = _headers(answer)
+            async for chunk in answer:
+                yield Received(_plain(chunk), headers)
         except Fault:
             raise
         except Exception as error:
@@ -133,6 +137,13 @@ class LiteLLMWire:
         close = getattr(self._litellm, "close_litellm_async_clients", None)
         if close is not None:
             await close()
+
+
+def _headers(answer: Any) -> dict[str, str]:
+    """The provider's, which LiteLLM keeps beside an answer under names of its own."""
+    hidden: Any = getattr(answer, "_hidden_params", None)
+    found: Any = hidden.get("additional_headers") if isinstance(hidden, dict) else None
+    return {name.removeprefix("llm_provider-"): value for name, value in lowered(found or {}).items()}
 
 
 def _plain(answer: Any) -> Body:
@@ -152,8 +163,8 @@ def _fault(error: Exception) -> Fault:
     known = isinstance(status, int) and not silent  # LiteLLM gives a status to connections that failed, too
     if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
         return Fault(f"{type(error).__name__}: {error}", status=400)  # a mistake in what was asked, not in the connection
-    after = retry_after(lowered(response.headers)) if response is not None else None
-    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=after, param=getattr(error, "param", None), code=_code(error))
+    headers = lowered(response.headers) if response is not None else {}
+    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=retry_after(headers), param=getattr(error, "param", None), code=_code(error), headers=headers)
 
 
 def _code(error: Exception) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lmc.backend.api import responses
-from lmc.backend.api.backend import OnRefusal
+from lmc.backend.api.backend import BEGIN, OnRefusal
 from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request
 from lmc.backend.api.completions import Completions
@@ -83,6 +83,7 @@ class OpenAI(Completions):
             raise ParameterError(f"api={api!r} asks with messages, and is_chat_model=False for text")
         base_url = base_url or (None if client is not None else os.environ.get("OPENAI_BASE_URL"))
         host = urlsplit(base_url).hostname if base_url else None
+        server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _client_maker(client, is_azure, base_url, patience.timeout, client_options)
         super().__init__(
@@ -91,7 +92,7 @@ class OpenAI(Completions):
             lambda: OpenAIWire(make(), api),
             chat=not model.startswith(_INSTRUCT) if is_chat_model is None and api is None else True if is_chat_model is None else bool(is_chat_model),
             template=get_chat_template(chat_template or "default") if chat_template is None or isinstance(chat_template, str) else chat_template,
-            server=server or ("openai" if host in (None, "api.openai.com") else "compatible"),
+            server=server,
             select=select,
             served_as=served_as,
             extra_body={**({"service_tier": service_tier} if service_tier else {}), **(extra_body or {})},
@@ -102,6 +103,7 @@ class OpenAI(Completions):
             attempts=attempts,
             wait_for_cache=wait_for_cache,
             on_refusal=on_refusal,
+            begin=BEGIN if server == "openai" else None,
         )
 
 
