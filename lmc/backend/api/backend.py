@@ -230,6 +230,9 @@ class ApiBackend(ABC):
 
     # what a subclass says
 
+    wants_shared = False
+    """Whether requests are to say what those to come have in common with them (Hints.shared)."""
+
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities: ...
@@ -397,7 +400,7 @@ class ApiBackend(ABC):
             work.complete(error)
 
     async def _answer(self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult]) -> Place:
-        tally = Tally(ask.name, ask.loc)
+        tally = Tally(ask.name, ask.loc, work.hints.shared)
         try:
             if isinstance(ask, Gen):
                 feed = _feeder(result) if work.hints.watched and ask.params.n == 1 else None
