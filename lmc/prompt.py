@@ -749,10 +749,7 @@ class Prompt:
 
     def submit(self, backend: Backend, ask: Gen | Select, hints: Hints | None = None) -> Prompt:
         """This prompt followed by the answer to `ask`, which the backend starts on at once."""
-        if self.forked is not None and getattr(backend, "wants_shared", False):
-            from lmc.backend.base import Hints
-
-            hints = hints or Hints()
+        if self.forked is not None and hints is not None and getattr(backend, "wants_shared", False):
             hints = hints._replace(shared=self.forked.shared(hints.shared))
         handle = backend.submit(self._begun(), self._segments(ask), hints)
         return Prompt(self, (), handle.results[0], handle, ())

@@ -51,7 +51,7 @@ class Usage:
     @property
     def plausible(self) -> bool:
         """Whether one request can have cost that."""
-        cache = 0 <= self.cached_tokens and 0 <= self.written_hour_tokens <= self.written_tokens
+        cache = self.cached_tokens >= 0 and 0 <= self.written_hour_tokens <= self.written_tokens
         return cache and self.cached_tokens + self.written_tokens <= self.prompt_tokens <= _MOST_TOKENS and 0 <= self.completion_tokens <= _MOST_TOKENS
 
 

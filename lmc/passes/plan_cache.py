@@ -48,16 +48,59 @@ class PlanCache(Pass):
         return rewrite(graph, rule) if found else graph
 
 
+def reached(graph: Graph, turns: float = 2) -> Mapping[str, float]:
+    """How often a run is expected to come through each block: by counts of runs (`taken`), else arms are alike. What follows an arm that
+    returns is reached by the others."""
+    found = {graph.entry.label: 1.0}
+    for block in graph.blocks:
+        end, here = block.terminator, found[block.label]
+        left = 1.0
+        for _, label in end.cases:
+            share = _share(end, label) if end.kind == "switch" else turns_of(end, turns)
+            found[label] = here * share
+            if end.kind == "switch" and graph.block[label].terminator.kind in ("return", "raise"):
+                left -= share
+        if end.then is not None:
+            found[end.then] = here * left
+    return found
+
+
+def turns_of(loop: Op, turns: float) -> float:
+    """How often a loop turns: as it did, else `turns`."""
+    entered, turned = loop.attr("taken") or (0, 0)
+    return turned / entered if entered else turns
+
+
+def _share(switch: Op, label: str) -> float:
+    """The share of runs that take an arm."""
+    labels = [arm for _, arm in switch.cases]
+    taken = switch.attr("taken")
+    return taken[labels.index(label)] / sum(taken) if taken and sum(taken) else 1 / len(labels)
+
+
+def path_of(graph: Graph, node: Operand) -> Iterator[Value]:
+    """The prompts that one goes on from, itself first; where arms go on together, and turns of a loop, by the first of them."""
+    seen: set[Value] = set()
+    while isinstance(node, Value) and node not in seen:
+        seen.add(node)
+        yield node
+        made = graph.producer.get(node)
+        if made is None:
+            node = next(iter(graph.feeds.get(node, ())), None)
+        else:
+            node = made.operands[0] if made.operands else None
+
+
 class _Sharing:
     """One walk over the asks of a graph, the last one first: `later` has the asks behind, by each prompt that they go on from."""
 
     def __init__(self, graph: Graph, turns: int) -> None:
         self.graph, self.turns = graph, turns
         self.home = {v: b.label for b in graph.blocks for v in (*b.params, *(v for op in b.ops for v in op.results))}
-        self.messages = _messages(graph)
+        self.messages = messages_of(graph)
         self.paths: dict[str, tuple[str, ...]] = {b.label: path_to(graph, b.label) for b in graph.blocks}
         self.later: dict[Value, _Counts] = {}
-        self.carried = {v for p in self.messages if p in graph.feeds for fed in graph.feeds[p] if isinstance(fed, Value) for v in self._path(fed)}
+        self.carried = {v for p in self.messages if p in graph.feeds for fed in graph.feeds[p] if isinstance(fed, Value) for v in path_of(self.graph, fed)}
 
     def run(self) -> Mapping[Value, tuple[tuple[int, float], ...]]:
         found: dict[Value, tuple[tuple[int, float], ...]] = {}
@@ -65,7 +108,7 @@ class _Sharing:
             for op in reversed(block.ops):
                 if trait(op) != "samples":
                     continue
-                path = list(self._path(op.operands[0]))
+                path = list(path_of(self.graph, op.operands[0]))
                 found[op.results[0]] = self._shared(op, block.label, path)
                 for v in path:
                     counts = self.later.setdefault(v, {})
@@ -96,8 +139,7 @@ class _Sharing:
         return self._turns(loop) - 1 if loop is not None and op.results[0] in self.carried else 0.0
 
     def _turns(self, loop: str) -> float:
-        entered, turned = self.graph.block[loop].terminator.attr("taken") or (0, 0)
-        return turned / entered if entered else self.turns
+        return turns_of(self.graph.block[loop].terminator, self.turns)
 
     def _opens_loop(self, owner: str, label: str) -> bool:
         """Whether a block ends with a loop in whose body another one stands."""
@@ -125,26 +167,10 @@ class _Sharing:
     def _taken(self, above: str, label: str) -> float:
         """The share of the ways through a block that go on to another one."""
         end = self.graph.block[above].terminator
-        labels = [arm for _, arm in end.cases]
-        if label not in labels or end.kind != "switch":
-            return 1.0
-        taken = end.attr("taken")
-        return taken[labels.index(label)] / sum(taken) if taken and sum(taken) else 1 / len(labels)
-
-    def _path(self, node: Operand) -> Iterator[Value]:
-        """The prompts that one goes on from, itself first; where arms go on together, and turns of a loop, by the first of them."""
-        seen: set[Value] = set()
-        while isinstance(node, Value) and node not in seen:
-            seen.add(node)
-            yield node
-            made = self.graph.producer.get(node)
-            if made is None:
-                node = next(iter(self.graph.feeds.get(node, ())), None)
-            else:
-                node = made.operands[0] if made.operands else None
+        return _share(end, label) if end.kind == "switch" and label != end.then else 1.0
 
 
-def _messages(graph: Graph) -> Mapping[Value, int | None]:
+def messages_of(graph: Graph) -> Mapping[Value, int | None]:
     """How many whole messages each prompt has; None where that depends on the way."""
     found: dict[Value, int | None] = {}
     for block in graph.blocks:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -136,7 +136,7 @@ def least_cost(asked: Sequence[Blocks], minimum: int = 1024) -> float:
     """The least that these requests, one after another, can cost: by trying all marks of each. What is kept lasts (5 minutes)."""
     useful = {k for i, b in enumerate(asked) for k in b.keys if any(k in later.keys for later in asked[i + 1 :])}  # others cost and save nothing
 
-    @lru_cache(maxsize=None)
+    @cache
     def least(i: int, kept: frozenset[str]) -> float:
         if i == len(asked):
             return 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import linecache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -218,3 +217,45 @@ def test_four_marks_are_chosen_where_they_save_most():
     assert choose([Point(0, 900.0, 9.0)], -1, rules) == ()
     assert choose([Point(30, 9000.0, 9.0)], 2, rules) == (2, 30), "too far behind to be found by looking back"
     assert choose([Point(0, 2000.0, 1.0)], -1, rules, hour=True) == (), "an hour costs more than one reading saves"
+
+
+# -- dollars ---------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def report(s):
+    s += lmc.system(LONG)
+    forks = s.fork(3)
+    for view, f in zip(("short", "long", "odd"), forks):
+        f += lmc.user(f"The {view} view?") + lmc.assistant(lmc.gen("view", max_tokens=40))
+    s += lmc.user("All: " + "".join(f["view"] for f in forks)) + lmc.assistant(lmc.gen("sum", max_tokens=40))
+    if s["sum"] == "More.":
+        s += lmc.user("Go on.") + lmc.assistant(lmc.gen("rest", max_tokens=100))
+    return s["sum"]
+
+
+def _dollars(text: str) -> list[float]:
+    line = next(line for line in text.splitlines() if "a run costs" in line)
+    return [float(part.split()[0]) for part in line.split("$")[1:4]]
+
+
+def test_dollars_before_a_run_are_near_what_it_pays(caching):
+    backend, model = caching(script=lambda prompt: "Four words are it.")
+    siblings.run(text="warm up the count of tokens " * 50, backend=backend, temperature=0)  # lengths are learned from what the server counts
+    before, spent = lmc.compile(report, backend=backend), backend.spent()
+    certain, expected, most = _dollars(before.explain())
+    asked = model.cost
+    before(temperature=0)
+    paid = (model.cost - asked) * 3.0 / 1e6
+    from lmc import dollars
+
+    graph = before.planner.planned(before.graph(), before.target).graph
+    assert backend.capabilities.prices is not None
+    foreseen = dollars.before(graph, backend, backend.capabilities.prices, {})
+    arm = 0.5 * 0.1 * 6400 * 3.0 / 1e6  # the arm that was not taken: half of a request that would have read
+    assert foreseen.prompts - arm == pytest.approx(paid, rel=0.1)
+    total = backend.spent().cost - spent.cost
+    assert certain <= total <= most and expected <= most
+    explained = before.explain()
+    assert f"the last run cost ${total:.6f}" in explained
+    assert _dollars(explained)[1] == pytest.approx(total, rel=0.1), "answers of earlier runs say how long the next ones are"

@@ -59,8 +59,10 @@ class Anthropic(ApiBackend):
             raise ParameterError(f"cache={cache!r}: 'auto', '5m', '1h' or 'off'")
         self.model, self._extra = model_name, dict(extra_body or {})
         rules = rules_of(model_name)
-        self._cache = CacheBook(rules, cache) if cache != "off" else None
+        self._book = CacheBook(rules, cache)
+        self._cache = self._book if cache != "off" else None
         self.wants_shared = self._cache is not None
+        self.cache_rules = rules if self._cache is not None else None
         prices = prices and prices.with_cache(rules.read, rules.write, rules.write_hour)
         self._cannot: set[str] = set()
         patience = patience or Patience(retries=retries, timeout=timeout)
@@ -76,6 +78,10 @@ class Anthropic(ApiBackend):
             self.name, verify.VERIFIABLE, select=True, images=True, n=True, streams=True, tools=True, raw_text=False, lookahead=True,
             prices=self._prices,
         )  # fmt: skip
+
+    @property
+    def tokens_per_byte(self) -> float:
+        return self._book.per_byte
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), **({"held": self._cache.firsts.held} if self._cache is not None else {})}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
+from lmc.backend.api.caching import CacheRules
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
 from lmc.backend.api.loop import Loop
 from lmc.backend.api.messages import outside
@@ -232,6 +233,14 @@ class ApiBackend(ABC):
 
     wants_shared = False
     """Whether requests are to say what those to come have in common with them (Hints.shared)."""
+
+    cache_rules: CacheRules | None = None
+    """What its server says of its cache of prompts, if it has one that is paid for."""
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Of a prompt, as the server has counted them so far; before, a token is four bytes."""
+        return 0.25
 
     @property
     @abstractmethod

@@ -33,7 +33,8 @@ class CacheRules:
     """What a server says of its cache.
 
     minimum      tokens of the shortest beginning that it keeps
-    marks        that a request may have
+    marks        that a request may have; 0: it keeps all that it reads, and charges nothing for that
+    step         it finds a multiple of so many tokens
     back         blocks before a mark in which it looks for what was marked earlier
     read, write  prices, as multiples of that of an input token; `write_hour` where it is kept for an hour
     """
@@ -44,11 +45,15 @@ class CacheRules:
     read: float = 0.1
     write: float = 1.25
     write_hour: float = 2.0
+    step: int = 1
 
     def worth(self, reads: float, hour: bool = False) -> bool:
         """Whether writing costs less than the requests to come save."""
         return reads * (1 - self.read) > (self.write_hour if hour else self.write) - 1
 
+
+AUTOMATIC = CacheRules(1024, marks=0, write=1.0, write_hour=1.0, step=128)
+"""OpenAI's."""
 
 _MINIMA = (
     (4096, ("opus-4-5", "opus-4-6", "opus-4.5", "opus-4.6", "haiku-4")),
@@ -115,11 +120,13 @@ class Prompt:
     keys      for each block, of all up to its end: equal keys, equal beginnings
     tokens    up to its end, about
     messages  for each number of whole messages the index of their last block
+    size      bytes of all of it
     """
 
     keys: tuple[bytes, ...]
     tokens: tuple[float, ...]
     messages: tuple[int, ...]
+    size: int = 0
 
 
 def prompt_of(first: object, blocks: Sequence[Any], messages: Sequence[int], per_byte: float) -> Prompt:
@@ -133,7 +140,7 @@ def prompt_of(first: object, blocks: Sequence[Any], messages: Sequence[int], per
         size += _size(block)
         keys.append(sofar.digest())
         tokens.append(size * per_byte)
-    return Prompt(tuple(keys), tuple(tokens), tuple(messages))
+    return Prompt(tuple(keys), tuple(tokens), tuple(messages), size)
 
 
 def _written(x: object) -> bytes:
@@ -180,7 +187,7 @@ class CacheBook:
         self.firsts = Firsts()
         self._sent: OrderedDict[bytes, tuple[float, Hashable]] = OrderedDict()  # beginnings of prompts: when, and where a prompt ended with it
         self._sites: OrderedDict[Hashable, _Site] = OrderedDict()
-        self._bytes, self._tokens = 0.0, 0.0
+        self._bytes, self._tokens = 0, 0
 
     @property
     def per_byte(self) -> float:
@@ -212,9 +219,8 @@ class CacheBook:
 
     def answered(self, prompt: Prompt, marked: Marked, usage: Usage) -> None:
         """What the server reported for a request: its tokens, and whether it has kept what was marked."""
-        if prompt.tokens and usage.prompt_tokens:
-            per_byte = self.per_byte
-            self._bytes, self._tokens = self._bytes + prompt.tokens[-1] / per_byte, self._tokens + usage.prompt_tokens
+        if prompt.size and usage.prompt_tokens:
+            self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + usage.prompt_tokens
         if marked.blocks and not usage.written_tokens and not usage.cached_tokens:
             self.firsts.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
 
