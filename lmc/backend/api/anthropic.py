@@ -201,6 +201,8 @@ def _cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> Prompt:
         elif message["role"] != "system":
             count += len(_as_blocks(message["content"]))
         messages.append(min(count, len(blocks)) - 1)
+    if messages:
+        messages[-1] = len(blocks) - 1  # whatever else the messages' blocks are
     read_before = [body.get("tools"), body.get("tool_choice"), body.get("output_config"), body.get("thinking")]
     return prompt_of(read_before if any(read_before) else None, blocks, messages, per_byte)
 
