@@ -74,6 +74,18 @@ EXAMPLES: Mapping[str, Example] = {
         %c3, %y, %m1 = gen(%c2) {name = "y", stream = "", ordinal = 1, stop = "\\n"}
         return(%y, %c3)
     """, "%c0: ctx", "chat"),
+    "plan-cache": Example("plan-cache", """
+        %c0 = ctx.new()
+        %c1 = append(%c0, begin("system"), %essay, end("system"))
+        %f = append(%c1, begin("user"), "Its clarity?", end("user"), begin("assistant"))
+        %f1, %x, %m0 = gen(%f) {stream = "/0.0", ordinal = 0}
+        %f2 = append(%f1, end("assistant"), begin("user"), "Why?", end("user"), begin("assistant"))
+        %f3, %w, %m1 = gen(%f2) {stream = "/0.0", ordinal = 1}
+        %g = append(%c1, begin("user"), "Its evidence?", end("user"), begin("assistant"))
+        %g1, %y, %m2 = gen(%g) {stream = "/0.1", ordinal = 0}
+        %t = concat(%x, %w, %y)
+        return(%t, %c1)
+    """, kind="chat"),
     "plan-prefix": Example("plan-prefix", """
         %c0 = ctx.new()
         %c1 = append(%c0, "You grade essays strictly. ", %essay)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-from lmc import explain
-from lmc.backend.base import Prices, Usage
+from lmc import dollars, explain
+from lmc.backend.base import Backend
+from lmc.dollars import Dollars
 from lmc.errors import LmcError, Loc
 from lmc.fsm.sources import automaton_of
 from lmc.ir.core import Graph, Op, Value
@@ -32,31 +33,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one run will cost about: calls on every way and on all ways together (turns of loops count once), tokens of all.
-
-    unknown  pieces of text whose length was guessed
-    """
+    """What one run will cost about: calls on every way and on all ways together (turns of loops count once), tokens of all."""
 
     calls: tuple[int, int]
     loops: int
     prompt: int
     answer: int
-    cost: float | None
+    cost: Dollars | None
 
     def __str__(self) -> str:
         low, high = self.calls
         calls = f"{low}" if low == high else f"{low} to {high}"
         turns = f" (each turn of {self.loops} loop{'s'[: self.loops != 1]} counted once)" if self.loops else ""
-        cost = f", about ${self.cost:.6f}" if self.cost is not None else ""
+        cost = f"; {self.cost}" if self.cost is not None else ""
         return f"{calls} calls{turns}, about {self.prompt} prompt tokens and at most {self.answer} of answers{cost}"
 
 
-def check(program: Program, context: int | None, prices: Prices | None) -> tuple[list[Finding], Estimate]:
+def check(program: Program, context: int | None, backend: Backend) -> tuple[list[Finding], Estimate]:
     """What there is to say of a program, by its lines, and what a run costs. `context`: tokens that the model can see."""
     graph = program.graph()
     section = explain.section(program, program.planner.planned(graph, program.target))
     found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_data_of_users(graph)]
-    return sorted(dict.fromkeys(found), key=_place), _estimate(section, prices)
+    return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
 
 def _place(finding: Finding) -> tuple[str, int, int]:
@@ -177,12 +175,13 @@ def _sources(graph: Graph, value: Value) -> set[str]:
     return found
 
 
-def _estimate(section: Any, prices: Prices | None) -> Estimate:
+def _estimate(section: Any, backend: Backend) -> Estimate:
     graph: Graph = section.graph
     asks = list(_prompts(section))
     everywhere = {id(op) for block in graph.blocks if graph.region[block.label] == "" for op in block.ops}
     sure = sum(id(op) in everywhere for op, _ in asks)
     prompt, answer = sum(tokens for _, tokens in asks), sum(_most(op) for op, _ in asks)
     loops = sum(op.kind == "loop" for op in graph.ops())
-    cost = prices.of(Usage(prompt_tokens=prompt, completion_tokens=answer)) if prices is not None else None
+    prices = backend.capabilities.prices
+    cost = dollars.before(graph, backend, prices, {}) if prices is not None else None
     return Estimate((sure, len(asks)), loops, prompt, answer, cost)

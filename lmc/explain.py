@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lmc import report
+from lmc import dollars, report
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
 from lmc.ir.ops import trait
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def explain(program: Program) -> str:
     """The report, one fact a line."""
     planned = _planned(program)
-    lines = [f"program {program.function.name}", *_shape(planned.graph), *_plan(program, planned), *_costs(section(program, planned)), *_stats(program)]
+    lines = [f"program {program.function.name}", *_shape(planned.graph), *_plan(program, planned), *_costs(section(program, planned)), *_stats(program), *(f"  {line}" for line in dollars.of_program(program))]
     return "\n".join(lines)
 
 
@@ -52,7 +52,7 @@ def to_json(program: Program) -> str:
             "program": program.function.name,
             "runs": program.stats.runs,
             "ahead": {"asked": profile.asked, "used": profile.used, "wasted": profile.wasted},
-            "facts": list(found.facts),
+            "facts": [*found.facts, *dollars.of_program(program)],
             "blocks": dict(found.runs),
             "ops": _ops(found),
         },
@@ -112,7 +112,7 @@ def _seen_of(total: Total) -> Seen:
 
 
 def _facts(program: Program) -> list[str]:
-    return ["; ".join(line.strip() for line in _stats(program))]
+    return ["; ".join(line.strip() for line in _stats(program)), *dollars.of_program(program)]
 
 
 def _of_runs(program: Program) -> str:

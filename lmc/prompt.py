@@ -18,7 +18,7 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from operator import index
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
 
@@ -699,6 +699,23 @@ def plain_text(text: str) -> str:
 # -- the persistent prompt -------------------------------------------------------------------------------------
 
 
+class Forked(NamedTuple):
+    """A fork that a prompt has come through: whole messages up to there, copies that went on, the fork before it."""
+
+    messages: int
+    copies: int
+    before: Forked | None
+
+    def shared(self, known: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        """With what is known besides: how many messages a prompt has in common with how many to come."""
+        found = dict(known)
+        fork: Forked | None = self
+        while fork is not None:
+            found[fork.messages] = max(found.get(fork.messages, 0.0), fork.copies - 1)
+            fork = fork.before
+        return tuple(found.items())
+
+
 class Prompt:
     """A prompt: literal parts and answers from the root to here.
 
@@ -708,7 +725,7 @@ class Prompt:
     Cheap to extend (the parent is shared, never copied) and never changed after it is built.
     """
 
-    __slots__ = ("__weakref__", "handle", "parent", "parts", "result", "tail")
+    __slots__ = ("__weakref__", "forked", "handle", "parent", "parts", "result", "tail")
 
     def __init__(
         self,
@@ -719,6 +736,14 @@ class Prompt:
         tail: tuple[Piece, ...] = (),
     ) -> None:
         self.parent, self.parts, self.result, self.handle, self.tail = parent, parts, result, handle, tail
+        self.forked: Forked | None = None if parent is None else parent.forked
+
+    def fork(self, copies: int) -> Prompt:
+        """This prompt as that which so many others go on from."""
+        found = Prompt(self, (), None, self.handle, self.tail)
+        messages = sum(isinstance(part, Mark) and part.edge == "end" for node in self.nodes() for part in node.parts)
+        found.forked = Forked(messages, copies, self.forked)
+        return found
 
     def append(self, *parts: Piece) -> Prompt:
         """This prompt followed by literal parts, an image or an excerpt."""
@@ -726,6 +751,8 @@ class Prompt:
 
     def submit(self, backend: Backend, ask: Gen | Select, hints: Hints | None = None) -> Prompt:
         """This prompt followed by the answer to `ask`, which the backend starts on at once."""
+        if self.forked is not None and hints is not None and getattr(backend, "wants_shared", False):
+            hints = hints._replace(shared=self.forked.shared(hints.shared))
         handle = backend.submit(self._begun(), self._segments(ask), hints)
         return Prompt(self, (), handle.results[0], handle, ())
 

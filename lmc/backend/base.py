@@ -29,6 +29,7 @@ class Usage:
     ahead_asked    requests made before the program asked (design: run-ahead)
     ahead_used     those of them that the program then made; the others are in `calls` and tokens of nobody
     ahead_wasted   those that were in vain, with the tokens that they are known to have cost
+    written_tokens of the prompt, what was written to a cache that charges for it, `written_hour_tokens` of those for an hour
     """
 
     prompt_tokens: int = 0
@@ -41,6 +42,8 @@ class Usage:
     ahead_used: int = 0
     ahead_wasted: int = 0
     ahead_wasted_tokens: int = 0
+    written_tokens: int = 0
+    written_hour_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, _counts(self), _counts(other)))
@@ -48,7 +51,8 @@ class Usage:
     @property
     def plausible(self) -> bool:
         """Whether one request can have cost that."""
-        return 0 <= self.cached_tokens <= self.prompt_tokens <= _MOST_TOKENS and 0 <= self.completion_tokens <= _MOST_TOKENS
+        cache = self.cached_tokens >= 0 and 0 <= self.written_hour_tokens <= self.written_tokens
+        return cache and self.cached_tokens + self.written_tokens <= self.prompt_tokens <= _MOST_TOKENS and 0 <= self.completion_tokens <= _MOST_TOKENS
 
 
 _counts = attrgetter(*[f.name for f in fields(Usage)])  # looked up once: sums are made for each answer
@@ -79,22 +83,42 @@ def charge(account: str, usage: Usage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a backend charges for a million tokens; None: cached prompt tokens cost what others do."""
+    """What a backend charges for a million tokens.
+
+    cached        of a prompt that were found in a cache; None: as others (`lmc.Anthropic`: a tenth)
+    written       of a prompt that were written to a cache; None: as others (`lmc.Anthropic`: 1.25 times)
+    written_hour  the same, to be kept for an hour; None: as `written` (`lmc.Anthropic`: twice)
+    """
 
     prompt: float
     completion: float
     cached: float | None = None
+    written: float | None = None
+    written_hour: float | None = None
 
     def of(self, usage: Usage) -> float:
         """What an answer cost."""
+        return self.of_prompt(usage) + usage.completion_tokens * self.completion / 1e6
+
+    def of_prompt(self, usage: Usage) -> float:
+        """What its prompt cost."""
         cached = self.prompt if self.cached is None else self.cached
-        fresh = usage.prompt_tokens - usage.cached_tokens
-        return (fresh * self.prompt + usage.cached_tokens * cached + usage.completion_tokens * self.completion) / 1e6
+        written = self.prompt if self.written is None else self.written
+        hour = written if self.written_hour is None else self.written_hour
+        fresh = usage.prompt_tokens - usage.cached_tokens - usage.written_tokens
+        minutes = usage.written_tokens - usage.written_hour_tokens
+        return (fresh * self.prompt + usage.cached_tokens * cached + minutes * written + usage.written_hour_tokens * hour) / 1e6
+
+    def with_cache(self, read: float, write: float, write_hour: float) -> Prices:
+        """With prices of a cache, as multiples of the prompt's, where none were given."""
+        given = ((self.cached, read), (self.written, write), (self.written_hour, write_hour))
+        cached, written, hour = [self.prompt * times if price is None else price for price, times in given]
+        return Prices(self.prompt, self.completion, cached, written, hour)
 
     @property
     def most(self) -> float:
         """For one token of any kind."""
-        return max(self.prompt, self.completion, self.cached or 0.0) / 1e6
+        return max(self.prompt, self.completion, self.cached or 0.0, self.written or 0.0, self.written_hour or 0.0) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +471,8 @@ class Hints(NamedTuple):
     run      the run of a program that it belongs to; None: it is by itself
     priority its share where others compete with it, if it is by itself (ProgramRun)
     account  whose share that is
+    shared   beginnings of the prompt that requests to come have in common with it: whole messages (-1: all of them), and how many
+             requests. Of a prompt of messages; what is not listed is not known
     """
 
     pin: bool = False
@@ -464,6 +490,7 @@ class Hints(NamedTuple):
     run: ProgramRun | None = None
     priority: float = 1.0
     account: str = ""
+    shared: tuple[tuple[int, float], ...] = ()
 
     @property
     def owner(self) -> str:

@@ -38,7 +38,7 @@ def check(
     with closing(open_backend(backend)) as model:
         able = model.capabilities
         for program in _programs(target):
-            findings, estimate = checked(lmc.compile(program, backend=model), context or able.max_context, able.prices)
+            findings, estimate = checked(lmc.compile(program, backend=model), context or able.max_context, model)
             for finding in findings:
                 place = finding.loc and replace(finding.loc, file=os.path.relpath(finding.loc.file))
                 print(replace(finding, loc=place))

@@ -76,7 +76,8 @@ class Run(NamedTuple):
         """What a backend may want to know of every request; None: nothing."""
         counted = self.limits is not None and self.limits.in_order  # a request for several answers cannot be held to a budget
         if not self.watched and (not self.spare or counted):
-            return None if self.whole is None else Hints(run=self.whole)
+            wanted = self.whole is not None or getattr(self.backend, "wants_shared", False)
+            return Hints(run=self.whole) if wanted else None
         return Hints(beyond=Beyond(self.spare) if self.spare and not counted else None, watched=self.watched, run=self.whole)
 
 

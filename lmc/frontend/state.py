@@ -41,7 +41,7 @@ from lmc.frontend.primitives import (
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
 from lmc.frontend.typed import R
 from lmc.frontend.values import Symbolic
-from lmc.prompt import Special
+from lmc.prompt import Prompt, Special
 from lmc.tracebacks import hide, users_frames
 
 V = TypeVar("V")
@@ -183,12 +183,13 @@ class State(Generic[R]):
         if size < 0:
             raise ParameterError(f"fork({size}): cannot make fewer than 0 copies", loc=caller_loc())
         k, self.forks = self.forks, self.forks + 1
-        return StateGroup([self._child(f"{self.stream}/{k}.{i}") for i in range(size)], self)
+        ctx = self.ctx.fork(size) if size > 1 and isinstance(self.ctx, Prompt) else self.ctx
+        return StateGroup([self._child(f"{self.stream}/{k}.{i}", ctx) for i in range(size)], self)
 
-    def _child(self, stream: str) -> State:
+    def _child(self, stream: str, ctx: Any) -> State:
         child = State(
             self.emitter,
-            self.ctx,
+            ctx,
             variables=self.variables,
             stream=stream,
             role=self.role,

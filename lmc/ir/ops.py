@@ -50,6 +50,7 @@ ATTRS: dict[str, str] = {
     "ways": "which of a group's equal samples it is, and of how many",
     "trie": "the choices are scored as one trie in one pass",
     "lookahead": "the text that one request may cover besides this answer",
+    "shared": "whole messages of its prompt (-1: all), and how many asks to come begin with them, in pairs",
     "lazy": "nothing is known to read the answer: it is asked when it is read",
     "method": "how log-probabilities become a choice",
     "temperature": "0 takes the likeliest",
@@ -66,7 +67,7 @@ ATTRS: dict[str, str] = {
 
 # What an attribute of an ask is about. All others are the request: what is asked.
 IDENTITY = ("stream", "ordinal", "shifted", "also")  # which asks of the program it is: the fork path of the state, and the number on it
-PLANNED = ("order", "group", "ways", "trie", "lookahead", "lazy")  # what passes say of its address; the answer is the same without
+PLANNED = ("order", "group", "ways", "trie", "lookahead", "shared", "lazy")  # what passes say of its address; the answer is the same without
 
 _ASK = ("name", *IDENTITY, "params")
 
@@ -85,9 +86,9 @@ OPS: dict[str, OpSpec] = {
         OpSpec("ctx.messages", ("ctx",), ("any",), "pure", "The closed messages of a prompt."),
         OpSpec("concat", ("*str",), ("str",), "pure", "Text joined."),
         OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
-               (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead", "lazy")),
+               (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead", "shared", "lazy")),
         OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
-               (*_ASK, "method", "temperature", "order", "group", "trie", "lazy")),
+               (*_ASK, "method", "temperature", "order", "group", "trie", "shared", "lazy")),
         OpSpec("unknown", ("*any",), ("any",), "opaque", "A value that only Python knows, made of the operands among others. A prompt among them is one that "
                "unknown code may read or extend.", ("calls", "reason")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),

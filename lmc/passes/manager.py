@@ -129,7 +129,7 @@ def registry() -> Mapping[str, type[Pass]]:
 
 
 _MODULES = (
-    "aggressive", "batch_forks", "canonicalize", "cse", "dce", "lower_chat", "lower_constraint", "plan_prefix", "plan_speculation"
+    "aggressive", "batch_forks", "canonicalize", "cse", "dce", "lower_chat", "lower_constraint", "plan_cache", "plan_prefix", "plan_speculation"
 )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ _CLEANED = "canonicalize, lower-chat, canonicalize, cse, dce, canonicalize, lowe
 _PIPELINES: Mapping[str, str] = {
     "tokens": f"{_CLEANED}, plan-prefix, batch-forks",
     "text": f"{_CLEANED}, plan-speculation, batch-forks",
-    "chat": f"{_CLEANED}, plan-speculation, batch-forks",
+    "chat": f"{_CLEANED}, plan-speculation, batch-forks, plan-cache",
 }
 _REWRITTEN = "canonicalize, lower-chat, canonicalize, aggressive"  # in front, when prompts may be changed
 _UNOPTIMIZED = "lower-chat"  # what execution needs, and nothing else

@@ -69,6 +69,7 @@ class Annotation:
     ways      which of the group's equal samples it is, and of how many
     reserve   most tokens that its answer can have by its constraint, its end included; None: not known
     covers    what one request to an API may cover besides
+    shared    beginnings of the prompt that asks to come have in common with it (Hints.shared)
     lazy      nothing is known to read the answer: submit it when it is read
     same_as   the address of an equal ask at temperature 0 before it, whose answer it may have
     pins      text to prefill and pin before, outside in
@@ -82,6 +83,7 @@ class Annotation:
     ways: tuple[int, int] = (0, 1)
     reserve: int | None = None
     covers: tuple[Covered, ...] = ()
+    shared: tuple[tuple[int, float], ...] = ()
     lazy: bool = False
     same_as: Address | None = None
     pins: tuple[Pin, ...] = ()
@@ -105,6 +107,8 @@ class Annotation:
             hints = hints._replace(group=(run, plan, self.group[0]), members=self.group[1], way=self.ways)
         if self.reserve is not None:
             hints = hints._replace(reserve=self.reserve)
+        if self.shared:
+            hints = hints._replace(shared=self.shared)
         if self.covers:
             hints = hints._replace(beyond=self._beyond(max_tokens, stop))
         return hints
@@ -121,7 +125,8 @@ class Annotation:
     @property
     def of_site(self) -> Annotation:
         """What holds wherever this line asks, at whatever address."""
-        return Annotation(reserve=self.reserve, covers=self.covers, move=self.move, loc=self.loc, name=self.name)
+        ends = tuple(pair for pair in self.shared if pair[0] < 0)
+        return Annotation(reserve=self.reserve, covers=self.covers, shared=ends, move=self.move, loc=self.loc, name=self.name)
 
 
 NOTHING = Annotation()
@@ -192,6 +197,7 @@ class _Annotator:
             ways=op.attr("ways", (0, 1)),
             reserve=self._reserve(op),
             covers=tuple(_covered(op, asks)),
+            shared=op.attr("shared", ()),
             lazy=bool(op.attr("lazy")),
             pins=tuple(self._pins(op)),
             move=self.moves.get((address_of(op), None if op.loc is None else _line(op.loc))),

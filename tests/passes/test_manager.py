@@ -76,7 +76,7 @@ def test_a_pipeline_reads_as_it_prints() -> None:
     [
         (
             "canonicalise",
-            "there is no pass 'canonicalise'; there are aggressive, batch-forks, canonicalize, cse, dce, lower-chat, lower-constraint, plan-prefix",
+            "there is no pass 'canonicalise'; there are aggressive, batch-forks, canonicalize, cse, dce, lower-chat, lower-constraint, plan-cache, plan-prefix",
         ),
         ("dce{input = 1}", "pass dce has no option 'input'; it has outputs"),
         ("cse{x = 1}", "pass cse has no option 'x'; it has none"),

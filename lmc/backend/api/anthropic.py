@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from lmc.backend.api import verify
 from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
+from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
-from lmc.backend.api.streams import Watch
+from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, secrets_of, unanswered
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.config import log
@@ -30,7 +31,8 @@ class Anthropic(ApiBackend):
 
     model    its name there; `api_key`, `base_url`, `default_headers`, … of the client, the environment's as the SDK reads it
     client   an `anthropic.AsyncAnthropic` of your own in place of one made here
-    prices   for a million tokens: `lmc.Prices(prompt, completion, cached)`
+    prices   for a million tokens: `lmc.Prices(prompt, completion)`; the cache's are Anthropic's multiples of them
+    cache    for how long prompts are marked to be cached, "5m" or "1h"; "auto": an hour where they come back only after five minutes; "off"
     on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info says so
 
     Extended thinking is `extra_body={"thinking": {"type": "enabled", "budget_tokens": 2048}}`: what an answer's limit allows includes it,
@@ -53,9 +55,18 @@ class Anthropic(ApiBackend):
         attempts: int = 4,
         extra_body: Mapping[str, Any] | None = None,
         on_refusal: OnRefusal = "raise",
+        cache: Literal["auto", "5m", "1h", "off"] = "auto",
         **client_options: Any,
     ) -> None:
+        if cache not in ("auto", "5m", "1h", "off"):
+            raise ParameterError(f"cache={cache!r}: 'auto', '5m', '1h' or 'off'")
         self.model, self._extra = model_name, dict(extra_body or {})
+        rules = rules_of(model_name)
+        self._book = CacheBook(rules, cache)
+        self._cache = self._book if cache != "off" else None
+        self.wants_shared = self._cache is not None
+        self.cache_rules = rules if self._cache is not None else None
+        prices = prices and prices.with_cache(rules.read, rules.write, rules.write_hour)
         self._cannot: set[str] = set()
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _client_maker(client, patience.timeout, client_options)
@@ -76,6 +87,13 @@ class Anthropic(ApiBackend):
         """Tokens that an answer may spend on thinking, 0 if that is the model's to decide; None without thinking."""
         said: Any = self._extra.get("thinking")
         return None if not isinstance(said, dict) or said.get("type") == "disabled" else int(said.get("budget_tokens") or 0)
+
+    @property
+    def tokens_per_byte(self) -> float:
+        return self._book.per_byte
+
+    def server_info(self) -> dict[str, Any]:
+        return {**super().server_info(), **({"held": self._cache.firsts.held} if self._cache is not None else {})}
 
     def check(self, ask: Gen | Select) -> None:
         if isinstance(ask, Select):
@@ -111,7 +129,8 @@ class Anthropic(ApiBackend):
                 replies = await asyncio.gather(*[self._asked(place, ask, beyond, feed, tally) for _ in range(ask.params.n)])
                 return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
             except Fault as fault:
-                name = "prefill" if "prefill" in fault.message.lower() else "output_config" if names(fault, "output_config") or "output_config" in fault.message else None
+                said = fault.message.lower()
+                name = "prefill" if "prefill" in said else next((key for key in ("output_config", "cache_control") if names(fault, key) or key in said), None)
                 if fault.status != 400 or name is None or name in known:
                     raise
                 self._cannot.add(name)
@@ -140,10 +159,30 @@ class Anthropic(ApiBackend):
             tier = {"service_tier": usage["service_tier"]} if isinstance(usage, dict) and usage.get("service_tier") else {}
             return Reply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent, tier)
 
-        if feed is None or cut_off or sent != stops or ask.params.stop_regex:
+        shown = feed is not None and not cut_off and sent == stops and not ask.params.stop_regex
+        watch = Watch(feed) if feed is not None and shown else None
+        if self._cache is None or "cache_control" in self._cannot:
+            return await self._sent(body, read, watch, tally)
+        prompt = _cacheable(body, found.closed, self._cache.per_byte)
+        again = bool(ask.tools) or any(m["role"] == "assistant" for m in found.closed)
+        async with self._cache.turn(prompt, tally.shared, (tally.loc, tally.name), again, ask.params.n) as marked:
+            watch = watch or (UNWATCHED if marked.turn.first else None)
+            ttl = {"ttl": "1h"} if marked.hour else {}
+            own = Tally(tally.name, tally.loc)  # equal samples have one in common
+            try:
+                reply = await self._sent(_with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
+                marked.turn.begun()
+                return reply
+            finally:
+                tally.add(own)
+                self._cache.answered(prompt, marked, own.usage)
+
+    async def _sent(self, body: Body, read: Callable[[Body], Reply], watch: Watch | None, tally: Tally, begun: Callable[[], None] = lambda: None) -> Reply:
+        """An answer at once, or as a stream for whoever watches; `begun` is called when it begins to come."""
+        if watch is None:
             return await self.client.call(lambda: Request("/v1/messages", body), _usage, read, tally)
-        streamed, watch = {**body, "stream": True}, Watch(feed)
-        return await self.client.stream(lambda: Request("/v1/messages", streamed), _usage, lambda: _Pieces(watch, read), tally)
+        streamed = {**body, "stream": True}
+        return await self.client.stream(lambda: Request("/v1/messages", streamed), _usage, lambda: _Pieces(watch, read, begun), tally)
 
     def _body(self, ask: Gen, beyond: Beyond | None, prefix: int, stops: Sequence[str]) -> Body:
         params, constraint = ask.params, ask.constraint
@@ -159,6 +198,64 @@ class Anthropic(ApiBackend):
         if constraint is not None and self.enforces(constraint):
             body["output_config"] = {**body.get("output_config", {}), "format": {"type": "json_schema", "schema": json.loads(constraint.source)}}
         return body
+
+
+# -- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> Prompt:
+    """The prompt of a body by its blocks: the system prompt, then those of its messages but for one that the answer goes on with."""
+    blocks: list[tuple[str, Body]] = [("system", {"type": "text", "text": body["system"]})] if "system" in body else []
+    first, messages = len(blocks), list[int]()
+    whole = body["messages"][: len(body["messages"]) - _goes_on(body)]
+    blocks += [(m["role"], block) for m in whole for block in _listed(m["content"])]
+    count = first
+    for message in closed:
+        if message["role"] == "tool":
+            count += 1
+        elif message.get("tool_calls"):
+            count += len(_as_blocks(message["content"])) + len(message["tool_calls"])
+        elif message["role"] != "system":
+            count += len(_as_blocks(message["content"]))
+        messages.append(min(count, len(blocks)) - 1)
+    if messages:
+        messages[-1] = len(blocks) - 1  # whatever else the messages' blocks are
+    read_before = [body.get("tools"), body.get("tool_choice"), body.get("output_config"), body.get("thinking")]
+    return prompt_of(read_before if any(read_before) else None, blocks, messages, per_byte)
+
+
+def _goes_on(body: Body) -> bool:
+    return bool(body["messages"]) and body["messages"][-1]["role"] == "assistant"
+
+
+def _listed(content: Any) -> list[Body]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _with_marks(body: Body, marks: Sequence[int], ttl: Body) -> Body:
+    """A body whose blocks of these indexes are marked to be cached with all that is before them."""
+    if not marks:
+        return body
+    control: Body = {"cache_control": {"type": "ephemeral", **ttl}}
+    index, found, messages = 0, dict(body), list[Body]()
+    if "system" in body:
+        if 0 in marks:
+            found["system"] = [{"type": "text", "text": body["system"], **control}]
+        index = 1
+    for message in body["messages"]:
+        blocks = _listed(message["content"])
+        mine = [i for i in range(len(blocks)) if index + i in marks and blocks[i].get("type") in _MARKABLE and blocks[i].get("text") != ""]
+        if mine:
+            message = {**message, "content": [{**block, **control} if i in mine else block for i, block in enumerate(blocks)]}
+        messages.append(message)
+        index += len(blocks)
+    return {**found, "messages": messages}
+
+
+_MARKABLE = ("text", "image", "document", "tool_use", "tool_result")  # no thoughts
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------
 
 
 def _tools(ask: Gen, messages: Sequence[Body]) -> Body:
@@ -244,7 +341,10 @@ def _usage(body: Body) -> Usage | None:
     if not isinstance(usage, dict) or "input_tokens" not in usage:
         return None
     cached, written = count_of(usage.get("cache_read_input_tokens")), count_of(usage.get("cache_creation_input_tokens"))
-    return Usage(count_of(usage["input_tokens"]) + cached + written, count_of(usage.get("output_tokens")), cached, 0, 1, 0)
+    kept: Any = usage.get("cache_creation")
+    hour = count_of(kept.get("ephemeral_1h_input_tokens")) if isinstance(kept, dict) else 0
+    prompt = count_of(usage["input_tokens"]) + cached + written
+    return Usage(prompt, count_of(usage.get("output_tokens")), cached, 0, 1, 0, written_tokens=written, written_hour_tokens=hour)
 
 
 _ENDED = {"end_turn": "stop", "stop_sequence": "stop", None: "stop", "tool_use": "tool_calls", "max_tokens": "length", "model_context_window_exceeded": "length", "refusal": REFUSAL}
@@ -298,8 +398,8 @@ def _call(block: Body) -> Call:
 class _Pieces:
     """Puts the events of a stream together to the body that the same request would have brought at once."""
 
-    def __init__(self, watch: Watch, read: Any) -> None:
-        self._watch, self._read = watch, read
+    def __init__(self, watch: Watch, read: Any, begun: Callable[[], None] = lambda: None) -> None:
+        self._watch, self._read, self._begun = watch, read, begun
         self._text, self._body = "", Body()
         self._blocks: dict[int, Body] = {}  # as far as they have come, calls with the text of their input
 
@@ -307,6 +407,7 @@ class _Pieces:
         kind = body.get("type")
         if kind == "message_start":
             self._body |= {k: body["message"].get(k) for k in ("id", "model")}
+            self._begun()
         elif kind == "content_block_start":
             begun: Body = body["content_block"]
             self._blocks[body["index"]] = {**begun, "input": ""} if "input" in begun else {**begun}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
+from lmc.backend.api.caching import CacheRules
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
 from lmc.backend.api.loop import Loop
 from lmc.backend.api.messages import outside
@@ -242,6 +243,17 @@ class ApiBackend(ABC):
 
     # what a subclass says
 
+    wants_shared = False
+    """Whether requests are to say what those to come have in common with them (Hints.shared)."""
+
+    cache_rules: CacheRules | None = None
+    """What its server says of its cache of prompts, if it has one that is paid for."""
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Of a prompt, as the server has counted them so far; before, a token is four bytes."""
+        return 0.25
+
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities: ...
@@ -409,7 +421,7 @@ class ApiBackend(ABC):
             work.complete(error)
 
     async def _answer(self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult]) -> Place:
-        tally = Tally(ask.name, ask.loc)
+        tally = Tally(ask.name, ask.loc, work.hints.shared)
         try:
             if isinstance(ask, Gen):
                 feed = _feeder(result) if work.hints.watched and ask.params.n == 1 else None

@@ -178,13 +178,20 @@ class Ledger:
 
 @dataclass(slots=True)
 class Tally:
-    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is."""
+    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` what Hints do."""
 
     name: str | None = None
     loc: Loc | None = None
+    shared: tuple[tuple[int, float], ...] = ()
     usage: Usage = field(default_factory=Usage)
     attempts: int = 0
     unreported: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Counts the attempts of another one, too."""
+        self.usage += other.usage
+        self.attempts += other.attempts
+        self.unreported += other.unreported
 
     @property
     def meta(self) -> Body:

@@ -28,6 +28,7 @@ from lmc.backend.api.bodies import (
     tokens_of,
     usage_of,
 )
+from lmc.backend.api.caching import AUTOMATIC
 from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally, Wire
 from lmc.backend.api.firsts import Firsts
 from lmc.backend.api.messages import MESSAGES, conversation
@@ -139,6 +140,8 @@ class Completions(ApiBackend):
         self._select = select or ("constrained" if chat else "logprobs")
         self._served_as, self._extra = served_as, dict(extra_body or {})
         self._cannot: set[str] = set()  # parameters that the model has refused
+        self.cache_rules = AUTOMATIC if server == "openai" else None
+        self._sizes = [0, 0]  # bytes of prompts whose tokens the server has counted, and those tokens
         self._firsts = Firsts() if chat and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
@@ -230,11 +233,20 @@ class Completions(ApiBackend):
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
         if self._firsts is None:
             return await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
-        async with self._firsts.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)) as turn:
+        whole = json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)
+        async with self._firsts.turn(whole) as turn:
             watch = Watch(feed) if feed is not None and shown else UNWATCHED if turn.first and ask.params.n == 1 else None
+            before = tally.usage
             reply = await self._sent(request, read, watch, chat, tally, turn.begun)
             turn.begun()
+            self._sizes[0] += sum(len(m["content"].encode("utf-8", "surrogatepass")) for m in prompt["messages"] if isinstance(m.get("content"), str))
+            self._sizes[1] += tally.usage.prompt_tokens - before.prompt_tokens
             return reply
+
+    @property
+    def tokens_per_byte(self) -> float:
+        size, tokens = self._sizes
+        return tokens / size if size else super().tokens_per_byte
 
     def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> Request:
         """A request whose prompt is no messages."""

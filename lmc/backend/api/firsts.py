@@ -12,8 +12,9 @@ waits for nobody, so nothing waits in a circle; when it fails or is cancelled, t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 
@@ -29,10 +30,10 @@ _KNOWN = 1 << 14  # beginnings that are remembered
 class Turn:
     """A request that may go. `first`: others may be held because of it until it has `begun` to be answered."""
 
-    __slots__ = ("_firsts", "_keys", "_own")
+    __slots__ = ("_firsts", "_keys", "_life", "_own")
 
-    def __init__(self, firsts: Firsts, keys: Sequence[bytes], own: Mapping[bytes, asyncio.Future[None]]) -> None:
-        self._firsts, self._keys, self._own = firsts, tuple(keys), own  # own: those that it is the first with
+    def __init__(self, firsts: Firsts, keys: Sequence[bytes], own: Mapping[bytes, asyncio.Future[None]], life: float) -> None:
+        self._firsts, self._keys, self._own, self._life = firsts, tuple(keys), own, life  # own: those that it is the first with
 
     @property
     def first(self) -> bool:
@@ -40,7 +41,7 @@ class Turn:
 
     def begun(self) -> None:
         """The server has read the prompt. Whoever else is ahead with a part of it, and perhaps stuck, holds nobody any more."""
-        self._firsts.known(self._keys)
+        self._firsts.known(self._keys, self._life)
         self._keys = ()
         self.over()
 
@@ -57,32 +58,47 @@ class Firsts:
         self.held = 0
         self._known: OrderedDict[bytes, float] = OrderedDict()  # beginnings that a server has read, and until when that counts
         self._ahead: dict[bytes, asyncio.Future[None]] = {}  # beginnings that are on their way
+        self.clock: Callable[[], float] = time.monotonic
 
     @asynccontextmanager
     async def turn(self, prompt: str) -> AsyncIterator[Turn]:
         """Waits until a request with this prompt may go."""
         keys = _beginnings(prompt)
+        async with self.writing(keys, lambda: keys, _LIFE) as turn:
+            yield turn
+
+    @asynccontextmanager
+    async def writing(self, keys: Sequence[bytes], writes: Callable[[], Sequence[bytes]], life: float) -> AsyncIterator[Turn]:
+        """Waits while a beginning with one of these keys is on its way; then `writes` says which of them the server will have read.
+
+        life  seconds for which it keeps them
+        """
         clock = asyncio.get_running_loop().time
         until, waited = clock() + _LONGEST, False
         while (ahead := self._before(keys)) is not None and clock() < until:
             waited = True
             await asyncio.wait([ahead], timeout=until - clock())
         self.held += waited
-        turn = self._begin(keys)
+        turn = self._begin(keys, writes(), life)
         try:
             yield turn
         finally:
             turn.over()
 
-    def known(self, keys: Sequence[bytes]) -> None:
-        until = asyncio.get_running_loop().time() + _LIFE
+    def known(self, keys: Sequence[bytes], life: float = _LIFE) -> None:
+        until = self.clock() + life
         for key in keys:
-            self._known[key] = until
+            self._known[key] = max(until, self._known.get(key, until))
             self._known.move_to_end(key)
             if (ahead := self._ahead.pop(key, None)) is not None:
                 ahead.set_result(None)
         while len(self._known) > _KNOWN:
             self._known.popitem(last=False)
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """The server has not kept them."""
+        for key in keys:
+            self._known.pop(key, None)
 
     def left(self, own: Mapping[bytes, asyncio.Future[None]]) -> None:
         for key, future in own.items():
@@ -95,20 +111,21 @@ class Firsts:
         for key in reversed(keys):
             if key in self._ahead:
                 return self._ahead[key]
-            if self._is_known(key):
+            if self.is_known(key):
                 return None
         return None
 
-    def _begin(self, keys: Sequence[bytes]) -> Turn:
-        self.known([key for key in keys if self._is_known(key)])  # asked for again
-        new = [key for key in keys if not self._is_known(key)]
+    def _begin(self, keys: Sequence[bytes], writes: Sequence[bytes], life: float) -> Turn:
+        self.known([key for key in keys if self.is_known(key)], life)  # asked for again
+        new = [key for key in writes if not self.is_known(key)]
         own = {key: asyncio.get_running_loop().create_future() for key in new if key not in self._ahead}
         self._ahead |= own
-        return Turn(self, new, own)
+        return Turn(self, new, own, life)
 
-    def _is_known(self, key: bytes) -> bool:
+    def is_known(self, key: bytes) -> bool:
+        """Whether a server that read it still has it."""
         until = self._known.get(key)
-        return until is not None and until > asyncio.get_running_loop().time()
+        return until is not None and until > self.clock()
 
 
 def _beginnings(prompt: str) -> list[bytes]:

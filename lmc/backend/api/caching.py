@@ -1,0 +1,274 @@
+"""Prompt caches that have to be asked for (Anthropic's): which beginnings of a prompt a request marks, so that later ones find them.
+
+    tokens     0 ───────── hit ───────────── last mark ─────────── end of the prompt
+    price of   │    read    │      write      │        input        │
+
+Beginnings can end behind whole blocks (a system prompt, the parts of messages). A mark further on costs the difference between writing
+and input for what is new, and saves that between input and reading for each request to come, so what is worth a mark depends only on how
+many are to come: the plan says (Hints.shared), and where there is none, what was seen does. Marks before the last one are free, and four.
+
+Requests that would read what another one is writing wait for it to begin (firsts.py), so that one writes and the others read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import combinations
+from typing import Any
+
+from lmc.backend.api.firsts import Firsts, Turn
+from lmc.backend.base import Usage
+
+Shared = tuple[tuple[int, float], ...]
+"""How many whole messages (-1: all), and how many requests to come begin with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """What a server says of its cache.
+
+    minimum      tokens of the shortest beginning that it keeps
+    marks        that a request may have; 0: it keeps all that it reads, and charges nothing for that
+    step         it finds a multiple of so many tokens
+    back         blocks before a mark in which it looks for what was marked earlier
+    read, write  prices, as multiples of that of an input token; `write_hour` where it is kept for an hour
+    """
+
+    minimum: int
+    marks: int = 4
+    back: int = 20
+    read: float = 0.1
+    write: float = 1.25
+    write_hour: float = 2.0
+    step: int = 1
+
+    def worth(self, reads: float, hour: bool = False) -> bool:
+        """Whether writing costs less than the requests to come save."""
+        return reads * (1 - self.read) > (self.write_hour if hour else self.write) - 1
+
+
+AUTOMATIC = CacheRules(1024, marks=0, write=1.0, write_hour=1.0, step=128)
+"""OpenAI's."""
+
+_MINIMA = (
+    (4096, ("opus-4-5", "opus-4-6", "opus-4.5", "opus-4.6", "haiku-4")),
+    (2048, ("sonnet-4-6", "sonnet-4.6", "haiku-3", "3-haiku", "3-5-haiku")),
+)
+
+
+def rules_of(model: str) -> CacheRules:
+    """The rules of one of Anthropic's models, as they are published; of a model that is not known, the most usual ones."""
+    return CacheRules(next((minimum for minimum, names in _MINIMA if any(name in model for name in names)), 1024))
+
+
+# -- choosing --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The end of a block where a beginning may be marked: the block's index, tokens up to there, requests to come that have it in common."""
+
+    block: int
+    tokens: float
+    reads: float
+
+
+def choose(points: Iterable[Point], hit: int, rules: CacheRules, hour: bool = False) -> tuple[int, ...]:
+    """The blocks to mark, in order. `hit` is the last block of the longest beginning that the server has; -1: it has none.
+
+    A request to come that has a beginning in common has every shorter one, too: `reads` never grows along a prompt.
+    """
+    worth = sorted((p for p in points if p.block > hit and p.tokens >= rules.minimum and rules.worth(p.reads, hour)), key=lambda p: p.block)
+    if not worth:
+        return (hit,) if hit >= 0 else ()
+    *others, last = worth
+    needs_hit = hit >= 0 and worth[0].block - hit >= rules.back  # nearer ones find it by looking back
+    room = rules.marks - 1 - needs_hit
+    if len(others) > room:
+        others = _most_saved(others, last, room)
+    return (*((hit,) if needs_hit else ()), *[p.block for p in others], last.block)
+
+
+def _most_saved(points: Sequence[Point], last: Point, room: int) -> list[Point]:
+    """Of more points than there is room for, those that save most: whoever leaves the prompt at a point reads up to the mark before it."""
+    leaving = [p.reads - after.reads for p, after in zip(points, (*points[1:], last), strict=True)]
+    if len(points) > _TRIED:
+        keep = sorted(sorted(range(len(points)), key=lambda i: leaving[i] * points[i].tokens, reverse=True)[:_TRIED])
+        points, leaving = [points[i] for i in keep], [leaving[i] for i in keep]
+
+    def saved(marked: Sequence[int]) -> float:
+        return sum(n * max((points[m].tokens for m in marked if m <= i), default=0.0) for i, n in enumerate(leaving))
+
+    return [points[i] for i in max(combinations(range(len(points)), room), key=saved)]
+
+
+_TRIED = 12  # points of one prompt of which all choices are compared
+
+
+# -- what the server has ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt by its blocks.
+
+    keys      for each block, of all up to its end: equal keys, equal beginnings
+    tokens    up to its end, about
+    messages  for each number of whole messages the index of their last block
+    size      bytes of all of it
+    """
+
+    keys: tuple[bytes, ...]
+    tokens: tuple[float, ...]
+    messages: tuple[int, ...]
+    size: int = 0
+
+
+def prompt_of(first: object, blocks: Sequence[Any], messages: Sequence[int], per_byte: float) -> Prompt:
+    """`first` is what the server reads before all blocks (tools, constraints); `per_byte`: tokens of a byte."""
+    sofar, size = blake2b(_written(first), digest_size=16), len(_written(first)) if first else 0
+    keys: list[bytes] = []
+    tokens: list[float] = []
+    for block in blocks:
+        data = _written(block)
+        sofar.update(len(data).to_bytes(8, "big") + data)
+        size += _size(block)
+        keys.append(sofar.digest())
+        tokens.append(size * per_byte)
+    return Prompt(tuple(keys), tuple(tokens), tuple(messages), size)
+
+
+def _written(x: object) -> bytes:
+    return json.dumps(x, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+
+
+def _size(block: Any) -> int:
+    """Bytes of a block's text; of an image, those of the tokens that it is about."""
+    kind = block[-1].get("type")
+    if kind == "text":
+        return len(block[-1]["text"].encode("utf-8", "surrogatepass"))
+    return _IMAGE if kind in ("image", "document") else len(_written(block[-1].get("content", block[-1].get("input", ""))))
+
+
+_IMAGE = 6000  # bytes: about 1,500 tokens
+
+
+@dataclass
+class _Site:
+    """What became of the prompts that were asked at one place of a program."""
+
+    asked: int = 0
+    continued: int = 0
+    late: bool = False  # the last one came back when it was forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A request's marks: its blocks, how long the server is to keep them, and its turn."""
+
+    blocks: tuple[int, ...]
+    hour: bool
+    turn: Turn
+
+
+class CacheBook:
+    """What the requests of one backend have sent, and what the server has of it. Belongs to one event loop.
+
+    ttl  "5m", "1h", or "auto": an hour where prompts were seen to be asked again only after five minutes
+    """
+
+    def __init__(self, rules: CacheRules, ttl: str) -> None:
+        self.rules, self.ttl = rules, ttl
+        self.firsts = Firsts()
+        self._sent: OrderedDict[bytes, tuple[float, Hashable]] = OrderedDict()  # beginnings of prompts: when, and where a prompt ended with it
+        self._sites: OrderedDict[Hashable, _Site] = OrderedDict()
+        self._bytes, self._tokens = 0, 0
+
+    @property
+    def per_byte(self) -> float:
+        """Tokens of a byte of prompt, as the server counted them so far."""
+        return self._tokens / self._bytes if self._bytes else 0.25
+
+    @asynccontextmanager
+    async def turn(self, prompt: Prompt, shared: Shared, site: Hashable, again: bool, samples: int) -> AsyncIterator[Marked]:
+        """Waits while a request on its way writes what this one would, then says what to mark.
+
+        shared   what the plan knows of requests to come
+        site     where the program asks, for what is learned
+        again    as far as can be told from the request itself, its conversation goes on
+        samples  equal requests that go out with it
+        """
+        now = self.firsts.clock()
+        hour = self._keeps_hour(prompt, site, now)
+        points = self._points(prompt, shared, site, again, samples, now)
+        self._note(prompt, site, now)
+        marked: list[int] = []
+
+        def writes() -> list[bytes]:
+            hit = max((i for i, key in enumerate(prompt.keys) if self.firsts.is_known(key)), default=-1)
+            marked[:] = choose(points, hit, self.rules, hour)
+            return [prompt.keys[i] for i in marked]
+
+        async with self.firsts.writing(prompt.keys, writes, 3600.0 if hour else 300.0) as turn:
+            yield Marked(tuple(marked), hour, turn)
+
+    def answered(self, prompt: Prompt, marked: Marked, usage: Usage) -> None:
+        """What the server reported for a request: its tokens, and whether it has kept what was marked."""
+        if prompt.size and usage.prompt_tokens:
+            self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + usage.prompt_tokens
+        if marked.blocks and not usage.written_tokens and not usage.cached_tokens:
+            self.firsts.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
+
+    def _points(self, prompt: Prompt, shared: Shared, site: Hashable, again: bool, samples: int, now: float) -> list[Point]:
+        reads: dict[int, float] = {}
+        end = prompt.messages[-1] if prompt.messages else -1
+        planned = dict(shared)
+        for messages, count in shared:
+            block = end if messages < 0 else prompt.messages[messages - 1] if 0 < messages <= len(prompt.messages) else -1
+            reads[block] = max(reads.get(block, 0.0), count)
+        if -1 not in planned:
+            found = self._sites.get(site, _Site())
+            reads[end] = max(reads.get(end, 0.0), (found.continued + again) / (found.asked + 1))
+        reads[end] = max(reads.get(end, 0.0), samples - 1)
+        seen = next((i for i in reversed(range(len(prompt.keys))) if self._was_sent(prompt.keys[i], now)), -1)
+        if seen >= 0 and not self.firsts.is_known(prompt.keys[seen]):
+            reads[seen] = max(reads.get(seen, 0.0), 1.0)  # asked before, and so again: nobody had said that it would be
+        most, points = 0.0, list[Point]()
+        for block in sorted((b for b in reads if b >= 0), reverse=True):
+            most = max(most, reads[block])
+            points.append(Point(block, prompt.tokens[block] * _GENEROUS, most))
+        return points
+
+    def _was_sent(self, key: bytes, now: float) -> bool:
+        sent = self._sent.get(key)
+        return sent is not None and now - sent[0] < 3600.0
+
+    def _keeps_hour(self, prompt: Prompt, site: Hashable, now: float) -> bool:
+        if self.ttl != "auto":
+            return self.ttl == "1h"
+        return self._sites.get(site, _Site()).late
+
+    def _note(self, prompt: Prompt, site: Hashable, now: float) -> None:
+        own = self._sites.setdefault(site, _Site())
+        own.asked += 1
+        for i, key in enumerate(prompt.keys):
+            at, ended = self._sent.get(key, (now, None))
+            if ended is not None and i < len(prompt.keys) - 1 and (before := self._sites.get(ended)) is not None:
+                before.continued += 1
+                before.late = own.late = 300.0 <= now - at < 3600.0
+                ended = None  # it counts once
+            self._sent[key] = (now, site if i == len(prompt.keys) - 1 else ended)
+            self._sent.move_to_end(key)
+        while len(self._sent) > _REMEMBERED:
+            self._sent.popitem(last=False)
+        while len(self._sites) > _REMEMBERED:
+            self._sites.popitem(last=False)
+
+
+_REMEMBERED = 1 << 14
+_GENEROUS = 1.2  # a mark that is too early costs nothing, and one that is missing does

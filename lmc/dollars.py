@@ -1,0 +1,204 @@
+"""What a run of a program costs in dollars, before it and after.
+
+    certain    what every run that ends without an exception pays, if answers are as short as can be
+    expected   prompts as the graph has them, with what the server's cache saves; answers as long as they were so far, else half of their limit
+    at most    the dearest arms, answers at their limits, nothing cached; a loop of unknown length turns once
+
+What runs have paid is what the server reported, by the prices: exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lmc.backend.api.caching import CacheRules, Point, choose
+from lmc.backend.base import Prices, Usage
+from lmc.config import default_backend, has_default_backend
+from lmc.ir.core import Graph, Op, Operand, Value
+from lmc.ir.ops import trait
+from lmc.passes.plan_cache import messages_of, path_of, reached
+from lmc.passes.predict import longest_answer
+from lmc.runahead.measured import Total, counted, measured
+
+if TYPE_CHECKING:
+    from lmc.runahead.program import Program
+
+_UNKNOWN = 50  # tokens of a text that nobody knows yet
+_MESSAGE = 3  # tokens that a message has besides its text, about
+
+
+@dataclass(frozen=True, slots=True)
+class Dollars:
+    """What a run costs: certainly, as expected (`prompts` of it for prompts), at most. `guessed`: texts whose lengths nobody knows."""
+
+    certain: float
+    expected: float
+    most: float
+    prompts: float
+    guessed: int = 0
+
+    def __str__(self) -> str:
+        unknown = f" ({self.guessed} text{'s'[: self.guessed != 1]} of unknown length)" if self.guessed else ""
+        return f"${self.certain:.6f} certain, ${self.expected:.6f} expected, ${self.most:.6f} at most{unknown}"
+
+
+def before(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars:
+    """What a run of a planned graph costs on a backend. `seen`: what its asks have cost in runs so far, by their index in `graph.ops()`."""
+    per_byte: float = getattr(backend, "tokens_per_byte", 0.25)
+    count: Callable[[str], float] = getattr(backend, "count_tokens", None) or (lambda text: len(text.encode("utf-8", "surrogatepass")) * per_byte)
+    rules: CacheRules | None = getattr(backend, "cache_rules", None)
+    home = {id(op): b.label for b in graph.blocks for op in b.ops}
+    asks = [(i, op, home[id(op)]) for i, op in enumerate(graph.ops()) if trait(op) == "samples"]
+    limits = {op.results[1]: float(_limit(graph, op)) for _, op, _ in asks}
+    usual = {op.results[1]: seen[i].usage.completion_tokens / seen[i].count if i in seen and seen[i].count else limits[op.results[1]] / 2 for i, op, _ in asks}
+    likely = reached(graph)
+    sure = [ask for ask in asks if likely[ask[2]] == 1.0 and not ask[1].attr("lazy")]
+    least = _Lengths(graph, count, dict.fromkeys(limits, 0.0), 0.0)
+    mean = _Lengths(graph, count, usual, _UNKNOWN)
+    longest = _Lengths(graph, count, limits, _UNKNOWN)
+
+    certain = sum(prices.of(_answered(use, op.kind != "select")) for (_, op, _), use in zip(sure, _cached(graph, sure, least, rules), strict=True))
+    expected = prompts = 0.0
+    for (i, op, label), use in zip(asks, _cached(graph, asks, mean, rules), strict=True):
+        if i in seen and seen[i].count:
+            use = _mean(seen[i])
+        else:
+            use = _answered(use, round(usual[op.results[1]] * _samples(op)))
+        times = likely[label] * (0.5 if op.attr("lazy") and i not in seen else 1.0)
+        prompts += times * prices.of_prompt(use)
+        expected += times * prices.of(use)
+    prompt = max(prices.prompt, prices.cached or 0.0, prices.written or 0.0, prices.written_hour or 0.0)
+    whole: dict[str, float] = {}
+    for _, op, label in asks:
+        answers = limits[op.results[1]] * _samples(op)
+        whole[label] = whole.get(label, 0.0) + (longest.of[op.operands[0]] * prompt + answers * prices.completion) / 1e6  # type: ignore[index]
+    return Dollars(certain, expected, _dearest(graph, graph.entry.label, whole), prompts, mean.guessed)
+
+
+def of_program(program: Program) -> Iterator[str]:
+    """What runs of a program cost, and have cost, where its backend has prices: a line each."""
+    backend = program.backend or (default_backend() if has_default_backend() else None)
+    prices = None if backend is None else backend.capabilities.prices
+    if backend is None or prices is None:
+        return
+    graph = program.planner.planned(program.graph(), program.target).graph
+    runs = [list(ledger.records) for ledger in tuple(program.profile.runs)]
+    found = measured(graph, runs)
+    graph = counted(graph, found.blocks) if found.runs else graph
+    yield f"a run costs {before(graph, backend, prices, found.ops)}"
+    if runs:
+        usages = [[r.result.spent[0] for r in records if r.result.spent is not None] for records in runs]
+        paid = [sum(map(prices.of, usage)) for usage in usages]
+        yield f"the last run cost ${paid[-1]:.6f}, the last {len(paid)} together ${sum(paid):.6f}"
+
+
+def _answered(use: Usage, tokens: int) -> Usage:
+    return replace(use, completion_tokens=int(tokens))
+
+
+def _mean(total: Total) -> Usage:
+    """What one request has cost on the average."""
+    u, n = total.usage, total.count
+    return Usage(
+        round(u.prompt_tokens / n), round(u.completion_tokens / n), round(u.cached_tokens / n), 0, 1,
+        written_tokens=round(u.written_tokens / n), written_hour_tokens=round(u.written_hour_tokens / n),
+    )  # fmt: skip
+
+
+def _limit(graph: Graph, op: Op) -> int:
+    """Most tokens of one answer; a choice is written out, with what is around it, where it is asked as an answer."""
+    if op.kind == "gen":
+        return longest_answer(graph, op)
+    return 16 + max((len(x) for x in op.operands[1:] if isinstance(x, str)), default=0) // 4
+
+
+def _samples(op: Op) -> int:
+    n = op.attr("n", 1)
+    return n if isinstance(n, int) else 1
+
+
+def _dearest(graph: Graph, label: str, own: Mapping[str, float]) -> float:
+    """The most that the ways from a block on cost."""
+    end = graph.block[label].terminator
+    arms = max((_dearest(graph, arm, own) for _, arm in end.cases), default=0.0)
+    return own.get(label, 0.0) + arms + (_dearest(graph, end.then, own) if end.then is not None else 0.0)
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+
+
+class _Lengths:
+    """Tokens of each prompt. `answers` by the values of asks; `unknown` for any other text; `guessed`: how many of those there are."""
+
+    def __init__(self, graph: Graph, count: Callable[[str], float], answers: Mapping[Value, float], unknown: float) -> None:
+        self.graph, self.count, self.answers, self.unknown = graph, count, answers, unknown
+        self._texts: dict[Value, float] = dict(answers)
+        self._holes: set[Value] = set()
+        self.of: dict[Value, float] = {p: unknown for p in graph.params if p.type == "ctx"}
+        for block in graph.blocks:
+            for p in block.params:
+                if p.type == "ctx":
+                    first = next((v for v in graph.feeds[p] if isinstance(v, Value)), None)
+                    self.of[p] = self.of.get(first, 0.0) if first is not None else 0.0
+            for op in block.ops:
+                for v in op.results:
+                    if v.type == "ctx":
+                        self.of[v] = self._behind(op)
+
+    @property
+    def guessed(self) -> int:
+        return len(self._holes)
+
+    def _behind(self, op: Op) -> float:
+        above = op.operands[0] if op.operands else None
+        size = self.of.get(above, 0.0) if isinstance(above, Value) else 0.0
+        if op.kind == "append":
+            return size + sum(self._text(x) if isinstance(x, str | Value) else _MESSAGE / 2 for x in op.operands[1:])
+        return size + (self.answers[op.results[1]] if trait(op) == "samples" else 0.0)
+
+    def _text(self, x: Operand) -> float:
+        if isinstance(x, str):
+            return self.count(x)
+        if not isinstance(x, Value):
+            return 0.0
+        if x in self._texts:
+            return self._texts[x]
+        made = self.graph.producer.get(x)
+        if made is not None and made.kind in ("concat", "py.str.join", "py.str.strip", "py.str", "py.format"):
+            size = sum(self._text(y) for y in made.operands if isinstance(y, str | Value))
+        elif made is not None and made.kind == "py.list":
+            size = sum(self._text(y) for y in made.operands)
+        else:
+            self._holes.add(x)
+            size = self.unknown
+        self._texts[x] = size
+        return size
+
+
+def _cached(graph: Graph, asks: Sequence[tuple[int, Op, str]], lengths: _Lengths, rules: CacheRules | None) -> list[Usage]:
+    """What each prompt is to the server's cache if the asks come in this order: found there, written, or neither."""
+    kept: set[Value] = set()
+    messages = messages_of(graph)
+    found: list[Usage] = []
+    for _, op, _ in asks:
+        path = list(path_of(graph, op.operands[0]))[::-1]
+        tokens = lengths.of[path[-1]] if path else 0.0
+        hit = max((i for i, v in enumerate(path) if v in kept), default=-1)
+        read = lengths.of[path[hit]] if hit >= 0 else 0.0
+        wrote = 0.0
+        if rules is None:
+            read = 0.0
+        elif not rules.marks:
+            read = read // rules.step * rules.step if read >= rules.minimum else 0.0
+            kept.update(path)
+        else:
+            shared = dict(op.attr("shared", ()))
+            reads = [shared.get(-1, 0.0) if i == len(path) - 1 else shared.get(messages.get(v) or 0, 0.0) for i, v in enumerate(path)]
+            points = [Point(i, lengths.of[v], max(reads[i:])) for i, v in enumerate(path)]
+            marks = [i for i in choose(points, hit, rules) if i > hit]
+            kept.update(path[i] for i in marks)
+            wrote = lengths.of[path[marks[-1]]] - read if marks else 0.0
+        found.append(Usage(round(tokens), 0, round(min(read, tokens)), 0, 1, written_tokens=round(max(0.0, min(wrote, tokens - read)))))
+    return found

@@ -1,0 +1,261 @@
+"""Breakpoints of prompt caches, on a stand-in that charges by the published rules: what is marked, what that costs, and how near that is to the least."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import lmc
+from lmc.backend.api.caching import CacheBook, CacheRules, Point, Prompt, choose
+from lmc.backend.base import Usage
+from tests.api.cache_billing import READ, WRITE, Blocks, Cache, CachingModel, least_cost, plain_cost
+from tests.api.conftest import QUICK
+from tests.api.http import Server
+from tests.api.text_model import TextModel
+
+pytestmark = pytest.mark.api
+pytest.importorskip("anthropic")
+
+LONG = "All that they share. " * 300  # 6,300 tokens of this model
+
+
+@pytest.fixture
+def caching(opened):
+    def make(*, stand_in=None, script=lambda prompt: "Done.", **options) -> tuple[lmc.Anthropic, CachingModel]:
+        model = CachingModel(TextModel(script), **(stand_in or {}))
+        server = opened(Server(model.handle, plant=model.arrives))
+        options = {"patience": QUICK, "prices": lmc.Prices(3.0, 15.0), **options}
+        return opened(lmc.Anthropic("claude-test", api_key="k", base_url=server.url, **options)), model
+
+    return make
+
+
+@lmc.function
+def siblings(s, text, size=6):
+    s += lmc.system(text)
+    forks = s.fork(size)
+    for i, f in enumerate(forks):
+        f += lmc.user(f"View {i}?") + lmc.assistant(lmc.gen("view", max_tokens=9))
+    return [f["view"] for f in forks]
+
+
+@lmc.function
+def agent(s, turns=20):
+    s += lmc.system("You look things up. " * 60) + lmc.user("Begin.")
+    for i in range(turns):
+        s += lmc.assistant(lmc.gen("step", max_tokens=30))
+        s += lmc.user(f"Result {i} of {s['step']}: " + "a line of what was found. " * 20)
+    return s["step"]
+
+
+CALLS = pytest.mark.parametrize("call", (lambda f, **k: f.run(**k), lambda f, **k: lmc.compile(f)(**k)), ids=("interpreted", "compiled"))
+
+
+@CALLS
+def test_one_sibling_writes_and_the_others_read(caching, call):
+    backend, model = caching(stand_in={"delay": 0.02})
+    state = call(siblings, text=LONG, backend=backend, temperature=0)
+    assert len(model.asked) == 6 and backend.server_info()["held"] == 5
+    assert model.cost <= 1.02 * least_cost(model.asked) and plain_cost(model.asked) >= 3 * model.cost
+    usage = state.usage
+    assert (usage.written_tokens, usage.cached_tokens) == (6300, 5 * 6300)
+    off, plain = caching(cache="off")
+    assert call(siblings, text=LONG, backend=off, temperature=0).ret_value == state.ret_value
+    assert plain.cost == plain_cost(plain.asked) and not any(b.marks for b in plain.asked)
+
+
+@CALLS
+def test_an_agents_turns_read_the_turns_before_them(caching, call):
+    backend, model = caching()
+    call(agent, backend=backend, temperature=0)
+    assert len(model.asked) == 20 and plain_cost(model.asked) >= 3 * model.cost
+    assert all(len(b.marks) <= 4 for b in model.asked)
+    assert model.cost <= 1.05 * _conversation(model.asked), "each turn reads all before it and writes what is new"
+
+
+def _conversation(asked):
+    """What a conversation costs in which each turn writes all but the last, of 1,024 tokens or more."""
+    cost, read = 0.0, 0
+    for i, blocks in enumerate(asked):
+        whole = blocks.tokens[-1]
+        written = whole - read if i < len(asked) - 1 and whole >= 1024 else 0
+        cost += READ * read + WRITE * written + (whole - read - written)
+        read += written
+    return cost
+
+
+def test_what_is_paid_is_what_was_billed(caching):
+    backend, model = caching()
+    state = agent.run(backend=backend, temperature=0)
+    spent = backend.spent()
+    assert spent.cost == pytest.approx((3.0 * model.cost + 15.0 * spent.usage.completion_tokens) / 1e6)
+    assert backend.capabilities.prices is not None
+    assert backend.capabilities.prices.of(state.usage) == pytest.approx(spent.cost)
+
+
+def test_a_prompt_that_is_asked_once_is_not_written(caching):
+    @lmc.function
+    def once(s, text):
+        s += lmc.user(text) + lmc.assistant(lmc.gen("a", max_tokens=9))
+        return s["a"]
+
+    backend, model = caching()
+    lmc.compile(once).batch([{"text": f"{i} {LONG}"} for i in range(4)], backend=backend, temperature=0)
+    assert model.cost == plain_cost(model.asked) and not any(b.marks for b in model.asked)
+
+
+def test_items_of_a_batch_that_begin_alike_are_written_once(caching):
+    @lmc.function
+    def item(s, text):
+        s += lmc.system(LONG) + lmc.user(text) + lmc.assistant(lmc.gen("a", max_tokens=9))
+        return s["a"]
+
+    backend, model = caching()
+    lmc.compile(item).batch([{"text": f"{i}"} for i in range(12)], backend=backend, temperature=0)
+    wrote = [b for b in model.asked if b.marks]
+    assert model.cost < 6300 * (1 + WRITE + 10 * READ) * 1.02 and len(wrote) == 11, "the second one shows that the beginning is shared"
+
+
+def test_short_prompts_and_models_of_longer_minima(caching):
+    backend, model = caching()
+    siblings.run(text="short", backend=backend, temperature=0)
+    assert not any(b.marks for b in model.asked) and backend.server_info()["held"] == 0
+    opus, other = caching(stand_in={"minimum": 4096})
+    opus._cache.rules = CacheRules(8192)
+    siblings.run(text=LONG, backend=opus, temperature=0)
+    assert not any(b.marks for b in other.asked)
+
+
+def test_asking_ahead_does_not_make_each_request_write(caching):
+    @lmc.function
+    def ahead(s, text):
+        s += lmc.system(text)
+        s += lmc.user("First?") + lmc.assistant(lmc.gen("first", max_tokens=9))
+        views = []
+        if len(s["first"]) > 0:
+            for i in range(4):
+                (f,) = s.fork(1)
+                f += lmc.user(f"View {i}?") + lmc.assistant(lmc.gen("view", max_tokens=9))
+                views.append(f["view"])
+        return views
+
+    backend, model = caching(stand_in={"delay": 0.02})
+    lmc.compile(ahead, ahead="likely")(text=LONG, backend=backend, temperature=0)
+    assert model.cost <= 1.05 * least_cost(model.asked)
+    assert backend.spent().usage.written_tokens < 6300 * 1.05
+
+
+def test_a_server_without_a_cache_is_asked_without_marks(anthropic):
+    backend, server = anthropic(TextModel(lambda prompt: "Yes."))  # the plain stand-in knows no blocks in `system`
+    refused = server.handle
+
+    def handle(path, body):
+        from tests.api.http import Answer
+
+        if "cache_control" in str(body):
+            return Answer({"type": "error", "error": {"type": "invalid_request_error", "message": "system.0.cache_control: Extra inputs are not permitted"}}, 400)
+        return refused(path, body)
+
+    server.handle = handle
+    assert siblings.run(text=LONG, backend=backend, temperature=0).ret_value == ["Yes."] * 6
+
+
+# -- choosing --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def trees(draw) -> list[Blocks]:
+    """Requests of a small program, in its order: paths of a tree of blocks, which have a size each."""
+    paths = draw(st.lists(st.lists(st.sampled_from((0, 0, 0, 1)), min_size=1, max_size=7), min_size=1, max_size=5))
+    sizes: dict[tuple[int, ...], int] = {}
+    asked: list[Blocks] = []
+    for path in paths:
+        keys, tokens, total = [], [], 0
+        for n in range(1, len(path) + 1):
+            prefix = tuple(path[:n])
+            if prefix not in sizes:
+                sizes[prefix] = draw(st.sampled_from((50, 300, 700, 1500, 4000)))
+            total += sizes[prefix]
+            keys.append(str(prefix))
+            tokens.append(total)
+        asked.append(Blocks(tuple(keys), tuple(tokens), ()))
+    return asked
+
+
+@given(trees())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_marked_costs_at_most_2_percent_more_than_the_least(asked):
+    """Each request knows of those to come what a plan would; lengths are those that the server counts."""
+    book, cache, cost = CacheBook(CacheRules(1024), "5m"), Cache(1024), 0.0
+
+    async def run():
+        nonlocal cost
+        for i, blocks in enumerate(asked):
+            shared = [(n, float(sum(later.keys[:n] == blocks.keys[:n] for later in asked[i + 1 :]))) for n in range(1, len(blocks.keys))]
+            whole = float(sum(later.keys[: len(blocks.keys)] == blocks.keys for later in asked[i + 1 :]))
+            prompt = Prompt(tuple(k.encode() for k in blocks.keys), tuple(map(float, blocks.tokens)), tuple(range(len(blocks.keys))))
+            async with book.turn(prompt, ((-1, whole), *((n, c) for n, c in shared if c)), i, False, 1) as marked:
+                sent = Blocks(blocks.keys, blocks.tokens, marked.blocks)
+                read, wrote, fresh = cache.charge(sent, cache.hit(sent))
+                cost += READ * read + WRITE * wrote + fresh
+                marked.turn.begun()
+                book.answered(prompt, marked, Usage(read + wrote + fresh, 1, read, written_tokens=wrote))
+
+    asyncio.run(run())
+    assert cost <= 1.02 * least_cost(asked)
+
+
+def test_four_marks_are_chosen_where_they_save_most():
+    rules = CacheRules(1024)
+    points = [Point(i, 2000.0 + 1000 * i, 6.0 - i) for i in range(6)]
+    assert choose(points, -1, rules) == (1, 2, 3, 5) or len(choose(points, -1, rules)) == 4
+    assert choose(points, -1, rules)[-1] == 5, "what all of it saves is more than what writing it costs"
+    assert choose(points[:1], 0, rules) == (0,), "nothing new: what is there is read"
+    assert choose([Point(0, 900.0, 9.0)], -1, rules) == ()
+    assert choose([Point(30, 9000.0, 9.0)], 2, rules) == (2, 30), "too far behind to be found by looking back"
+    assert choose([Point(0, 2000.0, 1.0)], -1, rules, hour=True) == (), "an hour costs more than one reading saves"
+
+
+# -- dollars ---------------------------------------------------------------------------------------------------------
+
+
+@lmc.function
+def report(s):
+    s += lmc.system(LONG)
+    forks = s.fork(3)
+    for view, f in zip(("short", "long", "odd"), forks):
+        f += lmc.user(f"The {view} view?") + lmc.assistant(lmc.gen("view", max_tokens=40))
+    s += lmc.user("All: " + "".join(f["view"] for f in forks)) + lmc.assistant(lmc.gen("sum", max_tokens=40))
+    if s["sum"] == "More.":
+        s += lmc.user("Go on.") + lmc.assistant(lmc.gen("rest", max_tokens=100))
+    return s["sum"]
+
+
+def _dollars(text: str) -> list[float]:
+    line = next(line for line in text.splitlines() if "a run costs" in line)
+    return [float(part.split()[0]) for part in line.split("$")[1:4]]
+
+
+def test_dollars_before_a_run_are_near_what_it_pays(caching):
+    backend, model = caching(script=lambda prompt: "Four words are it.")
+    siblings.run(text="warm up the count of tokens " * 50, backend=backend, temperature=0)  # lengths are learned from what the server counts
+    before, spent = lmc.compile(report, backend=backend), backend.spent()
+    certain, expected, most = _dollars(before.explain())
+    asked = model.cost
+    before(temperature=0)
+    paid = (model.cost - asked) * 3.0 / 1e6
+    from lmc import dollars
+
+    graph = before.planner.planned(before.graph(), before.target).graph
+    assert backend.capabilities.prices is not None
+    foreseen = dollars.before(graph, backend, backend.capabilities.prices, {})
+    arm = 0.5 * 0.1 * 6400 * 3.0 / 1e6  # the arm that was not taken: half of a request that would have read
+    assert foreseen.prompts - arm == pytest.approx(paid, rel=0.1)
+    total = backend.spent().cost - spent.cost
+    assert certain <= total <= most and expected <= most
+    explained = before.explain()
+    assert f"the last run cost ${total:.6f}" in explained
+    assert _dollars(explained)[1] == pytest.approx(total, rel=0.1), "answers of earlier runs say how long the next ones are"
