@@ -118,10 +118,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image or video, as given by the user."""
+    """An image or video. `source`: as given by the user; in a run's prompts the encoded file, or a web address (lmc/images.py)."""
 
     source: Any
     num_frames: int | None = None
+    detail: str = "auto"  # for APIs that take pictures in several sizes: "low", "high" or "auto"
     loc: Loc | None = field(default=None, compare=False)
 
 
