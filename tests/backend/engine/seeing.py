@@ -79,7 +79,9 @@ def save(model: Any, folder: Path, processor: Any, template: str) -> None:
 
     letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
     free = (i for i in range(120) if i not in SPECIALS.values() and i != 0)
-    raw = Tokenizer(models.BPE(vocab={"!unused": 0, **{c: next(free) for c in letters}, **SPECIALS}, merges=[]))
+    vocabulary = {"ÿ": 0, **{c: next(free) for c in letters}, **SPECIALS}
+    vocabulary |= {chr(0x4E00 + i): i for i in free}  # all that the model may say
+    raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
     model.save_pretrained(folder)
@@ -95,6 +97,7 @@ def reference(model: Any, vision: Vision, ids: list[int], pictures: list[bytes],
     if pictures:
         opened = [pillow.open(io.BytesIO(data)).convert("RGB") for data in pictures]
         given |= vision.processor(images=opened, return_tensors="pt")
+    model.generation_config.eos_token_id = None
     with torch.inference_mode():
-        out = model.generate(**given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
     return out[0, len(ids) :].tolist()
