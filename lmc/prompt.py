@@ -12,7 +12,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
@@ -743,7 +743,7 @@ class Prompt:
         if not tail:
             return ask
         if not _APART.isdisjoint(map(type, tail)):
-            return (*_split(_known(tail)), *ask)
+            return (*segments_of(_known(tail)), *ask)
         return (Text(tail), *ask)  # pyright: ignore[reportArgumentType]
 
     def nodes(self) -> list[Prompt]:
@@ -824,7 +824,7 @@ def _known(tail: tuple[Piece, ...]) -> tuple[Part | Image | Given, ...]:
     return tuple(part.text() if isinstance(part, Excerpt) else part for part in tail)
 
 
-def _split(tail: tuple[Part | Image | Given, ...]) -> Iterator[Segment]:
+def segments_of(tail: Iterable[Part | Image | Given]) -> Iterator[Segment]:
     """Literal parts as few segments, with images and known answers between them."""
     text: list[Part] = []
     for part in tail:
