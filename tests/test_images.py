@@ -117,18 +117,19 @@ def test_pictures_in_sub_programs_selects_and_constraints() -> None:
         return "AB"[images[0] != PNG]
 
     @lmc.function
-    def show(s: lmc.State, picture: Any) -> None:
-        s += lmc.user(lmc.image(picture) + "Grade it.")
+    def first(s: lmc.State, picture: Any) -> str:
+        s += lmc.user(lmc.image(picture) + "Grade it.") + lmc.assistant(lmc.gen("a", max_tokens=4))
+        return s["a"]
 
     @lmc.function
-    def judge(s: lmc.State, picture: Any) -> tuple[str, str]:
-        s += show(picture)
+    def judge(s: lmc.State, picture: Any) -> tuple[str, str, str]:
+        s += lmc.user(lmc.image(picture) + f"It was {first(picture).ret_value}. Again.")
         s += lmc.assistant(lmc.select("grade", ["A", "B"]) + lmc.gen("again", regex="[AB]"))
-        return s["grade"], s["again"]
+        return first(picture).ret_value, s["grade"], s["again"]
 
     for run in (judge.run, lmc.compile(judge)):
-        assert [run(picture, backend=lmc.Mock(grade)).ret_value for picture in (PNG, png(7))] == [("A", "A"), ("B", "B")]
-    assert [s.ret_value for s in judge.run_batch([{"picture": PNG}, {"picture": png(7)}], backend=lmc.Mock(grade))] == [("A", "A"), ("B", "B")]
+        assert [run(picture, backend=lmc.Mock(grade)).ret_value for picture in (PNG, png(7))] == [("A",) * 3, ("B",) * 3]
+    assert [s.ret_value for s in judge.run_batch([{"picture": PNG}, {"picture": png(7)}], backend=lmc.Mock(grade))] == [("A",) * 3, ("B",) * 3]
     assert "image(" in lmc.compile(judge).dump_ir()
 
 
