@@ -19,7 +19,7 @@ from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import address as address_of
 from lmc.ir.ops import trait
 from lmc.runahead.moving import Move, Place
-from lmc.runahead.text import Piece, divided, encoded, flat, is_text, pattern
+from lmc.runahead.text import Piece, divided, encoded, flat, is_text, pattern, without
 
 Address = tuple[str, int]
 """Stream and ordinal of an ask."""
@@ -30,7 +30,7 @@ class Pin:
     """Text to prefill and pin before an ask is submitted. All asks that go on from it name it: the first makes it, the others use it.
 
     number  within the graph
-    text    from the last answer (or the beginning) to the end of what is pinned
+    text    from the pin outside it, the last answer or the beginning to the end of what is pinned
     rest    from there to the ask
     shared  kept for all runs of the program
     """
@@ -41,7 +41,9 @@ class Pin:
     shared: bool = False
 
     def cut(self, tail: Sequence[object]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-        """A prompt's text since its last answer as what is pinned and what follows it; None where it is another text."""
+        """What a prompt has not handed to the backend yet as what is pinned and what follows it; None where it is another text."""
+        if None not in self.text:
+            return without(tail, self.text)
         text, parts = encoded(tail)
         match = pattern(self.text, self.rest).fullmatch(text)
         cut = None if match is None else divided(parts, match.end(1))
@@ -69,7 +71,7 @@ class Annotation:
     covers    what one request to an API may cover besides
     lazy      nothing is known to read the answer: submit it when it is read
     same_as   the address of an equal ask at temperature 0 before it, whose answer it may have
-    pins      text to prefill and pin before, outside in;  releases: numbers of pins that nothing behind it needs
+    pins      text to prefill and pin before, outside in
     move      what is sent in another order than it was written; None: nothing
     loc, name where the program asks, and the variable
     """
@@ -83,7 +85,6 @@ class Annotation:
     lazy: bool = False
     same_as: Address | None = None
     pins: tuple[Pin, ...] = ()
-    releases: tuple[int, ...] = ()
     move: Move | None = None
     loc: Loc | None = None
     name: str | None = None
@@ -151,7 +152,7 @@ def annotate(graph: Graph, moves: Mapping[Place, Move] = {}) -> Annotations:
 
 
 class _Annotator:
-    """One walk over the graph; `_releases` and `_pinned` are filled before it."""
+    """One walk over the graph; `pinned` is filled before it."""
 
     def __init__(self, graph: Graph, moves: Mapping[Place, Move]) -> None:
         self.graph, self.moves = graph, moves
@@ -159,7 +160,6 @@ class _Annotator:
         for op in graph.ops():
             if op.kind == "prefill" and (prompt := op.uses[0]) not in self.pinned:
                 self.pinned[prompt] = len(self.pinned), op.attr("scope") == "program"
-        self.releases = self._released()
         self.waits = _groups_that_wait(graph)
 
     def run(self) -> Annotations:
@@ -194,7 +194,6 @@ class _Annotator:
             covers=tuple(_covered(op, asks)),
             lazy=bool(op.attr("lazy")),
             pins=tuple(self._pins(op)),
-            releases=self.releases.get(id(op), ()),
             move=self.moves.get((address_of(op), None if op.loc is None else _line(op.loc))),
             loc=op.loc,
             name=op.attr("name"),
@@ -223,22 +222,12 @@ class _Annotator:
                 break
             pieces.append(tuple(None if isinstance(x, Value) else x for x in made.operands[1:]))  # type: ignore[misc]
             node = made.operands[0]
+        begin = len(pieces)
         for prompt, behind in reversed(found):
             number, shared = self.pinned[prompt]
-            head, rest = pieces[behind:], pieces[:behind]
+            head, rest = pieces[behind:begin], pieces[:behind]
+            begin = behind
             yield Pin(number, flat(reversed(head)), flat(reversed(rest)), shared)
-
-    def _released(self) -> Mapping[int, tuple[int, ...]]:
-        """For each ask the pins that end with it: those released behind it in its block, or else before it."""
-        found: dict[int, list[int]] = {}
-        for block in self.graph.blocks:
-            asks = [i for i, op in enumerate(block.ops) if trait(op) == "samples" and not op.attr("lazy")]
-            for i, op in enumerate(block.ops):
-                if op.kind == "release" and (pin := self.pinned.get(op.uses[0])) is not None and asks:
-                    before = [j for j in asks if j < i]
-                    ask = block.ops[before[-1] if before else asks[0]]
-                    found.setdefault(id(ask), []).append(pin[0])
-        return {ask: tuple(pins) for ask, pins in found.items()}
 
 
 def _covered(op: Op, asks: Mapping[Address, Op]) -> Iterator[Covered]:

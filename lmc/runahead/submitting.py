@@ -81,7 +81,10 @@ class RunPlan:
         if annotation.move is not None and before.handle is None:
             before = Prompt(before, (), None, None, annotation.move.apply(before.tail))
         for pin in annotation.pins:
-            before = self._prefilled(before, pin, run, hints)
+            pinned = self._prefilled(before, pin, run, hints)
+            if pinned is before:
+                break  # the texts of inner pins follow this one's
+            before = pinned
         handle = before.submit(run.backend, ask, hints).handle
         assert handle is not None
         return handle

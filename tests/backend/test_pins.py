@@ -46,6 +46,25 @@ def test_a_beginning_is_pinned_once_for_all_runs_and_until_close() -> None:
     assert (mock.made, mock.ended) == (2, 1)
 
 
+@lmc.function
+def judged(s, essay):
+    s += "A long beginning that all essays share. " + essay
+    forks = s.fork(3)
+    for fork in forks:
+        fork += "Judge it: " + lmc.gen("grade", max_tokens=4)
+    s += "All in all: " + lmc.gen("sum", max_tokens=4)
+    return [fork["grade"] for fork in forks]
+
+
+def test_forks_behind_a_pinned_beginning_have_a_pin_of_their_run() -> None:
+    mock = Counting()
+    with lmc.compile(judged, backend=mock) as program:
+        for i in range(3):
+            program(essay=f"essay {i}").sync()
+        assert (mock.made, mock.ended) == (1 + 3, 3)
+    assert (mock.made, mock.ended) == (4, 4)
+
+
 def test_each_backend_has_its_own() -> None:
     one, other = Counting(), Counting()
     program = lmc.compile(qa)

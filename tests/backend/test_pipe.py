@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -351,3 +352,15 @@ def test_a_constraint_that_was_accepted_is_not_waited_for_again():
         assert len(asked) == 1
         with pytest.raises(ConstraintError):
             client.submit(None, [Text(("a",)), gen(constraint=Constraint("regex", "(?=a)b"))])
+
+
+def test_a_line_that_ends_does_not_cut_another() -> None:
+    """Which may have its file descriptor at once."""
+
+    def often(_: int) -> None:
+        for _ in range(60):
+            with piped(lmc.Mock()) as (client, _):
+                assert client.submit(None, [Text(("a",)), gen(1)]).results[0].output().text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(often, range(8)))) == 8

@@ -158,11 +158,18 @@ def test_sizes(pattern, states):
 
 @pytest.mark.parametrize(
     ("pattern", "states", "rows"),
-    [(r"[\w\s]{1,200}", 201, 2), ("[0-9]{3}é{900}", 1804, 4), (r"(?u)\w{1,50}", 50 * 309 + 1, 310), (r"(?u)\w{1,400}", 400 * 309 + 1, 310)],
-)  # fmt: skip
+    [(r"[\w\s]{1,200}", 201, 2), ("[0-9]{3}é{900}", 1804, 4)],
+)
 def test_counts_share_their_rows(pattern, states, rows):
     automaton = compile_regex(pattern)
     assert (automaton.states, len(automaton.deltas) // 256 - 1) == (states, rows)
+
+
+@pytest.mark.parametrize("count", [50, 400])
+def test_counted_unicode_words_have_the_rows_of_one_character(count):
+    rows = compile_regex(r"(?u)\w").states  # how many they are depends on Python's version of Unicode
+    automaton = compile_regex(rf"(?u)\w{{1,{count}}}")
+    assert (automaton.states, len(automaton.deltas) // 256 - 1) == (count * (rows - 1) + 1, rows)
 
 
 COUNTED = [

@@ -48,23 +48,22 @@ def test_siblings_are_a_group_with_an_order_and_a_reserve() -> None:
     assert hints == Hints(order=(3, 1, 0), group=(5, 1, 0), members=2, reserve=2, watched=True)
 
 
-def test_all_asks_that_share_a_prompt_name_its_pin_and_the_last_one_ends_it() -> None:
+def test_all_asks_that_share_a_prompt_name_its_pin() -> None:
     found = table(JUDGE)
     program, fork = found.at("/0.0", 0).pins
     assert program == Pin(0, ("You grade essays strictly. Essay: ",), (None, "\nJudge its clarity."), shared=True)
-    assert fork == Pin(1, ("You grade essays strictly. Essay: ", None, "\n"), ("Judge its clarity.",))
+    assert fork == Pin(1, (None, "\n"), ("Judge its clarity.",))
     assert [p.number for p in found.at("/0.1", 0).pins] == [p.number for p in found.at("", 0).pins] == [0, 1]
-    assert found.at("", 0).releases == (1,) and found.at("/0.0", 0).releases == ()
 
 
 def test_a_pin_cuts_the_text_that_a_run_has_there() -> None:
     tail = ("You grade essays strictly. Essay: ", "of the sea", "\n", "Judge its clarity.")
     head, rest = ("You grade essays strictly. Essay: ", "of the sea", "\n"), ("Judge its clarity.",)
     program, fork = table(JUDGE).at("/0.0", 0).pins
-    assert fork.cut(tail) == (head, rest)
-    assert fork.cut(("".join(tail),)) == (("".join(head),), rest)
-    assert program.cut(tail) == (tail[:1], tail[1:])
-    assert fork.cut((*tail[:3], "Judge its evidence.")) is None
+    assert program.cut(tail) == (tail[:1], tail[1:]) and program.cut(("".join(tail),)) == (tail[:1], ("".join(tail[1:]),))
+    assert fork.cut(tail[1:]) == (head[1:], rest)
+    assert fork.cut(("".join(tail[1:]),)) == (("".join(head[1:]),), rest)
+    assert fork.cut((*tail[1:3], "Judge its evidence.")) is None and program.cut(("You grade",)) is None
 
 
 def test_a_cut_never_divides_what_is_not_text() -> None:

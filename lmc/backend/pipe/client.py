@@ -125,9 +125,10 @@ class PipeBackend:
         self.chat_template = PipeTemplate(about["template"], tuple(about["stop"]), self._ask)
         if about["counts_tokens"]:
             self.count_tokens: Callable[[str], int] = lru_cache(4096)(lambda text: self._ask("count_tokens", text))
-        self._box: Postbox | _Nowhere = Postbox(connection, "lmc-pipe-out")
-        threading.Thread(target=_receive, args=(weakref.ref(self), connection), name="lmc-pipe-in", daemon=True).start()
-        weakref.finalize(self, self._box.close)
+        box = Postbox(connection, "lmc-pipe-out")
+        self._box: Postbox | _Nowhere = box
+        threading.Thread(target=_receive, args=(weakref.ref(self), connection, box), name="lmc-pipe-in", daemon=True).start()
+        weakref.finalize(self, box.close)
         belongs_here(self)
 
     def forked(self, parent: int) -> None:
@@ -285,7 +286,7 @@ class _Nowhere:
         pass
 
 
-def _receive(backend: weakref.ref[PipeBackend], connection: Connection) -> None:
+def _receive(backend: weakref.ref[PipeBackend], connection: Connection, box: Postbox) -> None:
     """Completes answers as they come, until the connection or the backend ends."""
     while (messages := frames(connection)) is not None:
         here = backend()
@@ -298,7 +299,7 @@ def _receive(backend: weakref.ref[PipeBackend], connection: Connection) -> None:
             here._end(f"what it says cannot be understood ({type(error).__name__}: {error})")
             break
         del here, messages
-    connection.close()
+    box.end()
     here = backend()
     if here is not None:
         here._end("the process that it runs in has ended")

@@ -16,11 +16,13 @@ _MOST = 256  # messages of a frame
 class Postbox:
     """Messages on their way out. `post` never waits and takes no lock that a destructor could meet.
 
-    When the other side takes nothing any more, or after `close`, the line is cut, which whoever reads from it notices.
+    When the other side takes nothing any more, or after `close`, the line is cut, which whoever reads from it notices. Who reads calls `end`
+    then, and nobody else closes the connection: its number may be another line's at once, which a thread that still uses it would cut or write to.
     """
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
+        self._open = threading.Lock()  # held while the connection's number is used for more than reading and writing
         self._queue: queue.SimpleQueue[wire.Message | None] = queue.SimpleQueue()  # its `put` may interrupt itself
         self._thread = threading.Thread(target=self._write, name=name, daemon=True)
         self._thread.start()
@@ -31,6 +33,24 @@ class Postbox:
     def close(self) -> None:
         """Ends the line once what is queued has been sent. Usable from a destructor."""
         self._queue.put(None)
+
+    def cut(self) -> None:
+        """Cuts the line: whoever reads from it, here and at the other end, is told that it has ended. Any thread may."""
+        with self._open:
+            if not self._connection.closed:
+                try:
+                    with socket.socket(fileno=os.dup(self._connection.fileno())) as line:
+                        line.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # the other side has gone
+
+    def end(self) -> None:
+        """Cuts the line and closes the connection, when nothing writes to it any more. For the thread that reads from it."""
+        self.cut()
+        self.close()
+        self._thread.join()
+        with self._open:
+            self._connection.close()
 
     def _write(self) -> None:
         try:
@@ -46,16 +66,7 @@ class Postbox:
         except OSError:
             pass  # a broken pipe: there is nobody to tell
         finally:
-            hang_up(self._connection)
-
-
-def hang_up(connection: Connection) -> None:
-    """Cuts a line: whoever reads from it, here and at the other end, is told that it has ended. Any thread may."""
-    try:
-        with socket.socket(fileno=os.dup(connection.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is closed already
+            self.cut()
 
 
 def frames(connection: Connection) -> list[wire.Message] | None:

@@ -12,7 +12,7 @@ from typing import Any
 from lmc import codec
 from lmc.backend.base import HEALTHY, Backend, Handle, Hints, Result, SaysHealth, Scored
 from lmc.backend.pipe import wire
-from lmc.backend.pipe.posting import Postbox, frames, hang_up
+from lmc.backend.pipe.posting import Postbox, frames
 
 log = logging.getLogger("lmc.pipe")
 
@@ -37,7 +37,7 @@ class PipeServer:
 
     def close(self) -> None:
         """Cuts the line; what the other side held is released soon."""
-        hang_up(self._connection)
+        self._box.cut()
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits until the other side has gone and what it held is released; False if `timeout` seconds passed first."""
@@ -61,9 +61,8 @@ class PipeServer:
         except Exception:  # what is no message: nothing after it can be trusted to be one
             log.exception("a program's process sent what cannot be understood; its connection is closed")
         finally:
-            self._box.close()
+            self._box.end()
             self._release_all()
-            self._connection.close()
 
     def _release_all(self) -> None:
         """What the other side asked and holds: in vain from now on."""
