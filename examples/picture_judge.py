@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 import zlib
+from contextlib import closing
 from typing import Any
 
 import lmc
@@ -44,11 +45,12 @@ def scripted(prompt: str, ask: Any, images: list[bytes | str]) -> str | None:
 
 def main(model: str | None = None, picture: str | None = None) -> None:
     backend = lmc.Mock(scripted) if model is None else lmc.Engine(model)
-    with backend:
+    with closing(backend):
         state = lmc.compile(judge, backend=backend)(picture or gradient(), "From left to right the night gives way to the day.")
         print(state.ret_value)
-        found = backend.counters()
-        print(f"{found.images} images in prompts, {found.image_hits} of them seen before, {found.tower_seconds:.2f} s in the tower")
+        if model is not None:
+            found = backend.counters()
+            print(f"{found.images} images in prompts, {found.image_hits} of them seen before, {found.tower_seconds:.2f} s in the tower")
 
 
 if __name__ == "__main__":

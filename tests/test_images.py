@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.errors import Loc, LmcError
+from lmc.errors import LmcError, Loc
 from lmc.images import MOST_BYTES, data_url, decoded, digest, encoded, read
 from lmc.prompt import Image
 from tests.pictures import png

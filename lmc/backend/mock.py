@@ -28,7 +28,17 @@ from lmc.backend.mock_answers import (
     script_of,
     select_output,
 )
-from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Seen, Trie, image_tokens, images_of, part_tokens, tokens_of
+from lmc.backend.mock_prompt import (
+    KNOWN_SPECIALS,
+    ROOT,
+    Node,
+    Seen,
+    Trie,
+    image_tokens,
+    images_of,
+    part_tokens,
+    tokens_of,
+)
 from lmc.backend.mock_samples import KINDS
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError

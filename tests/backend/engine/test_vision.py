@@ -222,7 +222,7 @@ def test_too_many_pictures_are_refused_before_the_model_is_asked(pair):
             return s["x"]
 
         with pytest.raises(lmc.PromptTooLongError, match=r"7 pictures of 112 tokens in it\) has 120 tokens"):
-            look.run(backend=engine).ret_value
+            look.run(backend=engine).sync()
         assert engine.counters().passes == 0
     with pair.engine(max_tokens=16) as engine, pytest.raises(lmc.ParameterError, match="a picture is 16 tokens"):
         engine.submit(None, [Image(A), ASK])

@@ -8,7 +8,7 @@ A tower is loaded without the decoder beside it: with a configuration of no laye
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +116,8 @@ def _model(path: Path, theirs: Any, dtype: torch.dtype, random: bool) -> Any:
     level = theirs_log.get_verbosity()
     theirs_log.set_verbosity_error()  # it would list the decoder's weights, which nobody wants here
     try:
-        model, info = AutoModelForImageTextToText.from_pretrained(
+        read: Callable[..., Any] = AutoModelForImageTextToText.from_pretrained
+        model, info = read(
             str(path), config=theirs, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # also of shapes, and of what its own code makes of the configuration
