@@ -7,13 +7,13 @@ conversation again. `previous` is the role of the message before, None for the f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, overload
 
 from lmc.errors import ArgumentError, ProgramError
-from lmc.prompt import Part, Special
+from lmc.prompt import Image, Part, Special
 
 
 class ChatTemplate(Protocol):
@@ -73,12 +73,16 @@ class RoleTemplate:
             raise ProgramError(f"the chat template {self.name!r} has no role {role!r}; it has {known}") from None
 
 
-def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str]]) -> tuple[Part, ...]:
-    """Messages (role, content) as a prompt, up to where the assistant's answer begins. Contents are plain text."""
-    found: list[Part] = []
+@overload
+def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str]]) -> tuple[Part, ...]: ...
+@overload
+def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str | Sequence[str | Image]]]) -> tuple[Part | Image, ...]: ...
+def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str | Sequence[str | Image]]]) -> tuple[Part | Image, ...]:
+    """Messages (role, content) as a prompt, up to where the assistant's answer begins. Contents are plain text, and images."""
+    found: list[Part | Image] = []
     previous: str | None = None
     for role, content in messages:
-        found += [*template.begin(role, previous), content, *template.end(role)]
+        found += [*template.begin(role, previous), *((content,) if isinstance(content, str) else content), *template.end(role)]
         previous = role
     return (*found, *template.begin("assistant", previous))
 

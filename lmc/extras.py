@@ -16,6 +16,7 @@ from lmc.errors import MissingPackageError
 DISTRIBUTION = "lmc-lang"  # on a package index; what is imported is lmc
 
 MODULES = {
+    "images": ("PIL", "numpy"),
     "engine": ("torch", "transformers", "tokenizers", "safetensors", "numpy"),
     "tokens": ("tokenizers", "numpy"),
     "gpu": ("triton",),

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
@@ -118,10 +118,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image or video, as given by the user."""
+    """An image or video. `source`: as given by the user; in a run's prompts the encoded file, or a web address (lmc/images.py)."""
 
     source: Any
     num_frames: int | None = None
+    detail: str = "auto"  # for APIs that take pictures in several sizes: "low", "high" or "auto"
     loc: Loc | None = field(default=None, compare=False)
 
 
@@ -771,7 +772,7 @@ class Prompt:
         if not tail:
             return ask
         if not _APART.isdisjoint(map(type, tail)):
-            return (*_split(_known(tail)), *ask)
+            return (*segments_of(_known(tail)), *ask)
         return (Text(tail), *ask)  # pyright: ignore[reportArgumentType]
 
     def nodes(self) -> list[Prompt]:
@@ -852,7 +853,7 @@ def _known(tail: tuple[Piece, ...]) -> tuple[Part | Image | Given, ...]:
     return tuple(part.text() if isinstance(part, Excerpt) else part for part in tail)
 
 
-def _split(tail: tuple[Part | Image | Given, ...]) -> Iterator[Segment]:
+def segments_of(tail: Iterable[Part | Image | Given]) -> Iterator[Segment]:
     """Literal parts as few segments, with images and known answers between them."""
     text: list[Part] = []
     for part in tail:

@@ -129,6 +129,8 @@ class Counters:
     computed: prefill optimality is unique / prefilled. `groups` were submitted (and in an engine admitted) together;
     `twins` are samples that began with another's last prompt row, as all but the first of an n-way sample do.
     `preemptions`: answers that an engine interrupted for want of memory, and went on with later.
+    `images`: pictures in the prompts of answers; `image_hits`: those of them that the model's vision tower had not to look at for
+    that, because their KV or features were there. `tower_seconds`: what it took for the others.
     """
 
     calls: int = 0
@@ -144,6 +146,9 @@ class Counters:
     groups: int = 0
     twins: int = 0
     preemptions: int = 0
+    images: int = 0
+    image_hits: int = 0
+    tower_seconds: float = 0.0
 
     def __sub__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))

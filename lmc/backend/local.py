@@ -40,14 +40,15 @@ from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, Runner
+from lmc.backend.engine.eyes import Eyes, Picture
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule, host_size
 from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
-from lmc.errors import BackendError, CancelledError, ParameterError
+from lmc.errors import BackendError, CancelledError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here
-from lmc.prompt import Gen, Given, Part, SamplingParams, Segment, Select, Text
+from lmc.prompt import Gen, Given, Image, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class _Step:
         self,
         backend: LocalBackend,
         parent: _Step | None,
-        parts: tuple[Part, ...],
+        parts: tuple[Part | Picture, ...],
         ask: Gen | Select | Given | None,
         hints: Hints,
     ) -> None:
@@ -201,6 +202,7 @@ class LocalBackend:
         max_context: int,
         near_context: int | None = None,
         embedded: int | None = None,
+        eyes: Eyes | None = None,
         max_batch: int = 64,
         chunk: int = 512,
         seed: int = 0,
@@ -216,7 +218,7 @@ class LocalBackend:
         self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
         self._asker = Asker(
             name, vocabulary, chat_template, compiler,
-            max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded,
+            max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
         )  # fmt: skip
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
@@ -243,6 +245,7 @@ class LocalBackend:
             constraints=KINDS if self._asker.compiler is not None else frozenset(),
             select=True,
             logprobs=True,
+            images=self._asker.eyes is not None,
             n=True,
             streams=True,
             tools=self._asker.compiler is not None,
@@ -297,7 +300,8 @@ class LocalBackend:
         return all(req.pinned or not req.done for step in handle.steps if step.wants_prefill for req in step.requests)
 
     def counters(self) -> Counters:
-        return self._core.counters()
+        found, eyes = self._core.counters(), self._asker.eyes
+        return found if eyes is None else eyes.counters(found)
 
     def flush_cache(self) -> None:
         """Drops all cached KV that nothing running needs; returns when it is gone."""
@@ -359,7 +363,7 @@ class LocalBackend:
         assert isinstance(handle, LocalHandle)
         for result in handle.results:
             result.output()
-        return self._asker.ids(handle.last.after).tolist()
+        return self._asker.spelled(self._asker.ids(handle.last.after))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -377,7 +381,7 @@ class LocalBackend:
             raise BackendError(f"Engine({self._name}) was given a handle of another backend")
         step = parent.last if parent is not None else None
         steps: list[_Step] = []
-        for parts, ask in _stretches(segments):
+        for parts, ask in _stretches(segments, self._asker.seen):
             step = _Step(self, step, parts, ask, hints)
             steps.append(step)
         first = next((step for step in steps if step.ask is not None), None)
@@ -414,9 +418,9 @@ class LocalBackend:
             return self._fail(step, parent.error)
         before = parent.after if parent is not None else ROOT
         try:
-            step.trail = Trail(parent.trail if parent is not None else None, step.parts)
+            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Picture)))
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
-            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached))
+            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached, before.pictures))
         except Exception as error:
             self._fail(step, error)
             raise
@@ -452,13 +456,15 @@ class LocalBackend:
     def _with_tools(self, step: _Step, ask: Gen, place: Place) -> list[Request]:
         """Requests over the conversation as the model's whole template writes it. The step's own prompt goes on with the text of the answer."""
         assert step.trail is not None
+        if place.all_pictures:
+            raise UnsupportedOpError("gen(tools=…) behind an image", self.capabilities.name, "ask about the picture in a call of its own", loc=ask.loc)
         prompt = spoken(step.trail, ask, self.whole_template, self._template, self.capabilities.name)
         ref = weakref.ref(step)
 
         def answered(done: Finished | BaseException) -> None:
             if isinstance(done, Finished):
                 output = prompt.heard(done.output)
-                done = Finished(output, Place(place.closed, (*place.run, output.text)))
+                done = Finished(output, place.followed(output.text))
             self._answered(ref, done)
 
         constrained = prompt.constrained(ask)
@@ -599,14 +605,18 @@ def _feeder(ref: weakref.ref[_Step]) -> Callable[[str, Scored], None]:
     return feed
 
 
-def _stretches(segments: Sequence[Segment]) -> list[tuple[tuple[Part, ...], Gen | Select | Given | None]]:
+def _stretches(
+    segments: Sequence[Segment], seen: Callable[[Image], tuple[Part | Picture, ...]]
+) -> list[tuple[tuple[Part | Picture, ...], Gen | Select | Given | None]]:
     """Segments as (literal parts, what is asked after them, or was); the last may ask nothing."""
-    out: list[tuple[tuple[Part, ...], Gen | Select | Given | None]] = []
-    parts: tuple[Part, ...] = ()
+    out: list[tuple[tuple[Part | Picture, ...], Gen | Select | Given | None]] = []
+    parts: tuple[Part | Picture, ...] = ()
     for segment in segments:
         if isinstance(segment, Text):
             parts += segment.parts
-        elif isinstance(segment, Gen | Select | Given):
+        elif isinstance(segment, Image):
+            parts += seen(segment)
+        else:
             out.append((parts, segment))
             parts = ()
     if parts or not out:
@@ -706,11 +716,12 @@ class Engine(LocalBackend):
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
         host_follows = loaded.device.type == "cpu" if canonical is None else canonical
         batch, rows = _default_batch(loaded.device)
+        eyes = None if loaded.vision is None else Eyes(loaded.vision)
         super().__init__(
             name=loaded.name,
             vocabulary=words,
             chat_template=loaded.chat_template,
-            runner=_runner(loaded, pool, words.vocab_size),
+            runner=_runner(loaded, pool, words.vocab_size, eyes),
             compiler=ConstraintCompiler(
                 *of,
                 encode=encode,
@@ -723,6 +734,7 @@ class Engine(LocalBackend):
             max_context=config.max_context,
             near_context=config.near_context,
             embedded=config.vocab_size,
+            eyes=eyes,
             max_batch=max_batch or batch,
             chunk=chunk or rows,
             seed=seed,
@@ -741,7 +753,7 @@ class Engine(LocalBackend):
         self._core.warm_up()
 
 
-def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int) -> Runner:
+def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | None) -> Runner:
     """Fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
     from lmc.backend.engine.model_runner import ModelRunner
     from lmc.backend.engine.models.llama import LlamaModel
@@ -753,10 +765,10 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int) -> Runner:
         from lmc.backend.engine.kernels import automata, mask
 
         kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
-        runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels))
+        runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels), eyes)
         runner.capture()
         return runner
-    return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device))
+    return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device), eyes)
 
 
 def _eos(loaded: LoadedModel) -> int:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
-from lmc.backend.api.messages import image_url
 from lmc.backend.base import (
     HEALTHY,
     Capabilities,
@@ -28,7 +27,6 @@ from lmc.backend.base import (
     Output,
     Result,
     Scored,
-    Usage,
     charge,
     check_supported,
 )
@@ -41,11 +39,22 @@ from lmc.backend.mock_answers import (
     script_of,
     select_output,
 )
-from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, Node, Trie, image_tokens, part_tokens, tokens_of
+from lmc.backend.mock_prompt import (
+    KNOWN_SPECIALS,
+    ROOT,
+    Node,
+    Seen,
+    Trie,
+    image_tokens,
+    images_of,
+    part_tokens,
+    tokens_of,
+)
 from lmc.backend.mock_samples import KINDS
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
+from lmc.images import digest, read
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
@@ -77,6 +86,11 @@ class Call:
     @property
     def prompt_text(self) -> str:
         return self._node.text
+
+    @property
+    def images(self) -> list[bytes | str]:
+        """Files of the pictures in the prompt, in order; web addresses as they are."""
+        return images_of(self._node)
 
     @property
     def tokens(self) -> str:
@@ -185,14 +199,18 @@ class _Timer:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """An image as the mock sees it: tokens that are its content's alone."""
+    """An image as the mock sees it: its file, or its web address, and tokens that are its content's alone."""
 
+    content: bytes | str
     tokens: str
 
 
 def _picture(image: Image) -> _Picture:
     """Reads an image as chat APIs do; raises at its place for what is none."""
-    return _Picture(image_tokens(image_url(image, "mock")))
+    if image.num_frames is not None:
+        raise UnsupportedOpError("video input", "mock", "append the frames as images", loc=image.loc)
+    seen = read(image)
+    return _Picture(seen.source, image_tokens(digest(seen)))
 
 
 # -- the backend -----------------------------------------------------------------------------------------------------
@@ -222,7 +240,7 @@ class Mock:
     A run is repeatable: its seed is 0 unless one is given. An ask's seed derives from that and from its address (item, fork,
     how many asks were before it), so siblings at a temperature above 0 differ. Images count by their content.
 
-    answers   `f(prompt_text, ask)`, or a mapping from variable names to answers, or a list of answers in call order. An
+    answers   `f(prompt_text, ask)`, or `f(prompt_text, ask, images)` with the files of the prompt's pictures, or a mapping from variable names to answers, or a list of answers in call order. An
               answer is text, a list of texts for n > 1, or None for the hash; in a mapping also a list used in order or
               such a function. Stops and limits apply to scripted answers too; one that its ask's constraint does not allow, or
               that is none of the choices, is an error.
@@ -374,7 +392,7 @@ class Mock:
                 node.answered = node.length
                 continue
             if isinstance(segment, _Picture):
-                node = Node(node, segment.tokens, "")
+                node = Seen(node, segment.tokens, segment.content)
                 continue
             result = handle.results[handle._next]
             handle._next += 1

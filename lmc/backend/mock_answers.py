@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from hashlib import blake2b
+from inspect import signature
 from typing import Any, NamedTuple
 
 from lmc.backend.base import Output, Usage
-from lmc.backend.mock_prompt import Node, tokens_of
+from lmc.backend.mock_prompt import Node, images_of, tokens_of
 from lmc.backend.mock_samples import member_of
 from lmc.errors import ArgumentError, BackendError, LmcError
 from lmc.fsm.regex import shown
@@ -21,7 +22,7 @@ from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 from lmc.tools import Call, call_of
 
 Ask = Gen | Select
-Answers = Callable[[str, Ask], Any] | Mapping[str, Any] | Sequence[Any]
+Answers = Callable[[str, Ask], Any] | Callable[[str, Ask, list[bytes | str]], Any] | Mapping[str, Any] | Sequence[Any]
 
 _WORDS = tuple(a + b for a in ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za")
                for b in ("", "lan", "mer", "nit", "ros", "tu", "la", "me", "ni", "ro", "ta", "ve", "kin", "dor", "sul", "pa"))  # fmt: skip
@@ -323,7 +324,7 @@ def script_of(answers: Answers | None) -> Script | None:
         by_name: dict[str, Script] = {name: _one_script(name, answer) for name, answer in answers.items()}
         return lambda node, ask: by_name[ask.name](node, ask) if ask.name in by_name else None  # pyright: ignore
     if callable(answers):
-        return lambda node, ask: answers(node.text, ask)
+        return _called(answers)
     if isinstance(answers, (list, tuple)):
         return _in_order("the calls", answers)
     raise ArgumentError(f"Mock(answers=…) takes a function, a mapping or a list, not {answers!r}")
@@ -331,7 +332,7 @@ def script_of(answers: Answers | None) -> Script | None:
 
 def _one_script(name: str, answer: Any) -> Script:
     if callable(answer):
-        return lambda node, ask: answer(node.text, ask)
+        return _called(answer)
     if isinstance(answer, (list, tuple)):
         return _in_order(repr(name), answer)  # pyright: ignore[reportUnknownArgumentType]
     if answer is not None and not isinstance(answer, str):
@@ -347,6 +348,17 @@ def _in_order(what: str, answers: Sequence[Any]) -> Script:
         if number >= len(answers):
             raise BackendError(f"the {len(answers)} scripted answers for {what} are used up")
         answer = answers[number]
-        return answer(node.text, ask) if callable(answer) else answer
+        return _called(answer)(node, ask) if callable(answer) else answer
 
     return script
+
+
+def _called(answer: Callable[..., Any]) -> Script:
+    """A function of the prompt's text and the ask, and of its pictures if it takes a third argument."""
+    try:
+        positional = [p for p in signature(answer).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+    except ValueError:  # a function of C
+        positional = []
+    if len(positional) == 3:
+        return lambda node, ask: answer(node.text, ask, images_of(node))
+    return lambda node, ask: answer(node.text, ask)

@@ -41,9 +41,8 @@ def part_tokens(part: Part) -> str:
     return chr(special_id(part.spelling)) if isinstance(part, Special) else ""
 
 
-def image_tokens(url: str) -> str:
-    """Four tokens that hash an image's address or data."""
-    digest = blake2b(url.encode(), digest_size=16).digest()
+def image_tokens(digest: bytes) -> str:
+    """Four tokens of the hash of an image's file or address."""
     numbers = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 16, 4))
     return "".join(chr(_FIRST_HASHED + number % (0x110000 - _FIRST_HASHED)) for number in numbers)
 
@@ -102,6 +101,27 @@ class Node:
             start = "" if node is None else node._text or ""
             self._text = start + "".join(shown[::-1])
         return self._text
+
+
+class Seen(Node):
+    """A picture after its parent's prompt."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, parent: Node, piece: str, content: bytes | str) -> None:
+        super().__init__(parent, piece, "")
+        self.content = content  # its file, or its web address
+
+
+def images_of(prompt: Node) -> list[bytes | str]:
+    """The pictures in a prompt, in order."""
+    found: list[bytes | str] = []
+    node: Node | None = prompt
+    while node is not None:
+        if isinstance(node, Seen):
+            found.append(node.content)
+        node = node.parent
+    return found[::-1]
 
 
 ROOT = Node(None, "", "")

@@ -39,6 +39,8 @@ def serve(
                                                          help="What the header Host may say; repeatable.")] = None,
     cors: Annotated[list[str] | None, typer.Option("--cors", metavar="ORIGIN", show_default="none",
                                                    help="Pages that may ask from a browser, such as https://app.example.org; repeatable.")] = None,
+    allow_remote_media: Annotated[list[str] | None, typer.Option("--allow-remote-media", metavar="HOST", show_default="none: data URLs only",
+                        help="Fetch pictures that requests name from this host (HOST or HOST:PORT); repeatable.")] = None,
     audit_log: Annotated[Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request.")] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="PEM", show_default=False, help="Certificate: speak HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", show_default=False, help="Its private key.")] = None,
@@ -96,7 +98,7 @@ def serve(
     names = tuple(name) if name else (model,)
     settings = Settings(
         names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
-        lenient=lenient, journals=journals,
+        lenient=lenient, journals=journals, media_hosts=frozenset(map(str.lower, allow_remote_media or ())),
     )
     with closing(where), as_usage():
         broken = main.serve(

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
 from lmc.backend.base import Result
+from lmc.images import digest
 from lmc.prompt import Excerpt, Gen, Image, Mark, Prompt, Select, Special
 
 
@@ -76,5 +76,4 @@ def _shown_part(part: Any) -> str:
         return part.text()
     if not isinstance(part, Image):
         return str(part)
-    source = part.source
-    return f"\0image {source if isinstance(source, str | os.PathLike) else crc32(source) if isinstance(source, bytes) else ''}\0"
+    return f"\0image {part.source if part.num_frames is not None else digest(part).hex()}\0"

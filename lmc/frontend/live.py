@@ -15,6 +15,7 @@ from lmc.errors import CancelledError, LmcError, Loc
 from lmc.frontend.emitter import taken
 from lmc.frontend.primitives import GenExpr, SelectExpr, typed
 from lmc.frontend.values import Symbolic
+from lmc.images import read as read_image
 from lmc.limits import Limits
 from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
 
@@ -113,10 +114,10 @@ class LiveEmitter:
         assert not isinstance(text, Symbolic), "a traced value in a live run"
         return ctx.append(text)
 
-    def image(self, ctx: Prompt, source: Any, num_frames: Any = None) -> Prompt:
-        image = Image(source, num_frames)
+    def image(self, ctx: Prompt, source: Any, num_frames: Any = None, detail: str = "auto", loc: Loc | None = None) -> Prompt:
+        image = Image(source, num_frames, detail, loc)
         check_supported(self.run.backend.capabilities, (image,))
-        return ctx.append(image)
+        return ctx.append(read_image(image))
 
     def role_begin(self, ctx: Prompt, role: str, previous: str | None) -> Prompt:
         return ctx.append(*self._template.begin(role, previous), Mark(role, "begin"))

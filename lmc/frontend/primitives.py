@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, cast
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
 from lmc.frontend.values import Symbolic
+from lmc.images import DETAILS
 from lmc.prompt import (
     ANY_RUN,
     NEVER_CHANGE,
@@ -193,9 +194,10 @@ class RoleEnd(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageExpr(Expr):
-    """An image: a path, bytes, a PIL image or a tensor."""
+    """An image, as given by the user."""
 
     source: Any
+    detail: str = "auto"
     loc: Loc | None = field(default=None, compare=False)
 
 
@@ -553,9 +555,21 @@ def special(text: str) -> SpecialExpr:
     return SpecialExpr(text)
 
 
-def image(source: Any) -> ImageExpr:
-    """An image from a path, bytes, a PIL image or a tensor."""
-    return ImageExpr(source, caller_loc())
+@users_frames
+def image(source: Any, detail: str = "auto") -> ImageExpr:
+    """A picture for a model that sees.
+
+    source  a path, the bytes of a PNG, JPEG, GIF or WebP file, a data URL, a PIL image, an array or tensor of pixels (uint8, or floats
+            from 0 to 1; [height, width, 3] or channels first), or a web address, where the backend fetches it
+    detail  "low" or "high": at what size an API that has a choice looks at it
+
+    It is read once, where it is appended. What is no picture (damaged, animated, empty, beyond 64 million pixels, of more than
+    8 bits or CMYK) is an error at that line, before the model is asked.
+    """
+    loc = caller_loc()
+    if detail not in DETAILS:
+        raise ParameterError(f"image(detail={detail!r}): one of {', '.join(DETAILS)}", loc=loc)
+    return ImageExpr(source, detail, loc)
 
 
 def video(path: Any, num_frames: int) -> VideoExpr:

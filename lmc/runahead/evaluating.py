@@ -10,7 +10,7 @@ from typing import Any
 
 from lmc.backend.base import Result
 from lmc.config import log
-from lmc.errors import LmcError
+from lmc.errors import LmcError, Loc
 from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import Snapshot
@@ -75,7 +75,7 @@ class AheadEmitter:
             return Hole(join(_deps(ctx), text.deps))
         return ctx if isinstance(ctx, Hole) else ctx.append(text)
 
-    def image(self, ctx: Any, source: Any, num_frames: Any = None) -> Hole:
+    def image(self, ctx: Any, source: Any, num_frames: Any = None, detail: str = "auto", loc: Loc | None = None) -> Hole:
         return Hole(None)  # what a file holds is read when the request is made
 
     def role_begin(self, ctx: Any, role: str, previous: str | None) -> Any:

@@ -439,7 +439,7 @@ def content(prompt: Prompt) -> Hashable:
         if text:
             parts.append("".join(text))
             text = []
-        parts.append(("image", id(part.source), part.num_frames) if isinstance(part, Image) else part)
+        parts.append(("image", part.source, part.num_frames, part.detail) if isinstance(part, Image) else part)
     if text:
         parts.append("".join(text))
     return id(prompt.handle), tuple([part for part in parts if part != ""])

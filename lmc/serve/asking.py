@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from lmc.backend.base import Backend, Handle, Hints, MeteredAccount, Output, Result, Scored, seed_of
 from lmc.fsm.search import searcher
-from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
+from lmc.prompt import Constraint, Gen, Image, Part, SamplingParams, derive_seed, segments_of
 
 _tickets = itertools.count()
 
@@ -28,7 +28,7 @@ class Ask:
     watched   the answer is read while it grows
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Part | Image, ...]
     params: SamplingParams
     constraint: Constraint | None = None
     n: int = 1
@@ -149,7 +149,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
                 if ask.n > 1:
                     hints = hints._replace(group=(ticket,), members=ask.n, way=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))
-                handles.append(backend.submit(None, (Text(ask.parts), gen), hints))
+                handles.append(backend.submit(None, (*segments_of(ask.parts), gen), hints))
     except BaseException:
         for handle in handles:
             handle.cancel()

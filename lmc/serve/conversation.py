@@ -6,14 +6,15 @@ Contents stay plain text: no message can write a special token (semantics of the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from lmc.backend.base import Backend
 from lmc.backend.families import Family, family_of
 from lmc.chat import conversation
-from lmc.prompt import Part
+from lmc.prompt import Image, Part
 from lmc.serve.errors import ApiError, bad
+from lmc.serve.media import picture
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
 
 
@@ -29,15 +30,17 @@ class WholeTemplate(Protocol):
         ...
 
 
-def prompt_of(request: ChatRequest, backend: Backend) -> tuple[tuple[Part, ...], Family | None]:
-    """The prompt, and how calls in the answer are written; None where none may come."""
+def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = ()) -> tuple[tuple[Part | Image, ...], Family | None]:
+    """The prompt, and how calls in the answer are written; None where none may come. `hosts`: where pictures may be fetched."""
     messages = request.messages
     _check_ids(messages)
     offered = bool(request.tools) and request.tool_choice != "none"
     if not request.tools and request.tool_choice not in (None, "none"):
         raise bad("tool_choice needs tools", "tool_choice")
     if not offered and not any(m.tool_calls for m in messages):
-        return _in_pieces(request, backend), None
+        return _in_pieces(request, backend, hosts), None
+    if any(m.has_images for m in messages):
+        raise bad("tools and pictures exclude each other: this server does not write both into one prompt", "tools", "unsupported")
     whole = getattr(backend, "whole_template", None)
     if not isinstance(whole, WholeTemplate) or "tools" not in whole.source:
         raise bad("tools: the chat template of this model does not write tools", "tools", "unsupported")
@@ -62,9 +65,9 @@ def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]
     return tools if request.tool_choice == "required" else []
 
 
-def _in_pieces(request: ChatRequest, backend: Backend) -> tuple[Part, ...]:
+def _in_pieces(request: ChatRequest, backend: Backend, hosts: Collection[str]) -> tuple[Part | Image, ...]:
     template = backend.chat_template
-    turns = [("system" if m.role == "developer" else m.role, m.text) for m in request.messages]
+    turns = [("system" if m.role == "developer" else m.role, _content(m, f"messages.{i}.content", backend, hosts)) for i, m in enumerate(request.messages)]
     answer = template.begin("assistant", turns[-1][0])
     parts = conversation(template, turns)
     if request.continue_final_message:
@@ -76,6 +79,20 @@ def _in_pieces(request: ChatRequest, backend: Backend) -> tuple[Part, ...]:
     elif request.add_generation_prompt is not False:
         return parts
     return parts[: len(parts) - len(answer)]
+
+
+def _content(message: Message, where: str, backend: Backend, hosts: Collection[str]) -> str | list[str | Image]:
+    """A message's text, or its texts and pictures in order."""
+    if not message.has_images or not isinstance(message.content, list):
+        return message.text
+    if not backend.capabilities.images:
+        raise bad(f"{where}: this server's model takes text only", "messages", "unsupported")
+    if message.role != "user":
+        raise bad(f"{where}: a picture is part of a user's message, not of the {message.role}'s", "messages")
+    return [
+        part.text or "" if part.image_url is None else picture(part.image_url.url, part.image_url.detail or "auto", f"{where}.{i}.image_url", hosts)
+        for i, part in enumerate(message.content)
+    ]
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:

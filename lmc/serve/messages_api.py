@@ -69,21 +69,34 @@ def _turns(message: AnthropicMessage, where: str) -> list[Json]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     found: list[Json] = []
-    texts, calls = list[str](), list[Json]()
+    parts, calls = list[Json](), list[Json]()
     for i, block in enumerate(message.content):
         kind = block.get("type")
         if kind == "text" and isinstance(block.get("text"), str):
-            texts.append(block["text"])
+            parts.append({"type": "text", "text": block["text"]})
+        elif kind == "image":
+            parts.append({"type": "image_url", "image_url": {"url": _url(block.get("source"), f"{where}.content.{i}")}})
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             calls.append({"id": block.get("id") or "", "type": "function", "function": {"name": block.get("name"), "arguments": arguments}})
         elif kind == "tool_result":
             found.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _text(block.get("content") or "", f"{where}.content.{i}")})
         elif kind not in ("thinking", "redacted_thinking"):
-            raise bad(f"{where}.content.{i}: this server takes text only, not {kind!r:.60}", "messages", "unsupported")
-    if texts or calls or not found:
-        found.append({"role": message.role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})})
+            raise bad(f"{where}.content.{i}: this server takes text and images only, not {kind!r:.60}", "messages", "unsupported")
+    if parts or calls or not found:
+        content = parts if any(part["type"] == "image_url" for part in parts) else "".join(part["text"] for part in parts)
+        found.append({"role": message.role, "content": content, **({"tool_calls": calls} if calls else {})})
     return found
+
+
+def _url(source: Any, where: str) -> str:
+    match source:
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return f"data:{kind};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            return url
+        case _:
+            raise bad(f"{where}: a picture's source is of the type base64 or url", "messages", "unsupported")
 
 
 def _text(content: Any, where: str) -> str:

@@ -124,7 +124,7 @@ class OpenAIApi:
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices)
         params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens)
-        parts, family = await self._in_pool(prompt_of, request, self._backend)
+        parts, family = await self._in_pool(prompt_of, request, self._backend, self._settings.media_hosts)
         if family is not None and (called := tools_called(request)):
             if constraint is not None:
                 raise bad("tool_choice and a constraint exclude each other", "tool_choice")

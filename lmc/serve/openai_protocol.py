@@ -89,23 +89,36 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
+class ImageUrl(Body):
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
 
 
-def _only_text(content: Any) -> Any:
-    """Says of an image that it is one, where a union would only say what it expects."""
+class ContentPart(Body):
+    """A text or a picture: one of the two fields, as `type` says."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+
+Parts = list[ContentPart]
+
+
+def _known_parts(content: Any) -> Any:
+    """Says what is wrong with a part, where a union would only say what it expects."""
     for i, part in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         kind: Any = part.get("type") if isinstance(part, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        if isinstance(kind, str) and kind != "text":
-            raise PydanticCustomError("not_text", "part {at} is of the type {kind}; this server takes text only", {"at": i, "kind": kind})
+        if isinstance(kind, str) and kind not in ("text", "image_url"):
+            raise PydanticCustomError("no_part", "part {at} is of the type {kind}; this server takes text and image_url", {"at": i, "kind": kind})
+        if kind is not None and {name for name in ("text", "image_url") if part.get(name) is not None} != {kind}:  # pyright: ignore[reportUnknownMemberType]
+            raise PydanticCustomError("no_part", "part {at} is of the type {kind}; it has the field {kind}, which is required, and no other", {"at": i, "kind": kind})
     return content  # pyright: ignore[reportUnknownVariableType]
 
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart] | None, BeforeValidator(_only_text, json_schema_input_type=str | list[TextPart] | None)] = None
+    content: Annotated[str | Parts | None, BeforeValidator(_known_parts, json_schema_input_type=str | Parts | None)] = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -115,7 +128,11 @@ class Message(Body):
     def text(self) -> str:
         if self.content is None:
             return ""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(part.text or "" for part in self.content)
+
+    @property
+    def has_images(self) -> bool:
+        return isinstance(self.content, list) and any(part.image_url is not None for part in self.content)
 
 
 # -- what both endpoints take ------------------------------------------------------------------------------------------

@@ -93,9 +93,22 @@ def _add(messages: list[Json], item: Json, i: int) -> None:
     elif kind == "function_call_output":
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"), i)})
     elif kind == "message":
-        messages.append({"role": item.get("role"), "content": _text(item.get("content"), i)})
+        messages.append({"role": item.get("role"), "content": _content(item.get("content"), i)})
     elif kind != "reasoning":  # what a model thought before is not told to it again
         raise bad(f"input.{i}: items of the type {kind!r:.60} are not supported", "input", "unsupported")
+
+
+def _content(content: Any, i: int) -> str | list[Json]:
+    """A message's text, or its parts as a chat completion has them where there are pictures among them."""
+    if not (isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == "input_image" for part in content)):  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return _text(content, i)
+    return [_image(part, i) if isinstance(part, dict) and part.get("type") == "input_image" else {"type": "text", "text": _text(part, i)} for part in content]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _image(part: Json, i: int) -> Json:
+    if not isinstance(part.get("image_url"), str):
+        raise bad(f"input.{i}: a picture is given by image_url; this server keeps no files", "input", "unsupported")
+    return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part.get("detail")}}
 
 
 def _text(content: Any, i: int) -> str:

@@ -23,6 +23,7 @@ class Settings:
     body_timeout  seconds that a client may take to send its request
     timeout       seconds from the request's arrival to the last byte of its answer
     max_tokens    of a chat answer whose request names none; a completion's default is OpenAI's 16
+    media_hosts   hosts, with a port where it is not the usual one, from which pictures may be fetched; empty: none
     journals      folder of the journals of runs that have an id; None: there are none
     lenient       fields of requests that nobody knows are left out, and not refused
     max_choices   answers that one request may ask for: its prompts times `n`
@@ -40,4 +41,5 @@ class Settings:
     max_tokens: int = 1024
     max_choices: int = 128
     lenient: bool = False
+    media_hosts: frozenset[str] = frozenset()
     journals: Path | None = None

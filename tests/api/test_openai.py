@@ -16,6 +16,7 @@ from lmc.backend.base import Backend, Handle
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.api.http import Planted
 from tests.api.text_model import TextModel
+from tests.pictures import png
 
 pytestmark = pytest.mark.api
 
@@ -255,8 +256,8 @@ def test_a_message_that_is_begun(openai):
 
 
 def test_images(openai, tmp_path):
-    png = b"\x89PNG\r\n\x1a\n" + bytes(8)
-    (tmp_path / "a.png").write_bytes(png)
+    picture = png()
+    (tmp_path / "a.png").write_bytes(picture)
 
     @lmc.function
     def program(s, *pictures):
@@ -266,9 +267,9 @@ def test_images(openai, tmp_path):
 
     backend, server = openai(says("x"))
     for call in (program.run, lmc.compile(program)):
-        call(png, str(tmp_path / "a.png"), "https://example.com/a.png", backend=backend).sync()
+        call(picture, str(tmp_path / "a.png"), "https://example.com/a.png", backend=backend).sync()
         urls = [m["content"][1]["image_url"]["url"] for m in server.seen[-1].body["messages"]]
-        data = "data:image/png;base64," + base64.b64encode(png).decode()
+        data = "data:image/png;base64," + base64.b64encode(picture).decode()
         assert urls == [data, data, "https://example.com/a.png"]
         assert server.seen[-1].body["messages"][0]["content"][0] == {"type": "text", "text": "Look: "}
 

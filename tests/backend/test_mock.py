@@ -49,9 +49,9 @@ from lmc.prompt import (
 from tests.fsm.schemas import RECURSIVE
 from tests.fsm.schemas import SCHEMAS as ALL_SCHEMAS
 from tests.fsm.test_json_schema import is_valid, validator
+from tests.pictures import png
 from tests.searching import search, some
 
-PNG = b"\x89PNG\r\n\x1a\n"
 GREEDY = SamplingParams(temperature=0.0)
 LOC = Loc("prog.py", 3, 4)
 
@@ -91,21 +91,21 @@ def test_answers_do_not_change_between_versions() -> None:
 
 
 def test_an_image_is_its_content(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(PNG + b"one")
-    (tmp_path / "b.png").write_bytes(PNG + b"one")
+    (tmp_path / "a.png").write_bytes(png(1))
+    (tmp_path / "b.png").write_bytes(png(1))
     mock = Mock()
 
     def seen(source: Any) -> str:
         return mock.submit(None, (text("Look: "), Image(source), gen())).results[0].output().text
 
-    assert seen(str(tmp_path / "a.png")) == seen(tmp_path / "b.png") == seen(PNG + b"one")
-    assert len({seen(PNG + b"one"), seen(PNG + b"two"), seen("https://host/a.png"), answer(mock, "Look: ", gen())}) == 4
+    assert seen(str(tmp_path / "a.png")) == seen(tmp_path / "b.png") == seen(png(1))
+    assert len({seen(png(1)), seen(png(2)), seen("https://host/a.png"), answer(mock, "Look: ", gen())}) == 4
     assert mock.call_log[0].prompt_text == "Look: " and len(mock.call_log[0].prompt) > len("Look: ")
 
 
 def test_what_is_no_image_is_refused_at_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no image")
-    for source, why in ((str(tmp_path / "a.png"), "neither PNG"), (str(tmp_path / "none.png"), "No such file"), (3, "mock does not support image\\(int\\)")):
+    for source, why in ((str(tmp_path / "a.png"), "neither PNG"), (str(tmp_path / "none.png"), "No such file"), (3, "not int")):
         with pytest.raises(LmcError, match=rf"prog.py:3: .*{why}"):
             Mock().submit(None, (Image(source, loc=LOC), gen()))
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lmc.backend.api.place import Place
 from lmc.chat import ChatTemplate, RoleTemplate
-from lmc.errors import ParameterError, ProgramError, UnsupportedOpError
+from lmc.errors import UnsupportedOpError
+from lmc.images import data_url
 from lmc.prompt import Image, Mark, Part, Special, plain
 from lmc.tools import with_calls
 
@@ -99,7 +97,8 @@ def _content(content: list[str | Image]) -> str | list[Message]:
     parts: list[Message] = []
     for piece in content:
         if isinstance(piece, Image):
-            parts.append({"type": "image_url", "image_url": {"url": image_url(piece)}})
+            detail = {} if piece.detail == "auto" else {"detail": piece.detail}
+            parts.append({"type": "image_url", "image_url": {"url": image_url(piece), **detail}})
         elif parts and parts[-1]["type"] == "text":
             parts[-1]["text"] += piece
         else:
@@ -109,37 +108,9 @@ def _content(content: list[str | Image]) -> str | list[Message]:
 
 # -- images ----------------------------------------------------------------------------------------------------------
 
-_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"RIFF", "image/webp"))
-
 
 def image_url(image: Image, target: str = "a chat API") -> str:
     """An image as a URL: a web address as it is, anything else as data. Raises for what is no image."""
     if image.num_frames is not None:
         raise UnsupportedOpError("video input", target, "append the frames as images", loc=image.loc)
-    source = image.source
-    if isinstance(source, str) and source.startswith(("http://", "https://", "data:image/")):
-        return source
-    mime, data = image_bytes(image, target)
-    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
-
-
-def image_bytes(image: Image, target: str = "a chat API") -> tuple[str, bytes]:
-    """The media type and the bytes of an image that is a path, bytes or a PIL image."""
-    source: Any = image.source
-    if isinstance(source, str | Path):
-        try:
-            data = Path(source).read_bytes()
-        except OSError as error:
-            raise ProgramError(f"image({str(source)!r}): {error.strerror}", loc=image.loc) from None
-    elif isinstance(source, bytes):
-        data = source
-    elif hasattr(source, "save"):  # PIL
-        buffer = io.BytesIO()
-        source.save(buffer, format="PNG")
-        data = buffer.getvalue()
-    else:
-        raise UnsupportedOpError(f"image({type(source).__name__})", target, "give a path, bytes or a PIL image", loc=image.loc)
-    mime = next((mime for magic, mime in _MAGIC if data.startswith(magic)), None)
-    if mime is None:
-        raise ParameterError("image(…): neither PNG, JPEG, GIF nor WebP", loc=image.loc)
-    return mime, data
+    return data_url(image)

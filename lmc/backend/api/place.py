@@ -89,6 +89,10 @@ class Place:
         """Whether results of tools are among its messages."""
         return any(isinstance(part, Mark) and part.role == "tool" for node in self.path() for part in node.parts)
 
+    @property
+    def has_images(self) -> bool:
+        return any(isinstance(part, Image) for node in self.path() for part in node.parts)
+
     def since_answer(self) -> tuple[Place | None, tuple[Part | Image, ...]]:
         """The last answer (None: there is none) and the literal parts behind it."""
         parts: list[tuple[Part | Image, ...]] = []

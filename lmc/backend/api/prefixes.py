@@ -14,6 +14,8 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from lmc.backend.api.place import Place
+from lmc.images import digest
+from lmc.prompt import Image
 
 BLOCK = 64
 """Tokens that are compared together."""
@@ -106,7 +108,7 @@ def beginning(place: Place) -> str:
     """The first text of a prompt."""
     text = ""
     for piece in place.pieces():
-        text += piece if isinstance(piece, str) else ""
+        text += piece if isinstance(piece, str) else digest(piece).hex() if isinstance(piece, Image) else ""
         if len(text) >= _SAME:
             break
     return text[:_SAME]

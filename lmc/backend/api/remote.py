@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
 from lmc.backend.api.redaction import redacted, secrets_of_headers, without_userinfo
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import ProxiedWire, parsed, proxied
-from lmc.backend.base import Hints, Usage
+from lmc.backend.base import Capabilities, Hints, Usage
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, MissingPackageError, ModelLoadError, ParameterError, ProgramError
@@ -211,6 +211,7 @@ class Remote(Completions):
     base = ""
     path = "/generate"
     worth = 256
+    _sees = True  # unless the server says that its model does not
 
     def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, joining: Joining, patience: Patience, concurrency: int) -> Fleet:
         """The servers behind this backend; to be called before the backend's own constructor."""
@@ -259,8 +260,17 @@ class Remote(Completions):
         return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "servers": self._fleet.said}
 
     def by_messages(self, place: Place, ask: Gen | Select) -> bool:
-        """Tools are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
-        return place.has_results or (isinstance(ask, Gen) and bool(ask.tools))
+        """Tools and pictures are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
+        return self._written_there(place) or (isinstance(ask, Gen) and bool(ask.tools))
+
+    @staticmethod
+    def _written_there(place: Place) -> bool:
+        """Whether what the server makes of a prompt is not known here."""
+        return place.has_results or place.has_images
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, images=self._sees)
 
     def headers(self, place: Place) -> Mapping[str, str]:
         return self._prompts.headers(place)
@@ -270,7 +280,7 @@ class Remote(Completions):
         return Request(self.path, body, headers, keys_of(prompt), self._prompts.size(prompt), limit)
 
     async def warm(self, place: Place, hints: Hints) -> None:
-        if not place.has_results:  # what the server makes of those is not known here
+        if not self._written_there(place):
             await self.read(self._prompts.write(place, self.name), self.headers(place), self.worth)
 
     async def read(self, prompt: str | list[int], headers: Mapping[str, str], worth: int) -> None:

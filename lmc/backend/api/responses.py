@@ -91,7 +91,8 @@ def _kept(message: Mapping[str, Any], stored: bool) -> list[Body]:
 
 def _part(part: Mapping[str, Any]) -> Body:
     if part["type"] == "image_url":
-        return {"type": "input_image", "image_url": part["image_url"]["url"]}
+        given = part["image_url"]
+        return {"type": "input_image", "image_url": given["url"], **({"detail": given["detail"]} if "detail" in given else {})}
     return {"type": "input_text", "text": part["text"]}
 
 

@@ -72,6 +72,7 @@ class SGLang(Remote):
         info = one_model(urls, self._asked_of, _model)
         model = _model(info)
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
+        self._sees = info.get("has_image_understanding") is not False  # older servers do not say
         patience = patience or Patience(retries=retries, timeout=timeout)
         joining = Joined(routed=is_router(urls[0], self._auth) if router is None else router)
         fleet = self._serve(urls, self._auth, prompts, joining, patience, concurrency)
@@ -90,7 +91,7 @@ class SGLang(Remote):
     def capabilities(self) -> Capabilities:
         if self._able is None:
             kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
-            self._able = Capabilities(self.name, kinds, select=True, logprobs=True, n=True, streams=True, tools=True, prices=self._prices)
+            self._able = Capabilities(self.name, kinds, select=True, logprobs=True, images=self._sees, n=True, streams=True, tools=True, prices=self._prices)
         return self._able
 
     def check(self, ask: Gen | Select) -> None:

@@ -17,12 +17,13 @@ from lmc.backend.engine.choice_trie import Branch
 from lmc.backend.engine.choices import Decision, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, Vocabulary, template_stops
+from lmc.backend.engine.eyes import Eyes, Picture, laid
 from lmc.backend.engine.radix_cache import common_prefix
-from lmc.backend.engine.request import Kind, Request, TokenLogprob
+from lmc.backend.engine.request import PICTURE, Kind, Request, TokenLogprob
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder
-from lmc.prompt import ChoicesMethod, Gen, Given, Part, SamplingParams, Segment, Select
+from lmc.prompt import ChoicesMethod, Gen, Given, Image, Part, SamplingParams, Segment, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.radix_cache import Node
@@ -34,16 +35,26 @@ Order = tuple[int, ...]
 class Place:
     """A place in a prompt: ids that never change again, then an open run of literal parts, encoded as one.
 
-    cached  where the KV of its closed ids, or of the first of them, was left in the tree
+    cached    where the KV of its closed ids, or of the first of them, was left in the tree
+    pictures  that the closed ids are of, in order
     """
 
     closed: np.ndarray  # [n] int32
-    run: tuple[Part, ...] = ()
+    run: tuple[Part | Picture, ...] = ()
     cached: weakref.ref[Node] | None = None
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def node(self) -> Node | None:
         return self.cached() if self.cached is not None else None
+
+    @property
+    def all_pictures(self) -> tuple[Picture, ...]:
+        return (*self.pictures, *(part for part in self.run if isinstance(part, Picture)))
+
+    def followed(self, *parts: Part) -> Place:
+        """The same with more literal parts."""
+        return Place(self.closed, (*self.run, *parts), self.cached, self.pictures)
 
 
 ROOT = Place(NO_IDS)
@@ -82,12 +93,13 @@ class Asker:
         seam: Literal["token", "text"],
         near: int | None = None,
         embedded: int | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         if seam not in ("token", "text"):
             raise ParameterError(f'seam is {seam!r}; it can be "token" or "text"')
         self.name, self.words, self.compiler, self.seam, self.seed = name, words, compiler, seam, seed
         self.max_context, self.pool, self.limit = max_context, pool, min(max_context, pool)
-        self.near = near
+        self.near, self.eyes = near, eyes
         self.use_template(template)
         self.encoder = Encoder(words, embedded=embedded)
         self._shown: dict[int, str] = {}  # texts of single tokens; no more than the vocabulary has
@@ -110,7 +122,7 @@ class Asker:
         wanted."""
         ids = self.ids(place)
         prompt = self._nonempty(ids)
-        self._check_length(len(prompt), ask.loc)
+        self._check_length(len(prompt), ask.loc, _told(place))
         params = replace(ask.params, max_new_tokens=min(ask.params.max_new_tokens, self.limit - len(prompt)))
         sampling = _Sampling(self, place, ids, len(prompt), params.n, on_done)
         scores: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
@@ -132,6 +144,7 @@ class Asker:
                 behind=place.node,
                 gen=(ask.loc, ask.params.max_new_tokens),
                 near=self.near,
+                pictures=laid(prompt, place.all_pictures),
             )
             for item in range(params.n)
         ]
@@ -176,7 +189,7 @@ class Asker:
         """Lists of [log-probability, id, text]; the text where it was asked for, the first prompt token without any."""
         shown = self._shower(req.params)
         start = _scored_from(req.params)
-        prompt = req.prompt.tolist()
+        prompt = self.spelled(req.prompt)
         known = [] if start is None else [(prompt[p], req.prompt_logprobs.get(p)) for p in range(start, len(prompt))]
         answer = self._scored(req.logprobs, req.params)
         found: dict[str, Any] = {
@@ -197,6 +210,10 @@ class Asker:
     def _shower(self, params: SamplingParams) -> Callable[[int], str | None]:
         return self.shown if params.return_text_in_logprobs else lambda _: None
 
+    def spelled(self, ids: np.ndarray) -> list[int]:
+        """Ids of the vocabulary: those of pictures as the token that stands for them."""
+        return ids.tolist() if self.eyes is None else np.where(ids >= PICTURE, self.eyes.sight.token, ids).tolist()
+
     def shown(self, token: int) -> str:
         if token not in self._shown:
             self._shown[token] = self.words.decode([token], with_specials=True, at_start=False)
@@ -208,7 +225,7 @@ class Asker:
         """One pass over the prompt and, beside it, the trie of the choices. `temperature` is not used: as in SGLang
         a choice is scored, not sampled."""
         prompt = self.ids(place)
-        wholes = [self.ids(Place(place.closed, (*place.run, choice))) for choice in ask.choices]
+        wholes = [self.ids(place.followed(choice)) for choice in ask.choices]
         starts = [common_prefix(prompt, whole) for whole in wholes]
         padding = 0
         if min(starts) == 0:  # nothing before the choices: one token that every text begins with
@@ -221,8 +238,8 @@ class Asker:
         if ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
             branches += [Branch(0, whole[start:]) for whole, start in zip(wholes, starts, strict=True)]
         longest = max(base + max(b.rows for b in branches), *map(len, wholes))
-        self._check_length(longest, ask.loc, "the prompt and its longest choice have")
-        scoring = _Scoring(self, ask, wholes, starts, base, padding, on_done)
+        self._check_length(longest, ask.loc, _told(place, " and its longest choice"))
+        scoring = _Scoring(self, ask, place, wholes, starts, base, padding, on_done)
         return Request(
             Kind.SCORE,
             wholes[0][:base],
@@ -233,6 +250,7 @@ class Asker:
             behind=place.node,
             gen=(ask.loc, "select"),
             near=self.near,
+            pictures=laid(wholes[0][:base], place.all_pictures),
         )
 
     # -- answers that are known --------------------------------------------------------------------------------
@@ -240,9 +258,9 @@ class Asker:
     def given(self, given: Given, place: Place) -> Place:
         """Where a prompt goes on after an answer of an earlier run."""
         if given.ids:
-            return Place(np.concatenate((self.ids(place), np.asarray(given.ids, np.int32))))
-        after = Place(place.closed, (*place.run, given.text))
-        return after if self.seam == "text" else Place(self.ids(after))
+            return Place(np.concatenate((self.ids(place), np.asarray(given.ids, np.int32))), pictures=place.all_pictures)
+        after = place.followed(given.text)
+        return after if self.seam == "text" else Place(self.ids(after), pictures=after.all_pictures)
 
     # -- prefill -----------------------------------------------------------------------------------------------
 
@@ -254,8 +272,20 @@ class Asker:
         if not len(stable):
             return None
         return Request(
-            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, behind=place.node, near=self.near
-        )
+            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, behind=place.node, near=self.near,
+            pictures=laid(stable, place.all_pictures),
+        )  # fmt: skip
+
+    # -- pictures ----------------------------------------------------------------------------------------------
+
+    def seen(self, image: Image) -> tuple[Part | Picture, ...]:
+        """A picture as parts of a prompt. Raises what is wrong with it."""
+        assert self.eyes is not None, "refused: a model without eyes"
+        return self.eyes.parts(image, self.limit)
+
+    def count_pictures(self, done: Sequence[Request]) -> None:
+        if self.eyes is not None:
+            self.eyes.count(sum(len(req.pictures) for req in done))
 
     # -- refusals ----------------------------------------------------------------------------------------------
 
@@ -291,6 +321,13 @@ class Asker:
         raise PromptTooLongError(f"{what} {tokens} tokens; {limit}. {remedy}", loc=loc)
 
 
+def _told(place: Place, more: str = "") -> str:
+    """What is too long."""
+    pictures = place.all_pictures
+    count = f" ({len(pictures)} picture{'s' * (len(pictures) > 1)} of {sum(p.count for p in pictures)} tokens in it)" if pictures else ""
+    return f"the prompt{count}{more} {'have' if more else 'has'}"
+
+
 class _Sampling:
     """A gen on its way: those of its `n` items that are finished."""
 
@@ -322,6 +359,7 @@ class _Sampling:
             calls=1,
             passes=max(r.passes for r in done),
         )
+        self._asker.count_pictures(done)
         texts = tuple(r.ending.text for r in done if r.ending is not None)
         ending = done[0].ending
         ids = tuple(map(int, ending.ids)) if ending is not None and self._asker.seam == "token" else ()
@@ -331,10 +369,10 @@ class _Sampling:
     def _after(self, first: Request) -> Place:
         assert first.ending is not None
         if self._asker.seam == "text":
-            return Place(self._place.closed, (*self._place.run, first.ending.text))
+            return self._place.followed(first.ending.text)
         answer = np.asarray(first.ending.ids, np.int32)
         begun = len(self._ids) == self._prompt_len  # not by a token that a model needs to start from
-        return Place(np.concatenate((self._ids, answer)), cached=first.kept if begun else None)
+        return Place(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures)
 
 
 def _phases(req: Request) -> tuple[float, float] | None:
@@ -344,19 +382,20 @@ def _phases(req: Request) -> tuple[float, float] | None:
 class _Scoring:
     """A select on its way. `wholes`: ids of prompt and choice; `starts`: where each choice's own tokens begin."""
 
-    __slots__ = ("_ask", "_asker", "_base", "_decision", "_on_done", "_padding", "_rows", "_starts", "_wholes")
+    __slots__ = ("_ask", "_asker", "_base", "_decision", "_on_done", "_padding", "_place", "_rows", "_starts", "_wholes")
 
     def __init__(
         self,
         asker: Asker,
         ask: Select,
+        place: Place,
         wholes: list[np.ndarray],
         starts: list[int],
         base: int,
         padding: int,
         on_done: OnDone,
     ) -> None:
-        self._asker, self._ask, self._wholes, self._starts = asker, ask, wholes, starts
+        self._asker, self._ask, self._place, self._wholes, self._starts = asker, ask, place, wholes, starts
         self._base, self._padding, self._on_done = base, padding, on_done
         self._decision: Decision | None = None
         self._rows: tuple[list[list[float]], list[list[float]] | None] = ([], None)
@@ -373,14 +412,14 @@ class _Scoring:
         if req.error is not None:
             return self._on_done(req.error)
         assert self._decision is not None
+        self._asker.count_pictures((req,))
         index = self._decision.index
         usage = Usage(prompt_tokens=req.prompt_len, cached_tokens=req.hit_len, calls=1, passes=req.passes)
         output = Output((self._ask.choices[index],), (self._meta(req, self._decision),), usage, phases=_phases(req))
         ids = self._wholes[index][self._padding :]
         if self._asker.seam == "text":
-            text = self._asker.words.decode(ids.tolist(), with_specials=True)
-            return self._on_done(Finished(output, Place(NO_IDS, (text,))))
-        self._on_done(Finished(output, Place(ids, cached=None if self._padding else req.kept)))
+            return self._on_done(Finished(output, self._place.followed(self._ask.choices[index])))
+        self._on_done(Finished(output, Place(ids, (), None if self._padding else req.kept, self._place.all_pictures)))
 
     def _meta(self, req: Request, decision: Decision) -> dict[str, Any]:
         conditional, unconditional = self._rows

@@ -99,13 +99,14 @@ class MissingTemplate:
         return ()
 
 
-def cut(source: str | None, tokenizer: Tokenizer, *, name: str) -> ChatTemplate:
-    """The template as constant pieces, or a MissingTemplate that says why there are none. Logs what is lossy."""
+def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool = False) -> ChatTemplate:
+    """The template as constant pieces, or a MissingTemplate that says why there are none. Logs what is lossy. `in_parts`: contents
+    are lists of texts and images, as the templates of models that see may want them."""
     if not source:
         return MissingTemplate(name, "has none (it may be a base model)")
     sandbox = _sandbox(source, tokenizer)
     try:
-        found = _Cutter(sandbox.render, tokenizer, name, *sandbox.open()).cut()
+        found = _Cutter(_in_parts(sandbox.render) if in_parts else sandbox.render, tokenizer, name, *sandbox.open()).cut()
     except (_NotCuttable, OverLimit) as reason:
         log.warning("the chat template of %s cannot be cut: %s", name, reason)
         what = "that cannot be run" if isinstance(reason, OverLimit) else "that does not write messages one after the other"
@@ -157,9 +158,41 @@ class WholeTemplate:
         return tuple(parts)
 
 
-def whole(source: str | None, tokenizer: Tokenizer, *, name: str) -> WholeTemplate | None:
+def whole(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool = False) -> WholeTemplate | None:
     """The template for conversations with tools; None where a model has none."""
-    return WholeTemplate(name, source, _sandbox(source, tokenizer).render, tokenizer) if source else None
+    if not source:
+        return None
+    render = _sandbox(source, tokenizer).render
+    return WholeTemplate(name, source, _in_parts(render) if in_parts else render, tokenizer)
+
+
+def _in_parts(render: Render) -> Render:
+    """The same for a template that wants contents as lists of parts."""
+
+    def rendered(messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
+        return render([{**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m for m in messages], ask, **more)
+
+    return rendered
+
+
+def around_images(source: str | None, tokenizer: Tokenizer, token: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """What the template writes before and after an image at the beginning of a message, and the processor beside its `token`s.
+    Nothing where there is no template that knows images."""
+    if not source:
+        return (), ()
+    text = {"type": "text", "text": _MARK.format(0)}
+    sandbox = _sandbox(source, tokenizer)
+    try:
+        plain, shown = (sandbox.render([{"role": "user", "content": content}], False) for content in ([text], [{"type": "image"}, text]))
+    except (Refused, OverLimit) as why:
+        log.warning("the chat template does not write images: %s", why)
+        return (), ()
+    finally:
+        sandbox.close()
+    begin = plain.partition(_MARK.format(0))[0]
+    written = shown.partition(_MARK.format(0))[0].removeprefix(begin)
+    before, found, after = written.partition(token)
+    return (tokenizer.split_specials(before), tokenizer.split_specials(after)) if found else ((), ())
 
 
 def _sandbox(source: str, tokenizer: Tokenizer) -> Sandbox:

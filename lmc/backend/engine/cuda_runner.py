@@ -18,15 +18,17 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.apart import Apart
+from lmc.backend.engine.attention.base import Seen
 from lmc.backend.engine.attention.flashinfer import PagedAttention, Shape
 from lmc.backend.engine.attention.sharing import Group, groups
 from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
 from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
-from lmc.backend.engine.model_runner import ModelRunner, read, wanted_rows
+from lmc.backend.engine.model_runner import ModelRunner, read, tokens_of, wanted_rows
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.products import Products
@@ -81,8 +83,8 @@ class CudaRunner(ModelRunner):
                   docs/performance.md); groups that fit a narrow tile do from an eighth of it on; None: never
     """
 
-    def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
-        super().__init__(model, kv, sampler, str(model.device))
+    def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None) -> None:
+        super().__init__(model, kv, sampler, str(model.device), eyes)
         c = model.config
         self._products = Products.of(model.device, model.dtype)
         self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
@@ -146,12 +148,13 @@ class CudaRunner(ModelRunner):
     def logits(self, work: Pass, wanted: list[int]) -> Tensor:
         rows = max(work.rows, len(wanted))
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
-        if rows <= BUCKETS[-1]:
+        seen = self._seen(layout.spans)
+        if rows <= BUCKETS[-1] and seen is None:
             rows = next(b for b in BUCKETS if b >= rows)
             plan = self._plan(layout, len(layout.spans), rows)
             if len(plan.indices) <= _MOST_INDICES:
                 return self._replay(work.rows, layout, plan, rows)
-        return self._launch(work.rows, layout, rows)
+        return self._launch(work.rows, layout, rows, seen)
 
     def _plan(self, layout: _Layout, spans: int, rows: int) -> Plan:
         """How the first `spans` are read by tiles."""
@@ -168,8 +171,8 @@ class CudaRunner(ModelRunner):
         captured.graph.replay()
         return self._fused.logits(captured.hidden[: len(layout.wanted)])
 
-    def _launch(self, known: int, layout: _Layout, rows: int) -> Tensor:
-        """Without a graph; prompts by FlashInfer where it is installed."""
+    def _launch(self, known: int, layout: _Layout, rows: int, seen: Seen | None) -> Tensor:
+        """Without a graph, as passes with rows of pictures always; prompts by FlashInfer where it is installed."""
         self._staged.synchronize()
         spans, flash = len(layout.spans), self._flash
         stage = self._large_stage(rows, 2 * int(layout.contexts.sum()) + BLOCK * (spans + len(layout.shared)))
@@ -180,7 +183,7 @@ class CudaRunner(ModelRunner):
             attend = self._tiled.over(stage, self._partials_of(rows), known, wide=True, beside=False)
         self._staged.record()
         wanted = stage.device("logits", len(layout.wanted))
-        return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted))
+        return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted, seen))
 
     def _apart(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attention:
         """Short spans by tiles, the others by FlashInfer."""
@@ -209,7 +212,7 @@ class CudaRunner(ModelRunner):
         (kernels/embedding.py)."""
         spans = layout.spans
         ids, positions, slots = (stage.array(name, rows) for name in ("ids", "positions", "slots"))
-        np.concatenate([s.ids for s in spans], out=ids[:known], casting="same_kind")
+        ids[:known] = tokens_of(spans)
         np.concatenate([s.slots[s.position :] for s in spans], out=slots[:known], casting="same_kind")
         ends = np.cumsum(layout.lengths)
         if self._places:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from lmc.backend.engine.answer import Words
+from lmc.backend.engine.eyes import Picture
 from lmc.chat import ChatTemplate
 from lmc.errors import ParameterError
 from lmc.prompt import Mark, Part, Special
@@ -69,7 +70,7 @@ class Encoder:
         self._held = 0  # characters
         self._lock = threading.Lock()
 
-    def encode(self, run: Sequence[Part], *, at_start: bool) -> np.ndarray:
+    def encode(self, run: Sequence[Part | Picture], *, at_start: bool) -> np.ndarray:
         """[n] int32. `at_start`: nothing precedes the run; BOS is put there if the tokenizer's own rule says so."""
         words, found = self._words, list[np.ndarray]()
         first = at_start
@@ -79,9 +80,9 @@ class Encoder:
             if not (isinstance(begins, Special) and words.id_of(begins.spelling) == words.bos_token_id):
                 found.append(np.array([words.bos_token_id], np.int32))
         for stretch in stretches:
-            for piece in (stretch,) if isinstance(stretch, Special) else self._pieces(stretch):
+            for piece in self._pieces(stretch) if isinstance(stretch, list) else (stretch,):
                 ids = self._piece(piece, first)
-                first = (first and not len(ids)) or (isinstance(piece, Special) and words.prefixes_behind_specials)
+                first = (first and not len(ids)) or (not isinstance(piece, str) and words.prefixes_behind_specials)
                 found.append(ids)
         return np.concatenate(found) if found else NO_IDS
 
@@ -103,7 +104,9 @@ class Encoder:
                 start = cut
         return [*found, *self._words.blocks(whole[start:])]
 
-    def _piece(self, piece: str | Special, first: bool) -> np.ndarray:
+    def _piece(self, piece: str | Special | Picture, first: bool) -> np.ndarray:
+        if isinstance(piece, Picture):
+            return np.full(piece.count, piece.number, np.int32)
         if isinstance(piece, Special):
             return self._checked(np.array([self._words.id_of(piece.spelling)], np.int32))
         key = (piece, first)
@@ -135,13 +138,13 @@ class Encoder:
                 (text, _), _ = self._known.popitem(last=False)
                 self._held -= len(text)
 
-    def unstable(self, run: Sequence[Part]) -> int:
+    def unstable(self, run: Sequence[Part | Picture]) -> int:
         """How many tokens at the end of the run may change when text is appended: those of its last word. A wrong
         guess costs work, never a wrong answer, because whoever asks encodes the whole run again."""
         stretches = literal(run)
-        if not stretches or isinstance(stretches[-1], Special):
+        if not stretches or not isinstance(last := stretches[-1], str):
             return 0
-        blocks = self._words.blocks(stretches[-1])
+        blocks = self._words.blocks(last)
         ids = self._piece(blocks[-1], len(stretches) == len(blocks) == 1)
         for n in range(1, min(8, len(ids)) + 1):
             if self._words.token_bytes(int(ids[-n]))[:1].isspace():
@@ -149,12 +152,12 @@ class Encoder:
         return min(8, len(ids))
 
 
-def cut_texts(run: Sequence[Part]) -> list[list[str] | Special]:
-    """A run without marks: special tokens, and the texts between them; empty ones dropped."""
-    out: list[list[str] | Special] = []
+def cut_texts(run: Sequence[Part | Picture]) -> list[list[str] | Special | Picture]:
+    """A run without marks: special tokens and pictures, and the texts between them; empty ones dropped."""
+    out: list[list[str] | Special | Picture] = []
     texts: list[str] = []
     for part in run:
-        if isinstance(part, Special):
+        if isinstance(part, Special | Picture):
             if texts:
                 out.append(texts)
                 texts = []
@@ -166,9 +169,9 @@ def cut_texts(run: Sequence[Part]) -> list[list[str] | Special]:
     return out
 
 
-def literal(run: Sequence[Part]) -> list[str | Special]:
+def literal(run: Sequence[Part | Picture]) -> list[str | Special | Picture]:
     """The same with adjacent texts joined."""
-    return [stretch if isinstance(stretch, Special) else "".join(stretch) for stretch in cut_texts(run)]
+    return ["".join(stretch) if isinstance(stretch, list) else stretch for stretch in cut_texts(run)]
 
 
 def template_stops(words: Vocabulary, template: ChatTemplate) -> tuple[frozenset[int], tuple[str, ...]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from lmc.backend.engine.holdings import Holdings
 from lmc.backend.engine.radix_cache import Node, common_prefix
-from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.request import PICTURE, Kind, Request
 from lmc.backend.engine.waiting import Waiting
 from lmc.backend.engine.work import Pass, Rows, Score
 
@@ -154,7 +154,8 @@ class Filling:
         start = self.work.add(Rows(req, req.ids[at:end], at, req.slots[:end], None, req.is_far))
         if req.is_scored:
             for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):
-                self.work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
+                if req.ids[p + 1] < PICTURE:  # how likely a picture is, no model says
+                    self.work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
         return start
 
     def _alloc(self, n: int) -> np.ndarray:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Span
+from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Seen, Span
 from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.eyes import Eyes, Picture, within
 from lmc.backend.engine.logprobs import Logprobs, logprobs
-from lmc.backend.engine.request import Top
+from lmc.backend.engine.request import PICTURE, Top
 from lmc.backend.engine.sampler import Sampler
 from lmc.backend.engine.transfer import to_device
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.work import Pass
+    from lmc.backend.engine.work import Pass, Rows
 
 
 class ModelRunner:
     """Runs passes on one device. Not thread-safe."""
 
-    def __init__(self, model: CausalModel, kv: KVStore, sampler: Sampler, device: str = "cpu") -> None:
-        self._model, self._kv, self._sampler, self._device = model, kv, sampler, device
+    def __init__(self, model: CausalModel, kv: KVStore, sampler: Sampler, device: str = "cpu", eyes: Eyes | None = None) -> None:
+        self._model, self._kv, self._sampler, self._device, self._eyes = model, kv, sampler, device, eyes
 
     @torch.inference_mode()
     def run(self, work: Pass) -> PassOutput:
@@ -45,7 +47,7 @@ class ModelRunner:
         return self._model.forward(self._batch(work, wanted), self._kv)
 
     def _batch(self, work: Pass, wanted: list[int]) -> ForwardBatch:
-        ids = np.concatenate([s.ids for s in work.spans])
+        ids = tokens_of(work.spans)
         positions = np.concatenate([np.arange(s.position, s.position + len(s.ids)) for s in work.spans])
         out_slots = np.concatenate([s.slots[s.position :] for s in work.spans])
         spans: list[Span] = []
@@ -59,10 +61,35 @@ class ModelRunner:
             out_slots=self._tensor(out_slots),
             spans=tuple(spans),
             logit_rows=self._tensor(np.asarray(wanted, dtype=np.int64)),
+            seen=self._seen(work.spans),
         )
+
+    def _seen(self, spans: Sequence[Rows]) -> Seen | None:
+        """Rows of pictures, and what is seen there; the tower runs now, if it has to."""
+        if self._eyes is None:
+            return None
+        found: list[tuple[Picture, int, int, int]] = []  # with the row of the pass that the first is
+        start = 0
+        for s in spans:
+            if s.branch is None and s.request.pictures:
+                end = s.position + len(s.ids)
+                found += [(picture, first, last, start + at) for picture, first, last, at in within(s.request.pictures, s.position, end)]
+            start += len(s.ids)
+        if not found:
+            return None
+        features = self._eyes.features(picture for picture, *_ in found)
+        rows = np.concatenate([np.arange(row, row + last - first) for _, first, last, row in found])
+        return Seen(self._tensor(rows), torch.cat([features[picture.number][first:last] for picture, first, last, _ in found]))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def tokens_of(spans: Sequence[Rows]) -> np.ndarray:
+    """Ids of the rows, [rows] int32; 0 where a picture's features stand."""
+    ids = np.concatenate([s.ids for s in spans])
+    ids[ids >= PICTURE] = 0
+    return ids
 
 
 def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:

@@ -17,6 +17,7 @@ from lmc.prompt import SamplingParams
 if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
+    from lmc.backend.engine.eyes import Laid
     from lmc.backend.engine.host_tier import Fetch
     from lmc.backend.engine.radix_cache import Node
     from lmc.backend.engine.runs import Lease, OpenRun
@@ -43,6 +44,8 @@ class TokenLogprob:
 STUCK = -1  # from the sampler: the constraint lets no token come next
 BROKEN = -2  # from the sampler: the logits are no numbers
 PENDING = -1  # in `ids`: a token that is on its way from the device
+PICTURE = 1 << 30
+"""From here on an id is a picture's (eyes.py), and no token of the vocabulary."""
 SHORT = 128
 """Tokens up to which an answer is promised room for all that it may have: to promise less would save little."""
 
@@ -104,6 +107,7 @@ class Request:
     weight: float = 1.0  # its share where others compete with it
     account: str = ""  # whose share that is
     watched: bool = False  # somebody reads the answer while it grows
+    pictures: tuple[Laid, ...] = ()  # of the prompt
     guess: bool = False  # asked ahead of a decision: behind all that is not, and the first to give up what it has
 
     # identity and outcome

@@ -36,13 +36,22 @@ class Refused(Exception):
 def environment() -> Any:
     """Jinja set up as in transformers (utils/chat_template_utils.py), in a sandbox, counting steps."""
     from jinja2.compiler import CodeGenerator
-    from jinja2.ext import loopcontrols
+    from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Counting(CodeGenerator):
         def blockvisit(self, nodes: Any, frame: Any) -> None:
             self.writeline("environment.step()")
             super().blockvisit(nodes, frame)
+
+    class Generation(Extension):
+        """{% generation %}: transformers marks with it what an assistant wrote, for training; here it is its body."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class Sandbox(ImmutableSandboxedEnvironment):
         code_generator_class = Counting
@@ -58,7 +67,7 @@ def environment() -> Any:
             _check_operands(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
-    found = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    found = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
     found.filters["tojson"] = _to_json
     found.globals.update(raise_exception=_refuse, strftime_now=_today)
     return found

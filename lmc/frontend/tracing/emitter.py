@@ -176,7 +176,7 @@ class GraphEmitter:
     def _text(x: Operand | Special) -> Operand:
         return x if isinstance(x, (Value, str, Special)) else str(x)
 
-    def image(self, ctx: Context, source: Any, num_frames: Any = None) -> Context:
+    def image(self, ctx: Context, source: Any, num_frames: Any = None, detail: str = "auto", loc: Loc | None = None) -> Context:
         shown = self.operand(source)
         if num_frames is None:
             return Context(self.emit("image", (self.seen(ctx), shown))[0])

@@ -29,6 +29,14 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows of a pass that are pictures' and no tokens': what they begin with in the place of an embedding."""
+
+    rows: torch.Tensor  # [P] int64
+    features: torch.Tensor  # [P, hidden_size]
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One pass. T rows in all, S spans, R rows whose logits are wanted."""
 
@@ -37,6 +45,7 @@ class ForwardBatch:
     out_slots: torch.Tensor  # [T] int64, where the rows' K and V are written
     spans: tuple[Span, ...]
     logit_rows: torch.Tensor  # [R] int64
+    seen: Seen | None = None
 
     def part(self, spans: Sequence[Span]) -> tuple[ForwardBatch, torch.Tensor]:
         """The rows of some spans as a pass, and which of the R rows those of its logits are."""
@@ -50,7 +59,11 @@ class ForwardBatch:
         moved = tuple(replace(s, start=start) for s, start in zip(spans, starts, strict=True))
         wanted = torch.nonzero(place[self.logit_rows] >= 0)[:, 0]
         logit_rows = place[self.logit_rows[wanted]]
-        return ForwardBatch(self.token_ids[rows], self.positions[rows], self.out_slots[rows], moved, logit_rows), wanted
+        seen = None
+        if self.seen is not None:
+            ours = torch.nonzero(place[self.seen.rows] >= 0)[:, 0]
+            seen = Seen(place[self.seen.rows[ours]], self.seen.features[ours])
+        return ForwardBatch(self.token_ids[rows], self.positions[rows], self.out_slots[rows], moved, logit_rows, seen), wanted
 
 
 class KVStore(Protocol):

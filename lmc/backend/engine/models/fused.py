@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import KVStore
+from lmc.backend.engine.attention.base import KVStore, Seen
 from lmc.backend.engine.kernels.activation import silu_mul
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
@@ -40,15 +40,18 @@ class FusedLlama:
         return [matrix for layer in self._model.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
 
     def hidden(
-        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None
+        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: Seen | None = None
     ) -> Tensor:
         """Final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see embed.
 
         wanted    [R] rows: only theirs, [R, hidden_size], and nothing is computed of others that nobody reads
+        seen      rows that are pictures'
         """
         ids, positions, slots = rows
         m, eps, times = self._model, self.config.norm_eps, self._multiply
         residual = embed(ids, sampled, m.embed)
+        if seen is not None:
+            residual[seen.rows] = seen.features.to(residual.dtype)
         following = [layer.input_norm for layer in m.layers[1:]] + [m.norm]
         x = add_rms_norm(None, residual, m.layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):

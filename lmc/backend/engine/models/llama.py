@@ -64,6 +64,8 @@ class LlamaModel:
         plan = self.plan(batch.spans, self.config.sliding_window)
         turn = self.rotations[batch.positions][:, None]  # [T, 1, head_dim / 2] complex
         x = F.embedding(batch.token_ids, self.embed).to(self.norm.dtype)
+        if batch.seen is not None:
+            x[batch.seen.rows] = batch.seen.features.to(x.dtype)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             turned = None if index in self.config.nope_layers else turn

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
-from lmc.backend.engine.chat_template import WholeTemplate, cut, whole
+from lmc.backend.engine.chat_template import WholeTemplate, around_images, cut, whole
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
 from lmc.backend.engine.models import cache, gguf, llama
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmc.backend.engine.attention.base import CausalModel
+    from lmc.backend.engine.models.vision import Vision
     from lmc.backend.engine.tokenizer import Tokenizer
 
 log = logging.getLogger("lmc.models")
@@ -61,6 +62,7 @@ class LoadedModel:
     device: torch.device
     weights: str  # how matrices are stored: a dtype's name, or "float16 packed"
     layers: tuple[LayerShape, ...]  # what a token has in the KV pool
+    vision: Vision | None = None  # of a model that sees
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,11 @@ class _Source:
     tokenizer: Tokenizer
     template: str | None  # Jinja source
     layout: _Layout
+    vision: Callable[[torch.device], Vision] | None = None
 
 
+SEEING = ("llava",)
+"""Model types whose pictures go through a tower of transformers (vision.py), and whose text is a decoder of ours."""
 LOAD_FORMATS = ("auto", "dummy")
 
 
@@ -132,17 +137,22 @@ def load(
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
     model, layers = found.build(where)
     tokens = found.tokenizer
+    vision = None if found.vision is None else found.vision(where)
+    if vision is not None:
+        vision.name, token = found.name, tokens.spelling(vision.token)
+        vision.before, vision.after = around_images(found.template, tokens, token)
     return LoadedModel(
         model=model,
         config=found.config,
         tokenizer=tokens,
-        chat_template=cut(found.template, tokens, name=found.name),
-        whole_template=whole(found.template, tokens, name=found.name),
+        chat_template=cut(found.template, tokens, name=found.name, in_parts=vision is not None),
+        whole_template=whole(found.template, tokens, name=found.name, in_parts=vision is not None),
         name=found.name,
         dtype=found.layout.activations,
         device=where,
         weights=found.layout.name,
         layers=layers,
+        vision=vision,
     )
 
 
@@ -393,9 +403,13 @@ def _read_directory(
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
     raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+    sees = raw.get("model_type") in SEEING
     try:
-        config, theirs = configs.from_hf(raw, str(path / "config.json"), generation), None
+        text = _vision().text_config(path, raw) if sees else raw
+        config, theirs = configs.from_hf(text, str(path / "config.json"), generation), None
     except configs.UnfusedError as reason:
+        if sees:
+            raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
         config, theirs = _theirs(path, generation, reason)
         layout = layout.unpacked
     _check_positions(path, config, layout.device)
@@ -425,8 +439,17 @@ def _read_directory(
         build = _builder(_random(config, layout, dummy_on), config, layout)
     else:
         state = _read_safetensors(path)
+        if sees:
+            state = {text: tensor for name, tensor in state.items() if (text := _vision().text_name(name)) is not None}
         build = _builder(_fused(path, lambda _: state, config, layout), config, layout)
-    return _Source(path.name, config, build, tokens, _template(path, options), layout)
+    vision = (lambda where: _vision().load(path, layout.activations, where, random=dummy_on is not None)) if sees else None
+    return _Source(path.name, config, build, tokens, _template(path, options), layout, vision)
+
+
+def _vision() -> Any:
+    from lmc.backend.engine.models import vision
+
+    return vision
 
 
 def _theirs(path: Path, generation: Mapping[str, Any] | None, reason: ModelLoadError) -> tuple[ModelConfig, Any]:
@@ -498,6 +521,8 @@ def _json_or_none(path: Path) -> dict[str, Any] | None:
 def _template(path: Path, options: dict[str, Any]) -> str | None:
     """The Jinja source: `chat_template.jinja`, or in tokenizer_config.json (one, or a list of named ones)."""
     file = path / "chat_template.jinja"
+    if "chat_template" not in options and not file.is_file():  # processors of transformers 4 kept theirs here
+        options = _json_or_none(path / "chat_template.json") or {}
     if file.is_file():
         try:
             return file.read_text(encoding="utf-8")

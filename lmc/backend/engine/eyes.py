@@ -1,0 +1,199 @@
+"""Pictures in prompts of an engine: token ids of their own, and features that a model's vision tower computes once.
+
+    Image ──prepare (caller's thread)──► Picture: inputs of the tower, a number, how many tokens ──► ids [number] · count, in prompts
+    rows of a pass that are a picture's ──tower, or the pool──► features, in the place of embeddings
+
+A picture's *number* is an id above every vocabulary. It stands for the 128-bit hash of what the tower sees (pixels after
+preprocessing; an engine has one model and one processor): equal pictures have one number, different ones never, so that the radix
+tree, which compares ids, shares KV of equal pictures token by token and needs to know nothing of pictures. A run of one id is
+pictures one behind the other, each of `count` tokens; so ids alone say which row of which picture a token is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from lmc.backend.base import Counters
+from lmc.backend.engine.request import PICTURE
+from lmc.errors import ParameterError, UnsupportedOpError
+from lmc.images import decoded, is_remote
+from lmc.prompt import Image, Part
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pillow
+    from torch import Tensor
+
+_REMEMBERED = 1 << 17  # hashes whose number is known although nobody holds the picture: KV of it may still be cached
+_POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Picture:
+    """A picture as a model sees it, in a prompt's run of literal parts."""
+
+    number: int
+    count: int  # of tokens
+    inputs: Mapping[str, np.ndarray]  # of the tower
+
+
+class Sight(Protocol):
+    """A model's processor and vision tower (models/vision.py)."""
+
+    name: str
+    token: int  # what stands for a picture's tokens where a vocabulary's ids are wanted
+    before: tuple[Part, ...]  # what the chat template writes around a picture
+    after: tuple[Part, ...]
+
+    def prepare(self, picture: Pillow) -> tuple[Mapping[str, np.ndarray], int]:
+        """What the tower takes, and how many tokens the picture is. From any thread."""
+        ...
+
+    def look(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        """Features of each, [count, hidden_size]."""
+        ...
+
+
+class Laid(NamedTuple):
+    """A picture in a sequence of tokens."""
+
+    start: int
+    picture: Picture
+
+
+class Eyes:
+    """A model's sight, with what it has seen. `prepare` from any thread, `features` on the engine's."""
+
+    def __init__(self, sight: Sight, pool: int = _POOL) -> None:
+        self.sight, self._room = sight, pool
+        self._lock = threading.Lock()
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()
+        self._fresh = itertools.count(PICTURE)
+        self._alive: weakref.WeakValueDictionary[int, Picture] = weakref.WeakValueDictionary()
+        self._features: OrderedDict[int, Tensor] = OrderedDict()
+        self._held = 0  # bytes of them
+        self._asked = self._computed = 0
+        self._seconds = 0.0
+
+    # -- into a prompt -----------------------------------------------------------------------------------------
+
+    def parts(self, image: Image, most: int) -> tuple[Part | Picture, ...]:
+        """A picture with what the model's template writes around it. Raises what is wrong with it; it has at most `most` tokens."""
+        if image.num_frames is not None:
+            raise UnsupportedOpError("video input", self.sight.name, "append the frames as images", loc=image.loc)
+        if is_remote(image.source):
+            raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
+        picture = self._known(*self.sight.prepare(decoded(image)))
+        if picture.count >= most:
+            raise ParameterError(
+                f"image(…): a picture is {picture.count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc
+            )
+        return (*self.sight.before, picture, *self.sight.after)
+
+    def _known(self, inputs: Mapping[str, np.ndarray], count: int) -> Picture:
+        key = _hash(inputs)
+        with self._lock:
+            number = self._numbers.get(key)
+            if number is None:
+                number = self._numbers[key] = next(self._fresh)
+                assert number < 2**31, "ids of pictures are used up"
+                if len(self._numbers) > _REMEMBERED:
+                    self._forget_one()
+            self._numbers.move_to_end(key)
+            found = self._alive.get(number)
+            if found is None:
+                found = self._alive[number] = Picture(number, count, inputs)
+            return found
+
+    def _forget_one(self) -> None:
+        """The hash seen longest ago of a picture that is in no prompt; should it come again, it has a new number."""
+        for key, number in self._numbers.items():
+            if number not in self._alive:
+                del self._numbers[key]
+                return
+
+    # -- in passes ---------------------------------------------------------------------------------------------
+
+    def features(self, pictures: Iterable[Picture]) -> dict[int, Tensor]:
+        """Of each picture, by its number; those that are not in the pool go through the tower together."""
+        wanted = {picture.number: picture for picture in pictures}
+        found: dict[int, Tensor] = {}
+        missing: list[Picture] = []
+        for number, picture in wanted.items():
+            if number in self._features:
+                self._features.move_to_end(number)
+                found[number] = self._features[number]
+            else:
+                missing.append(picture)
+        if missing:
+            began = time.perf_counter()
+            for picture, seen in zip(missing, self.sight.look(missing), strict=True):
+                assert len(seen) == picture.count, f"{len(seen)} features of a picture of {picture.count} tokens"
+                found[picture.number] = seen
+                self._keep(picture.number, seen)
+            with self._lock:
+                self._computed += len(missing)
+                self._seconds += time.perf_counter() - began
+        return found
+
+    def _keep(self, number: int, seen: Tensor) -> None:
+        self._features[number] = seen
+        self._held += seen.nbytes
+        while self._held > self._room:
+            _, gone = self._features.popitem(last=False)
+            self._held -= gone.nbytes
+
+    # -- counts ------------------------------------------------------------------------------------------------
+
+    def count(self, pictures: int) -> None:
+        """An answer's prompt had so many."""
+        with self._lock:
+            self._asked += pictures
+
+    def counters(self, others: Counters) -> Counters:
+        """The same with what was seen."""
+        from dataclasses import replace
+
+        with self._lock:
+            return replace(others, images=self._asked, image_hits=max(0, self._asked - self._computed), tower_seconds=self._seconds)
+
+
+def _hash(inputs: Mapping[str, np.ndarray]) -> bytes:
+    """128 bits of what a tower sees."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, array in sorted(inputs.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.digest()
+
+
+def laid(ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Laid, ...]:
+    """Where the pictures of a prompt begin, which are given in its order."""
+    found: list[Laid] = []
+    places = np.flatnonzero(ids >= PICTURE)
+    at = 0  # among the places
+    for picture in pictures:
+        start = int(places[at])
+        assert ids[start] == picture.number, "pictures out of order"
+        found.append(Laid(start, picture))
+        at += picture.count
+    assert at == len(places), "a picture's tokens without the picture"
+    return tuple(found)
+
+
+def within(pictures: Sequence[Laid], begin: int, end: int) -> Iterable[tuple[Picture, int, int, int]]:
+    """Pictures with tokens among [begin, end) of a sequence: each with its first and last of them (exclusive), and the place of the
+    first behind `begin`."""
+    for start, picture in pictures:
+        first, last = max(start, begin), min(start + picture.count, end)
+        if first < last:
+            yield picture, first - start, last - start, first - begin

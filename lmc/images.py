@@ -1,0 +1,246 @@
+"""Pictures: whatever `image(…)` is given is read once, at the user's line, and is an encoded file from then on.
+
+    path | bytes | data URL | PIL image | array | tensor  ──read──►  Image(bytes of PNG, JPEG, GIF or WebP)
+                                              web address ─────────►  itself: an API fetches it, an engine refuses it
+    an encoded file  ──decoded──►  RGB pixels, turned as its EXIF orientation says
+
+A picture that no model should be asked with (damaged, animated, too large, of no common mode) is one error here. Whether a file's
+pixels are sound is known only where Pillow is installed (the extra `images`); without it the file's beginning is looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
+from lmc.extras import require
+from lmc.prompt import Image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pillow
+
+MOST_PIXELS = 64 << 20
+"""Width times height of the largest picture that is decoded; 192 MiB as RGB."""
+MOST_BYTES = 64 << 20
+"""The longest file."""
+DETAILS = ("auto", "low", "high")
+
+_KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+_MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "La", "RGBa", "P", "PA", "1")
+_DATA_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
+
+
+def is_remote(source: Any) -> bool:
+    """Whether a picture is given by a web address."""
+    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
+def read(image: Image) -> Image:
+    """The picture as an encoded file; a web address and a video as they are. Raises what is wrong with it, at `image.loc`."""
+    if image.num_frames is not None or is_remote(image.source) or getattr(image.source, "__class__", None) is _Checked:
+        return image
+    data = _encoded(image.source, image.loc)
+    check(data, image.loc)
+    return Image(_Checked(data), None, image.detail, image.loc)
+
+
+class _Checked(bytes):
+    """An encoded file that was looked at."""
+
+    __slots__ = ()
+
+
+def encoded(image: Image) -> tuple[str, bytes]:
+    """The media type and the file of a picture that is no web address."""
+    data = read(image).source
+    kind = kind_of(data)
+    assert kind is not None, "checked"
+    return kind, data
+
+
+def data_url(image: Image) -> str:
+    """A web address as it is, anything else as `data:…`."""
+    if is_remote(image.source):
+        return image.source
+    mime, data = encoded(image)
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def digest(image: Image) -> bytes:
+    """16 bytes that tell pictures apart: of the file, or of the address."""
+    source = image.source if is_remote(image.source) else read(image).source
+    return hashlib.blake2b(source.encode() if isinstance(source, str) else source, digest_size=16).digest()
+
+
+def kind_of(data: bytes) -> str | None:
+    """The media type that a file begins like."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    return "image/webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
+
+
+# -- to a file -------------------------------------------------------------------------------------------------------
+
+
+def _encoded(source: Any, loc: Loc | None) -> bytes:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        return _of_url(source, loc)
+    if isinstance(source, str | os.PathLike):
+        return _of_file(Path(source), loc)
+    if hasattr(source, "save") and hasattr(source, "getbands"):
+        return _as_png(source, loc)
+    if hasattr(source, "__array__") or hasattr(source, "detach"):
+        return _as_png(_of_array(source, loc), loc)
+    raise ArgumentError(
+        f"image() takes a path, bytes, a data URL, a web address, a PIL image, an array or a tensor, not {type(source).__name__}", loc=loc
+    )
+
+
+def _of_url(url: str, loc: Loc | None) -> bytes:
+    found = _DATA_URL.match(url)
+    try:
+        if found is not None:
+            return base64.b64decode(url[found.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise ParameterError(f"image({url[:40]!r}…): not a picture's data URL, which is data:image/…;base64,…", loc=loc)
+
+
+def _of_file(path: Path, loc: Loc | None) -> bytes:
+    try:
+        size = path.stat().st_size
+        _check_size(size, loc)
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, ParameterError):
+            raise
+        raise ProgramError(f"image({str(path)!r}): {getattr(error, 'strerror', None) or error}", loc=loc) from None
+
+
+def _check_size(size: int, loc: Loc | None) -> None:
+    if size > MOST_BYTES:
+        raise ParameterError(f"image(…): {size >> 20} MiB, and the most is {MOST_BYTES >> 20}; make it smaller", loc=loc)
+
+
+def _as_png(picture: Any, loc: Loc | None) -> bytes:
+    """A PIL image without loss."""
+    _check_frame(picture, loc)
+    buffer = io.BytesIO()
+    with _told(loc):
+        mode = picture.mode if picture.mode in ("RGB", "RGBA", "L", "LA", "1", "P") else "RGBA" if picture.mode in ("La", "RGBa", "PA") else "RGB"
+        _turned(picture).convert(mode).save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _of_array(source: Any, loc: Loc | None) -> Pillow:
+    """Rows of pixels: uint8, or floats from 0 to 1; [height, width], [height, width, 1 | 3 | 4], or channels first."""
+    require("image(array)", "images")
+    import numpy as np
+    from PIL import Image as pillow
+
+    array = np.asarray(source.detach().cpu().numpy() if hasattr(source, "detach") else source)
+    if array.ndim == 3 and array.shape[-1] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (3, 4))) or not array.size:
+        raise ParameterError(f"image(array of {list(array.shape)}): [height, width] or [height, width, 3] is a picture, and none that is empty", loc=loc)
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * np.uint8(255)
+    elif array.dtype.kind == "f":
+        if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+            raise ParameterError("image(array of floats): its numbers go beyond 0 to 1; give uint8 from 0 to 255, or scale them", loc=loc)
+        array = np.rint(array.astype(np.float32) * 255).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise ParameterError(f"image(array of {array.dtype}): pixels are uint8 from 0 to 255, or floats from 0 to 1", loc=loc)
+    return pillow.fromarray(np.ascontiguousarray(array))
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def check(data: bytes, loc: Loc | None) -> None:
+    """Refuses a file that no model should be asked with."""
+    _check_size(len(data), loc)
+    if kind_of(data) is None:
+        what = "empty" if not data else "neither PNG, JPEG, GIF nor WebP"
+        raise ParameterError(f"image(…): the file is {what}", loc=loc)
+    if find_spec("PIL") is None:
+        return
+    with _told(loc), _opened(data) as picture:
+        _check_frame(picture, loc)
+        picture.load()  # a truncated file says so only now
+
+
+def decoded(image: Image) -> Pillow:
+    """RGB pixels, upright; what is transparent is white."""
+    require("an engine's image(…)", "images")
+    from PIL import Image as pillow
+
+    with _told(image.loc), _opened(read(image).source) as picture:
+        _check_frame(picture, image.loc)
+        upright = _turned(picture)
+        if upright.mode in ("RGB", "L", "1"):
+            return upright.convert("RGB")
+        seen = upright.convert("RGBA")
+        ground = pillow.new("RGBA", seen.size, "white")
+        return pillow.alpha_composite(ground, seen).convert("RGB")
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Pillow]:
+    from PIL import Image as pillow
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # sizes are bounded here
+        with pillow.open(io.BytesIO(data), formats=tuple(_KINDS)) as picture:
+            yield picture
+
+
+def _turned(picture: Pillow) -> Pillow:
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(picture)
+
+
+def _check_frame(picture: Any, loc: Loc | None) -> None:
+    """From the header alone: nothing is decoded yet."""
+    width, height = picture.size
+    if not (width and height):
+        raise ParameterError(f"image(…): {width} × {height} pixels are no picture", loc=loc)
+    if width * height > MOST_PIXELS:
+        raise ParameterError(
+            f"image(…): {width} × {height} pixels are {width * height / 1e6:.0f} million, and the most is {MOST_PIXELS / 1e6:.0f}; make it smaller", loc=loc
+        )
+    if getattr(picture, "n_frames", 1) > 1:
+        raise ParameterError(f"image(…): animated, of {picture.n_frames} frames; give one of them, or several as images", loc=loc)
+    if picture.mode not in _MODES:
+        raise ParameterError(f'image(…): pixels of the mode {picture.mode!r}; convert it to 8-bit RGB: PIL.Image.open(path).convert("RGB")', loc=loc)
+
+
+@contextmanager
+def _told(loc: Loc | None) -> Iterator[None]:
+    """What a decoder raises, as one error at the user's line."""
+    try:
+        yield
+    except (ParameterError, MemoryError, UnsupportedOpError):
+        raise
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error … on damaged files
+        raise ParameterError(f"image(…): the file is damaged: {error}", loc=loc) from error

@@ -1,0 +1,68 @@
+"""Pictures in requests: data URLs, and files of hosts that the operator has named.
+
+To fetch what a request names is to lend it this machine's place in the network. So by default nothing is fetched; where hosts are
+named, only from these, by https or http as the address says, without following redirects, and no more than a picture.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Collection
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from lmc.errors import ParameterError
+from lmc.images import MOST_BYTES, is_remote, read
+from lmc.prompt import Image
+from lmc.serve.errors import bad
+
+_SECONDS = 20.0  # that a file may take
+_AT_ONCE = 1 << 16
+
+
+class _Staying(urllib.request.HTTPRedirectHandler):
+    """Follow no redirects: the host that they lead to was not named."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Staying)
+
+
+def picture(url: str, detail: str, param: str, hosts: Collection[str]) -> Image:
+    """The picture that a request gives by an address. Raises ApiError (400) for what is none, and for hosts that are not named."""
+    if not is_remote(url) and url[:5].lower() != "data:":  # never a path of this machine
+        raise bad(f"{param}: a picture is given by a data URL, data:image/…;base64,…", param)
+    source: str | bytes = _fetched(url, param, hosts) if is_remote(url) else url
+    try:
+        return read(Image(source, None, detail))
+    except ParameterError as error:
+        raise bad(f"{param}: {error.message}", param) from None
+
+
+def _fetched(url: str, param: str, hosts: Collection[str]) -> bytes:
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
+    except ValueError:
+        raise bad(f"{param}: this is no address", param) from None
+    if not hosts:
+        raise bad(f"{param}: this server fetches nothing; send the picture as a data URL", param, "unsupported")
+    if host.lower() not in hosts or parts.username is not None or parts.password is not None:
+        raise bad(f"{param}: this server fetches pictures from {', '.join(sorted(hosts))} only; send the picture as a data URL", param, "unsupported")
+    until, found = time.monotonic() + _SECONDS, bytearray()
+    try:
+        with _OPENER.open(urllib.request.Request(url, headers={"accept": "image/*"}), timeout=_SECONDS / 2) as response:
+            while piece := response.read(_AT_ONCE):
+                found += piece
+                if len(found) > MOST_BYTES or time.monotonic() > until:
+                    raise bad(f"{param}: the file is too large, or its host too slow", param)
+    except urllib.error.HTTPError as error:
+        raise bad(f"{param}: its host answers with {error.code}", param) from None
+    except (OSError, HTTPException, ValueError):
+        raise bad(f"{param}: its host does not answer", param) from None
+    return bytes(found)

@@ -1,0 +1,247 @@
+"""Models that see give transformers' greedy tokens: with pictures or none, in batches, through prefix hits, cuts and preemption."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.model
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pillow = pytest.importorskip("PIL.Image")
+
+import lmc  # noqa: E402
+from lmc.backend.engine.eyes import Eyes, laid, within  # noqa: E402
+from lmc.backend.engine.models.loader import load  # noqa: E402
+from lmc.backend.local import Engine  # noqa: E402
+from lmc.prompt import Gen, Image, SamplingParams, Select, Special, Text  # noqa: E402
+from tests.backend.engine import seeing  # noqa: E402
+
+TOKENS = 10
+ASK = Gen(SamplingParams(max_new_tokens=TOKENS, temperature=0.0, ignore_eos=True))
+A, B, C = (seeing.picture(seed, *size) for seed, size in enumerate(((70, 50), (56, 56), (40, 90))))
+KINDS = {
+    "llama": {},
+    "mistral": {"text": "mistral"},
+    "qwen2": {"text": "qwen2"},
+    "siglip": {"tower": "siglip", "strategy": "full"},
+}
+
+
+class Pair:
+    """A directory of a tiny model, and the model itself."""
+
+    def __init__(self, folder, **options) -> None:
+        self.model, self.folder = seeing.llava(folder, **options), str(folder)
+        self.vision = load(self.folder, dtype="float32").vision
+
+    def engine(self, **options) -> Engine:
+        return Engine(self.folder, dtype="float32", **{"max_tokens": 2000, **options})
+
+    def check(self, engine: Engine, prompts, handles) -> None:
+        """That each handle's answer is the reference's own."""
+        for prompt, handle in zip(prompts, handles, strict=True):
+            ids = engine.prompt_ids(handle)
+            pictures = [s.source for s in prompt if isinstance(s, Image)]
+            begun = handle.results[0].output().usage.prompt_tokens
+            assert ids[:begun].count(seeing.IMAGE_TOKEN) == len(pictures) * (16 + self.vision.beside)
+            assert ids[begun:] == seeing.reference(self.model, self.vision, ids[:begun], pictures, TOKENS)
+        engine.check()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return Pair(tmp_path_factory.mktemp("llava"))
+
+
+def prompt(*pieces: str | bytes):
+    return [Text((piece,)) if isinstance(piece, str) else Image(piece) for piece in pieces]
+
+
+PROMPTS = [
+    prompt("Nothing to see."),
+    prompt("Look: ", A, "What is it?"),
+    prompt("Look: ", A, "Which colour?"),
+    prompt("Look: ", B, "What is it?"),
+    prompt(A, B, "Which is larger?"),
+    prompt(A, A, "Are they one?"),
+    prompt(C),
+    prompt("Look: ", A, A, A, " and ", C, "Which differs?"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_transformers(kind, tmp_path):
+    pair = Pair(tmp_path, **KINDS[kind])
+    with pair.engine() as engine:
+        for one in PROMPTS:  # alone, each behind what the earlier ones left
+            pair.check(engine, [one], [engine.submit(None, [*one, ASK])])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_in_batches_whatever_a_chunk_cuts_through(pair, chunk):
+    with pair.engine(chunk=chunk, max_batch=5) as engine:
+        pair.check(engine, PROMPTS, [engine.submit(None, [*one, ASK]) for one in PROMPTS])
+
+
+def test_preempted_and_evicted_in_the_middle(pair):
+    long = Gen(SamplingParams(max_new_tokens=180, temperature=0.0, ignore_eos=True, stop=("never said",)))
+    with pair.engine() as engine:
+        handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
+        expected = [engine.prompt_ids(handle) for handle in handles]
+    with pair.engine(max_tokens=340, chunk=24) as engine:
+        handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
+        assert [engine.prompt_ids(handle) for handle in handles] == expected
+        assert engine.counters().preemptions > 0
+        engine.check()
+
+
+def test_an_answer_is_gone_on_from(pair):
+    with pair.engine() as engine:
+        first = engine.submit(None, [*PROMPTS[1], ASK])
+        second = engine.submit(first, prompt(" And here? ", B, "?") + [ASK])
+        ids, begun = engine.prompt_ids(second), second.results[0].output().usage.prompt_tokens
+        assert ids[begun:] == seeing.reference(pair.model, pair.vision, ids[:begun], [A, B], TOKENS)
+        assert second.results[0].output().usage.cached_tokens >= first.results[0].output().usage.prompt_tokens
+
+
+def test_equal_pictures_hit_token_by_token_and_others_never(pair, tmp_path):
+    jpeg = tmp_path / "a.png"
+    jpeg.write_bytes(A)
+    pixels = np.asarray(pillow.open(jpeg).convert("RGB"))
+    changed = pixels.copy()
+    changed[25, 35] ^= 1  # one pixel, by the least that there is
+    with pair.engine() as engine:
+
+        def cached(source) -> int:
+            return engine.submit(None, [Text(("Look: ",)), Image(source), Text(("Why?",)), ASK]).results[0].output().usage.cached_tokens
+
+        assert cached(A) == 0
+        whole = 1 + len("Look: ") + 16 + len("\nWhy?") - 1  # all but the row that gives the answer
+        assert cached(str(jpeg)) == cached(pixels) == cached(pillow.fromarray(pixels)) == whole
+        assert cached(changed.astype(np.uint8)) == 1 + len("Look: ")
+        assert engine.counters().images == 5
+        assert engine.counters().image_hits == 3
+
+
+def test_forks_share_a_picture(pair):
+    @lmc.function
+    def judge(s, data):
+        s += lmc.user(lmc.image(data) + "Essay")
+        forks = s.fork(4)
+        for f, dimension in zip(forks, ("clarity", "form", "style", "wit")):
+            f += lmc.user(dimension) + lmc.assistant(lmc.gen("a", max_tokens=3, temperature=0))
+        s += lmc.user(" ".join(f["a"] for f in forks))
+        s += lmc.assistant(lmc.select("grade", ["A", "B"]) + lmc.gen("why", regex="[a-c]{4}", temperature=0))
+        return s["grade"], s["why"]
+
+    with pair.engine() as engine:
+        first = judge.run(A, backend=engine).ret_value
+        counters = engine.counters()
+        assert counters.prefill_optimality == 1.0
+        assert counters.images - counters.image_hits == 1
+        assert counters.tower_seconds > 0
+        assert lmc.compile(judge, backend=engine)(A).ret_value == first
+        assert judge.run_batch([{"data": A}, {"data": A}], backend=engine)[1].ret_value == first
+        assert (engine.counters() - counters).images == (engine.counters() - counters).image_hits
+        engine.check()
+
+
+def test_selects_see_the_picture(pair):
+    with pair.engine() as engine, pair.engine(cache="off") as alone:
+        for source in (A, B, C):
+            ask = [Text(("Look: ",)), Image(source), Text(("Grade: ",)), Select(("A", "B+", "C-"))]
+            found, expected = (each.submit(None, ask).results[0].output().metas[0] for each in (engine, alone))
+            np.testing.assert_allclose(found["normalized_prompt_logprobs"], expected["normalized_prompt_logprobs"], atol=1e-4)
+        engine.check()
+
+
+def test_log_probabilities_of_a_prompt_leave_pictures_out(pair):
+    scored = Gen(SamplingParams(max_new_tokens=2, temperature=0.0, return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True))
+    with pair.engine() as engine:
+        meta = engine.submit(None, [Text(("Hm ",)), Image(A), Text(("Hm",)), scored]).results[0].output().metas[0]
+    tokens = meta["input_token_logprobs"]
+    assert [token for _, token, _ in tokens].count(seeing.IMAGE_TOKEN) == 16
+    assert all((logprob is None) == (token == seeing.IMAGE_TOKEN) for logprob, token, _ in tokens[1:])
+
+
+def test_features_are_kept_within_bounds(pair):
+    eyes = Eyes(pair.vision, pool=2 * 16 * 64 * 4)
+    pictures = [next(p for p in eyes.parts(Image(data), 100) if not isinstance(p, str)) for data in (A, B, C)]
+    found = eyes.features(pictures)
+    assert len(found) == 3, "a pass has all that it needs, whatever is kept"
+    assert len(eyes._features) == 2 and eyes._held == 2 * 16 * 64 * 4
+    again = eyes.features(pictures[:1])
+    np.testing.assert_array_equal(again[pictures[0].number].numpy(), found[pictures[0].number].numpy())
+
+
+def test_runs_of_one_picture_are_told_apart(pair):
+    eyes = Eyes(pair.vision)
+    picture = eyes.parts(Image(A), 100)[0]
+    ids = np.array([5, *[picture.number] * 32, 6])
+    placed = laid(ids, (picture, picture))
+    assert [at.start for at in placed] == [1, 17]
+    assert list(within(placed, 10, 20)) == [(picture, 9, 16, 0), (picture, 0, 3, 7)]
+
+
+@pytest.mark.parametrize("seam", ["token", "text"])
+def test_the_spelling_of_an_image_token_is_text(pair, seam):
+    with pair.engine(seam=seam) as engine:
+        handle = engine.submit(None, [Text(("<image>",)), Image(A), ASK])
+        assert engine.prompt_ids(handle)[: 1 + len("<image>")].count(seeing.IMAGE_TOKEN) == 0
+        after = engine.submit(handle, [Select(("x", "y")), Text(("so",)), ASK])
+        assert engine.prompt_ids(after).count(seeing.IMAGE_TOKEN) == 16
+        engine.check()
+
+
+def test_the_template_writes_images_as_transformers_does(pair):
+    loaded = load(pair.folder)
+    assert (loaded.vision.before, loaded.vision.after) == ((), ("\n",))
+    with pair.engine() as engine:
+
+        @lmc.function
+        def ask(s):
+            s += lmc.user(lmc.image(A) + "What?") + lmc.assistant(lmc.gen("x", max_tokens=2, temperature=0))
+
+        assert ask.run(backend=engine)["x"]
+        parts = ("USER: ", Special("<image>"), "\nWhat? ASSISTANT:")
+        assert engine.counters().prompt_tokens == len(engine.encode(parts)) + 15
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_pictures_are_refused_before_the_model_is_asked(pair):
+    with pair.engine(max_tokens=100) as engine:
+
+        @lmc.function
+        def look(s):
+            for _ in range(7):
+                s += lmc.image(A)
+            s += lmc.gen("x", max_tokens=2)
+            return s["x"]
+
+        with pytest.raises(lmc.PromptTooLongError, match=r"7 pictures of 112 tokens in it\) has 120 tokens"):
+            look.run(backend=engine).sync()
+        assert engine.counters().passes == 0
+    with pair.engine(max_tokens=16) as engine, pytest.raises(lmc.ParameterError, match="a picture is 16 tokens"):
+        engine.submit(None, [Image(A), ASK])
+
+
+def test_what_is_no_picture_breaks_nothing_else(pair):
+    with pair.engine() as engine:
+        running = engine.submit(None, [*PROMPTS[1], ASK])
+        for source, why in ((A[:-200], "damaged"), (b"", "empty"), ("https://host/a.png", "web address")):
+            with pytest.raises(lmc.LmcError, match=why):
+                engine.submit(None, [Image(source), ASK])
+        pair.check(engine, [PROMPTS[1]], [running])
+
+
+def test_a_model_without_eyes_says_so():
+    with Engine("smollm2", max_tokens=64) as engine, pytest.raises(lmc.UnsupportedOpError, match="image input"):
+        engine.submit(None, [Image(A), ASK])
+
+
+def test_dummy_weights_see_too(pair):
+    with Engine(pair.folder, load_format="dummy", max_tokens=200) as engine:
+        assert len(engine.submit(None, [*PROMPTS[1], ASK]).results[0].output().text) > 0

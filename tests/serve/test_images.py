@@ -1,0 +1,150 @@
+"""Pictures in requests: data URLs of all three APIs reach the model; nothing is fetched but from hosts that were named."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.mock import CAPABILITIES
+from tests.pictures import png
+from tests.serve.serving import post
+
+pytestmark = pytest.mark.api
+DARK, LIGHT = png(0), png(200)
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+
+def url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def part(address: str, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": address, **more}}
+
+
+def asked(*parts: dict[str, Any], role: str = "user", **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(parts)}], **more}
+
+
+def seeing(prompt: str, ask: Any, images: list[bytes | str]) -> str:
+    return " ".join({DARK: "dark", LIGHT: "light"}[image] for image in images)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    (
+        (CHAT, asked({"type": "text", "text": "Compare "}, part(url(DARK)), {"type": "text", "text": " with "}, part(url(LIGHT), detail="low"))),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Compare "}, {"type": "input_image", "image_url": url(DARK)}, {"type": "input_text", "text": " with "}, {"type": "input_image", "image_url": url(LIGHT), "detail": "low"}]}]},
+        ),
+        (
+            MESSAGES,
+            {
+                "max_tokens": 20, "messages": [{"role": "user", "content": [
+                    {"type": "text", "text": "Compare "}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(DARK).partition(",")[2]}},
+                    {"type": "text", "text": " with "}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(LIGHT).partition(",")[2]}},
+                ]}],
+            },
+        ),
+    ),
+)  # fmt: skip
+def test_the_model_sees_them_in_order(path, body):
+    mock = lmc.Mock(seeing)
+    answer = post(path, {**body, "model": "mock"}, mock)
+    assert answer.status_code == 200, answer.text
+    assert "dark light" in answer.text
+    assert mock.call_log[0].images == [DARK, LIGHT]
+    assert mock.call_log[0].prompt_text == "<|im_start|>user\nCompare  with <|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    (
+        (asked(part("https://host/a.png")), "fetches nothing"),
+        (asked(part("/etc/passwd")), "data URL"),
+        (asked(part("file:///etc/passwd")), "data URL"),
+        (asked(part("data:image/png;base64,AAAA")), "neither PNG"),
+        (asked(part("data:image/png;base64,A!")), "data URL"),
+        (asked(part("data:text/html;base64,AAAA")), "data URL"),
+        (asked(part(url(DARK)), role="system"), "part of a user's message"),
+        (asked(part(url(DARK), detail="huge")), "messages.0.content"),
+        (asked({"type": "image_url"}), "required"),
+        (asked({"type": "video_url", "video_url": {"url": "x"}}), "takes text and image_url"),
+        (asked(part(url(DARK)), tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
+    ),
+)
+def test_what_is_refused(body, why):
+    mock = lmc.Mock()
+    answer = post(CHAT, body, mock)
+    assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+    assert not mock.call_log
+
+
+def test_a_model_of_text_says_so():
+    answer = post(CHAT, asked(part(url(DARK))), lmc.Mock(capabilities=replace(CAPABILITIES, images=False)))
+    assert answer.status_code == 400 and "takes text only" in answer.json()["error"]["message"]
+
+
+@contextmanager
+def host() -> Iterator[tuple[str, list[str]]]:
+    """A host of files, and what it was asked for."""
+    seen: list[str] = []
+
+    class Files(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            if self.path == "/moved":
+                self.send_response(302)
+                self.send_header("location", "/a.png")
+                self.end_headers()
+                return
+            self.send_response(200 if self.path == "/a.png" else 404)
+            self.end_headers()
+            self.wfile.write(DARK)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_files_of_named_hosts_are_fetched():
+    with host() as (name, seen):
+        mock = lmc.Mock(seeing)
+        answer = post(CHAT, asked(part(f"http://{name}/a.png")), mock, media_hosts=frozenset({name}))
+        assert answer.json()["choices"][0]["message"]["content"] == "dark" and mock.call_log[0].images == [DARK]
+        before = len(seen)
+        for address, why in (
+            (f"http://{name}/b.png", "404"),
+            (f"http://{name}/moved", "302"),
+        ):
+            answer = post(CHAT, asked(part(address)), mock, media_hosts=frozenset({name}))
+            assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+        assert seen[before:] == ["/b.png", "/moved"], "a redirect is not followed"
+        before = len(seen)
+        for address in (
+            f"http://localhost:{name.partition(':')[2]}/a.png",
+            f"http://{name}@other/a.png",
+            f"http://user@{name}/a.png",
+            "http://127.0.0.1/a.png",
+            "http://[::1/a.png",
+        ):
+            answer = post(CHAT, asked(part(address)), mock, media_hosts=frozenset({name}))
+            assert answer.status_code == 400, address
+        assert len(seen) == before
