@@ -71,7 +71,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Anthropic",
     ),
     "lmc.backend.api.litellm": (
-        "LiteLLM",
+        "LiteLLM", "VertexAI",
     ),
     "lmc.backend.api.sglang": (
         "SGLang",
@@ -97,7 +97,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
-_LATER = ("VertexAI",)
 _OF_THE_ENGINE = ("lmc.backend.local", "lmc.backend.runtime")
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -107,14 +106,12 @@ def __getattr__(name: str) -> Any:
     if name == "dspy":
         return _dspy()
     home = _HOME.get(_ALIASES.get(name, name))
-    if home is None and name in _LATER:
-        raise import_module("lmc.compat").refusal(name)
     if home is None and name.startswith("__"):  # what Python asks any module for: nobody misspelt it
         raise AttributeError(f"module 'lmc' has no attribute {name!r}")
     if home is None:
         from lmc.prompt import suggestion
 
-        known = [n for n in (*__all__, *_LATER) if not n.startswith("_")]
+        known = [n for n in __all__ if not n.startswith("_")]
         near = suggestion(name, known)
         raise AttributeError(f"module 'lmc' has no attribute {name!r}{near if 'did you mean' in near else ''}")
     if home in _OF_THE_ENGINE:
@@ -215,6 +212,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     config: _CallableModule
     from lmc.backend.api.anthropic import Anthropic as Anthropic
     from lmc.backend.api.litellm import LiteLLM as LiteLLM
+    from lmc.backend.api.litellm import VertexAI as VertexAI
     from lmc.backend.api.openai import OpenAI as OpenAI
     from lmc.backend.api.sglang import SGLang as RuntimeEndpoint
     from lmc.backend.api.sglang import SGLang as SGLang

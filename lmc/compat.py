@@ -1,4 +1,4 @@
-"""Names that programs for SGLang use and lmc has under another name or not at all: global_config, and backends of a later version."""
+"""Names that programs for SGLang use and lmc has under another name: global_config."""
 
 from __future__ import annotations
 
@@ -7,20 +7,6 @@ from typing import Any
 
 from lmc import config
 from lmc.errors import UnsupportedOpError
-
-# -- backends that are not there yet ---------------------------------------------------------------------------------
-
-LATER: Mapping[str, str] = {
-    "VertexAI": "a client of Vertex AI",
-}
-
-
-def refusal(name: str) -> UnsupportedOpError:
-    """What asking for a backend that is not there raises."""
-    return UnsupportedOpError(f"lmc.{name} ({LATER[name]})", "this version of lmc", "run a model here with lmc.Engine(…), or use lmc.Mock()")
-
-
-# -- global_config ---------------------------------------------------------------------------------------------------
 
 
 class GlobalConfig:

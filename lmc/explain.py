@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from lmc import report
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
 from lmc.ir.ops import trait
-from lmc.ir.page import Expected, Section, Seen, fragment, page, seconds
+from lmc.ir.page import Expected, Section, Seen, fragment, page
 from lmc.ir.text import print_op
+from lmc.pages import seconds
 from lmc.passes.manager import Planned
 from lmc.passes.predict import predict
 from lmc.runahead.measured import Measured, Total, counted, measured
@@ -32,13 +34,13 @@ def explain(program: Program) -> str:
 
 
 def to_html(program: Program) -> str:
-    """The whole page."""
-    return page(program.function.name, sections(program), _facts(program))
+    """The whole page: of its runs the conversation, the source and the timeline, then the graph."""
+    return page(program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
 def to_fragment(program: Program) -> str:
     """The same to be embedded, for notebooks."""
-    return fragment(program.function.name, sections(program), _facts(program))
+    return fragment(program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
 def to_json(program: Program) -> str:
@@ -111,6 +113,17 @@ def _seen_of(total: Total) -> Seen:
 
 def _facts(program: Program) -> list[str]:
     return ["; ".join(line.strip() for line in _stats(program))]
+
+
+def _of_runs(program: Program) -> str:
+    """What its latest runs did."""
+    ledgers = list(program.profile.runs)
+    state = program.profile.latest()
+    own: Any = None if state is None else getattr(state.emitter, "run", None)
+    known = own is not None and own.ledger in ledgers  # it may not have ended yet
+    runs = [report.of_ledger(ledger) for ledger in ledgers]
+    prices = ledgers[-1].run.backend.capabilities.prices if ledgers else None
+    return report.parts(runs, prices, state if known else None, [("s0", "Graph")], runs[ledgers.index(own.ledger)] if own is not None and known else None)
 
 
 def _ops(section: Section) -> list[dict[str, Any]]:

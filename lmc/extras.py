@@ -22,6 +22,7 @@ MODULES = {
     "openai": ("openai",),
     "anthropic": ("anthropic",),
     "litellm": ("litellm",),
+    "vertexai": ("litellm", "google.auth"),
     "remote": ("httpx", "orjson", "uvloop"),
     "serve": ("starlette", "uvicorn", "h11", "pydantic", "prometheus_client"),
     "dspy": ("dspy",),

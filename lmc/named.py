@@ -2,7 +2,7 @@
 
     mock                          no model: made-up answers
     smollm2, FOLDER, FILE.gguf    lmc.Engine, also a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct
-    openai:MODEL[@URL]            lmc.OpenAI and servers that speak its API; anthropic:MODEL[@URL], litellm:MODEL[@URL]
+    openai:MODEL[@URL]            lmc.OpenAI and servers that speak its API; anthropic:MODEL[@URL], litellm:MODEL[@URL]; vertexai:MODEL
     vllm:URL, sglang:URL          lmc.VLLM, lmc.SGLang; several servers of one model with commas between them
 """
 
@@ -18,7 +18,7 @@ import lmc
 from lmc.errors import ParameterError
 
 FORMS = ("mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json and *.safetensors, a hub id such as "
-         "HuggingFaceTB/SmolLM2-135M-Instruct, openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vllm:URL or sglang:URL")
+         "HuggingFaceTB/SmolLM2-135M-Instruct, openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL")
 
 
 def open_backend(name: str) -> Any:
@@ -71,6 +71,7 @@ _SERVICES: Mapping[str, Callable[[str], Any]] = {
     "openai": _api(lambda *model, **url: lmc.OpenAI(*model, **url)),
     "anthropic": _api(lambda *model, **url: lmc.Anthropic(*model, **url)),
     "litellm": _api(lambda *model, **url: lmc.LiteLLM(*model, **url)),
+    "vertexai": _api(lambda *model, **url: lmc.VertexAI(*model, **url)),
     "vllm": _server(lambda urls: lmc.VLLM(urls)),
     "sglang": _server(lambda urls: lmc.SGLang(urls)),
 }

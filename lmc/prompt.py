@@ -153,11 +153,13 @@ class Select:
 class Given:
     """An answer that is known already, at its place in a prompt: nothing is asked.
 
-    ids    its tokens, as they were sampled; () where the text is encoded with what precedes it, as after a select
+    ids     its tokens, as they were sampled; () where the text is encoded with what precedes it, as after a select
+    blocks  what an API gave beside the text and wants to see again, such as its reasoning: a JSON list, "" none
     """
 
     text: str
     ids: tuple[int, ...] = ()
+    blocks: str = ""
 
 
 Segment = Text | Image | Gen | Select | Given

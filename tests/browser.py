@@ -62,6 +62,15 @@ class Browser:
         clip = {"x": 0, "y": 0, "width": 1280, "height": 900, "scale": scale}
         return base64.b64decode(self.call("Page.captureScreenshot", format="png", clip=clip)["data"])
 
+    @contextmanager
+    def width(self, pixels: int) -> Iterator[None]:
+        """A window as wide as that, until the end of the block."""
+        self.call("Emulation.setDeviceMetricsOverride", width=pixels, height=900, deviceScaleFactor=1, mobile=False)
+        try:
+            yield
+        finally:
+            self.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
         of = {} if self._session is None else {"sessionId": self._session}

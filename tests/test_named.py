@@ -20,7 +20,7 @@ def made(monkeypatch) -> list[tuple[Any, ...]]:
     def maker(name: str) -> Any:
         return lambda *args, **options: found.append((name, *args, options) if options else (name, *args))
 
-    names = ("OpenAI", "Anthropic", "LiteLLM", "VLLM", "SGLang", "Mock", "_engine")
+    names = ("OpenAI", "Anthropic", "LiteLLM", "VertexAI", "VLLM", "SGLang", "Mock", "_engine")
     monkeypatch.setattr(named, "lmc", SimpleNamespace(**{name: maker(name) for name in names}))
     return found
 
@@ -36,6 +36,7 @@ def made(monkeypatch) -> list[tuple[Any, ...]]:
         ("openai:ft:gpt@team", ("OpenAI", "ft:gpt@team")),
         ("anthropic:claude-x", ("Anthropic", "claude-x")),
         ("litellm:azure/x", ("LiteLLM", "azure/x")),
+        ("vertexai:gemini-x", ("VertexAI", "gemini-x")),
         ("vllm:http://127.0.0.1:8000", ("VLLM", "http://127.0.0.1:8000")),
         ("sglang:http://a:1,http://b:2", ("SGLang", ["http://a:1", "http://b:2"])),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.backend.base import Prices
+from lmc.durable import steps, viewer
 from lmc.fsm import draw
 from lmc.fsm.compress import compress
 from lmc.fsm.dfa import compile_regex
@@ -71,7 +74,7 @@ FAINT = """(() => {
     const contrast = (a, b) => { const [x, y] = [shade(a), shade(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
     const inBoxes = [...document.querySelectorAll("svg a text")].map(t =>
         [getComputedStyle(t).fill, getComputedStyle(t.parentElement.querySelector("rect")).fill, t.textContent]);
-    const inTable = [...document.querySelectorAll("h1, h2, h3, p, th, td, .quiet, button, summary")].filter(e => !e.closest("svg")).map(e =>
+    const inTable = [...document.querySelectorAll("h1, h2, h3, p, th, td, pre, code, b, .quiet, .a, .f, .got, .t, .note, .tag, button, summary, a, input")].filter(e => !e.closest("svg") && e.textContent.trim()).map(e =>
         [getComputedStyle(e).color, behind(e), e.textContent.slice(0, 40)]);
     return [...inBoxes, ...inTable].filter(([a, b]) => contrast(a, b) < 4.5).slice(0, 5);
 })()"""
@@ -112,8 +115,111 @@ def test_a_box_leads_to_its_op_and_a_search_finds_it(window: Browser, tmp_path: 
     assert window.value("(r => 0 <= r.top && r.bottom <= innerHeight)(document.querySelector(location.hash).getBoundingClientRect())")
 
 
-def test_an_automaton_can_be_looked_at(window: Browser, tmp_path: Path) -> None:
-    file = tmp_path / "fsm.html"
-    file.write_text(draw.to_html(compress(compile_regex('\\{"grade": "[A-D][+-]?"\\}')), "grade"), encoding="utf-8")
+WIDE = """[...document.querySelectorAll("body *")].filter(e => {
+    const r = e.getBoundingClientRect();
+    return r.width && (r.right > innerWidth + 1 || r.left < -1) && !e.closest(".scroll, svg, .track");
+}).map(e => e.outerHTML.slice(0, 80))"""
+"""Elements that stick out of the window, and are in no frame of their own that scrolls."""
+
+
+@lmc.pure
+def looked_up(word: str) -> str:
+    return word.upper()
+
+
+@lmc.function
+def whole(s, q):
+    s += lmc.system("Be <b>brief</b>.") + lmc.user(q) + lmc.assistant(lmc.gen("first", max_tokens=12))
+    forks = s.fork(2)
+    for i, f in enumerate(forks):
+        f += lmc.user(f"Side {i}?") + lmc.assistant(lmc.gen("side", max_tokens=12))
+    s += lmc.user(looked_up("and") + " ".join(f["side"] for f in forks)) + lmc.assistant(lmc.select("verdict", ["yes", "no"]))
+    return s["verdict"]
+
+
+@lmc.function
+def journaled(s, q):
+    s += q + lmc.gen("a_rather_long_name_of_a_variable_that_has_no_place_to_break", max_tokens=30)
+    return looked_up(s["a_rather_long_name_of_a_variable_that_has_no_place_to_break"]), "x" * 200
+
+
+def priced(latency: float) -> lmc.Mock:
+    """A mock that has prices."""
+    return lmc.Mock(latency=lambda *_: latency, capabilities=replace(lmc.Mock().capabilities, prices=Prices(1.0, 4.0, 0.1)))
+
+
+def _program(folder: Path) -> str:
+    program = lmc.compile(whole, backend=priced(0.002))
+    states = [program(q=q, temperature=0) for q in ("Why?", "Why" * 80)]
+    for state in states:
+        state.sync()
+    return program.explain(format="html")
+
+
+def _run(folder: Path) -> str:
+    return whole.run(q="Why?", backend=priced(0.0)).explain(format="html")
+
+
+def _replay(folder: Path) -> str:
+    journaled.run("q", backend=lmc.Mock(), journal=folder / "j", seed=1)
+    return steps.to_html(viewer.replayed(folder / "j", journaled, lmc.Mock()), "a journal with a name " + "x" * 90)
+
+
+def _automaton(folder: Path) -> str:
+    return draw.to_html(compress(compile_regex('\\{"grade": "[A-D][+-]?"\\}')), "grade" * 30)
+
+
+KINDS = {"program": _program, "run": _run, "replay": _replay, "automaton": _automaton}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_fits_every_width_in_light_and_dark(window: Browser, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(KINDS[kind](tmp_path), encoding="utf-8")
+    for scheme in ("light", "dark"):
+        for width in (400, 800, 1600):
+            with window.width(width):
+                window.open(file, scheme)
+                assert window.requests == [file.as_uri()] and window.complaints == []
+                assert window.value("document.documentElement.scrollWidth") <= width
+                assert window.value(WIDE) == []
+                assert window.value(FAINT) == []
+                assert window.value(OUTSIDE) == []
+        bright = mean(max(c) for c in pixels(window.picture(scale=0.1)))
+        assert bright > 200 if scheme == "light" else bright < 80
+
+
+def test_a_page_of_runs_has_its_parts_in_order(window: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(_program(tmp_path), encoding="utf-8")
     window.open(file)
-    assert window.requests == [file.as_uri()] and window.complaints == []
+    assert window.value("[...document.querySelectorAll('section[id]')].map(s => s.id)")[:4] == ["conversation", "source", "timeline", "s0"]
+    ask = "[...document.querySelectorAll('.source tr.hot')].map(r => [r.querySelector('.line').textContent.includes('lmc.gen') || r.querySelector('.line').textContent.includes('lmc.select'), r.querySelectorAll('.bar').length])"
+    assert window.value(ask) == [[True, 3]] * 3, "time, tokens and money beside each line that asks"
+    rows = window.value("[...document.querySelectorAll('#timeline .gantt')[0].querySelectorAll('.row b')].map(b => b.textContent)")
+    assert rows[0] == "program" and sorted(rows[1:]) == ["first", "looked_up", "side", "side", "verdict"]
+    inside = """[...document.querySelectorAll('.track i')].every(i => {
+        const a = i.getBoundingClientRect(), b = i.closest('.track').getBoundingClientRect(); return b.left - 1 <= a.left && a.right <= b.right + 1 })"""
+    assert window.value(inside)
+
+
+def test_keys_lead_through_a_page(window: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(_program(tmp_path), encoding="utf-8")
+    window.open(file)
+
+    def press(key: str) -> Any:
+        for kind in ("keyDown", "keyUp"):
+            window.call("Input.dispatchKeyEvent", type=kind, key=key, text=key if len(key) == 1 and kind == "keyDown" else "")
+        return window.value("document.activeElement.className || document.activeElement.tagName")
+
+    assert press("j") == "row" and window.value("document.activeElement.querySelector('b').textContent") == "program"
+    press("j")
+    assert window.value("document.activeElement.querySelector('b').textContent") == "first"
+    assert window.value("parseFloat(getComputedStyle(document.activeElement).outlineWidth)") >= 1, "where the focus is can be seen"
+    press("k")
+    assert window.value("document.activeElement.querySelector('b').textContent") == "program"
+    press("/")
+    assert window.value("document.activeElement.type") == "search"
+    press("j")
+    assert window.value("document.activeElement.value") == "j", "what is typed is text"

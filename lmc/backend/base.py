@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain, count
 from operator import add, attrgetter
 from time import perf_counter
@@ -54,6 +54,27 @@ class Usage:
 _counts = attrgetter(*[f.name for f in fields(Usage)])  # looked up once: sums are made for each answer
 
 _MOST_TOKENS = 1 << 31  # of one request: beyond every context there is
+
+
+class MeteredAccount(str):
+    """The name of an account that learns what each of its requests has cost: of answers when they are there, of what failed or was
+    cancelled what had been computed by then. A server of an API says nothing of the latter.
+
+    `told` is called from any thread, once for a request, before its answer can be read, and must only enqueue.
+    """
+
+    told: Callable[[Usage], None]
+
+    def __new__(cls, name: str, told: Callable[[Usage], None]) -> MeteredAccount:
+        made = super().__new__(cls, name)
+        made.told = told
+        return made
+
+
+def charge(account: str, usage: Usage) -> None:
+    """Tells an account what a request of it has cost, if it wants to know."""
+    if isinstance(account, MeteredAccount):
+        account.told(usage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +133,17 @@ class Counters:
 class Output:
     """A complete answer. `texts` has `n` items (one for `select`); the prompt continues with the first.
 
-    ids  the tokens of the first, where the backend's prompts go on with those; else ()
+    ids     the tokens of the first, where the backend's prompts go on with those; else ()
+    forced  where the first was not sampled but is what its constraint left: begin and end of each run, in characters; () where nobody knows
+    phases  when it was admitted and when its first token was there, by `time.perf_counter()` (0: no token was sampled); None where nobody knows
     """
 
     texts: tuple[str, ...]
     metas: tuple[Mapping[str, Any], ...]
     usage: Usage = Usage()
     ids: tuple[int, ...] = ()
+    forced: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    phases: tuple[float, float] | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:
@@ -216,15 +241,15 @@ class Result:
     Backends call `feed`, then `finish` or `fail`; everybody else waits, reads or registers a callback.
     Callbacks run in the thread that completes the result and must only enqueue.
 
-    began, ended  when it was asked for, and when the answer was there, by `time.perf_counter()`
+    began, first, ended  when it was asked for, when its first text came (0: it did not stream), and when the answer was there, by `time.perf_counter()`
     checked       the journaled run that asked for it, and a check of what was asked, once it is known (lmc.checks)
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "checked", "ended")
+    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "checked", "ended", "first")
 
     def __init__(self) -> None:
         self.began = perf_counter()
-        self.ended = 0.0
+        self.first = self.ended = 0.0
         self.checked: tuple[object, int] | None = None
         self._output: Output | None = None
         self._error: BaseException | None = None
@@ -239,7 +264,7 @@ class Result:
         while the answer grows; what it does not give is in the meta info at the end."""
         with _lock:
             if self._deltas is None:
-                self._deltas, self._scored = [], []
+                self._deltas, self._scored, self.first = [], [], perf_counter()
             assert self._scored is not None
             self._scored.append(scored)
             self._deltas.append(delta)
@@ -439,6 +464,11 @@ class Hints(NamedTuple):
     run: ProgramRun | None = None
     priority: float = 1.0
     account: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The account: of the run, if there is one."""
+        return self.account if self.run is None else self.run.account
 
 
 @dataclass(frozen=True, slots=True)

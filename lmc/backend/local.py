@@ -22,7 +22,19 @@ from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmc.backend.base import Capabilities, Counters, Handle, Health, Hints, Output, Result, Scored, check_supported
+from lmc.backend.base import (
+    Capabilities,
+    Counters,
+    Handle,
+    Health,
+    Hints,
+    Output,
+    Result,
+    Scored,
+    Usage,
+    charge,
+    check_supported,
+)
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
@@ -104,9 +116,17 @@ class _Step:
 
     def __del__(self) -> None:
         # may run in any thread, at any moment, also inside the garbage collector: only ever posts
+        if self.state is _State.RUNNING:
+            self.charge_unfinished(self.requests)
         for req in self.requests:
             self.backend.forget(req)
         self.backend.leave(self)
+
+    def charge_unfinished(self, requests: Sequence[Request]) -> None:
+        """Tells its account what was computed for an answer that nobody gets."""
+        if self.ask is not None and requests:  # of several samples each has the prompt, which counts once
+            prompts, answers = zip(*map(_computed, requests), strict=True)
+            charge(self.hints.owner, Usage(max(prompts), sum(answers), calls=1))
 
     def tell(self, act: str, *args: Any) -> None:
         """Calls a method of the result, if anybody still holds it. What those raise who listen to it is theirs: what waits for
@@ -481,6 +501,7 @@ class LocalBackend:
                 step.requests = ()
             pending, step.pending = step.pending, []
         if output is not None:
+            charge(step.hints.owner, output.usage)
             step.tell("finish", output)
         self._start_children(pending)
 
@@ -495,6 +516,7 @@ class LocalBackend:
                 step.state, step.error, step.parent = _State.FAILED, error, None
                 requests, step.requests = step.requests, ()
                 pending, step.pending = step.pending, []
+            step.charge_unfinished(requests)
             for req in requests:
                 self._core.cancel(req)
             self.leave(step)
@@ -541,6 +563,12 @@ class LocalBackend:
         core.cancel(req)
         if req.kind is Kind.PREFILL:
             core.post(lambda: scheduler.unpin(req))
+
+
+def _computed(req: Request) -> tuple[int, int]:
+    """Tokens of the prompt and of the answer that a request has by now, as far as another thread than the engine's sees."""
+    answered = max(0, req.length - req.prompt_len)
+    return req.prompt_len if answered else min(req.device_len, req.prompt_len), answered
 
 
 def _check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int | None, seed: int) -> None:

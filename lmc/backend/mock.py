@@ -19,7 +19,19 @@ from inspect import signature
 from typing import Any
 
 from lmc.backend.api.messages import image_url
-from lmc.backend.base import HEALTHY, Capabilities, Counters, Health, Hints, Output, Result, Scored, check_supported
+from lmc.backend.base import (
+    HEALTHY,
+    Capabilities,
+    Counters,
+    Health,
+    Hints,
+    Output,
+    Result,
+    Scored,
+    Usage,
+    charge,
+    check_supported,
+)
 from lmc.backend.mock_answers import (
     Answers,
     Ask,
@@ -189,10 +201,11 @@ def _picture(image: Image) -> _Picture:
 class MockHandle:
     """A prompt inside the mock. `node` is its end once every answer in it is there."""
 
-    __slots__ = ("__weakref__", "_backend", "_children", "_index", "_next", "_segments", "error", "node", "results")
+    __slots__ = ("__weakref__", "_backend", "_children", "_index", "_next", "_segments", "account", "error", "node", "prompt", "results")
 
-    def __init__(self, backend: Mock, segments: tuple[Text | Gen | Select | Given | _Picture, ...], results: tuple[Result, ...]) -> None:
-        self._backend, self._segments, self.results = backend, segments, results
+    def __init__(self, backend: Mock, segments: tuple[Text | Gen | Select | Given | _Picture, ...], results: tuple[Result, ...], account: str = "") -> None:
+        self._backend, self._segments, self.results, self.account = backend, segments, results, account
+        self.prompt = 0  # tokens of that whose answer is on its way
         self._index = self._next = 0  # of the segment to do next, and of its result
         self._children: list[MockHandle] = []  # submitted, waiting for this one
         self.node: Node | None = None
@@ -278,7 +291,7 @@ class Mock:
             with self._lock:
                 self.groups[hints.group] += 1
                 self._twins += hints.way[0] > 0
-        handle = MockHandle(self, seen, (Result(),) if asks == 1 else tuple([Result() for _ in range(asks)]))
+        handle = MockHandle(self, seen, (Result(),) if asks == 1 else tuple([Result() for _ in range(asks)]), "" if hints is None else hints.owner)
         start = self._start(parent, handle)
         if start is not None:
             self._go(handle, start)
@@ -373,9 +386,11 @@ class Mock:
                 return None
             if delay > 0:
                 with self._lock:
+                    handle.prompt = node.length
                     self._pending.add(handle)
                 self._later(handle, result, output, after, delay)
                 return None
+            charge(handle.account, output.usage)
             result.finish(output)
             node = after
         if not handle.results:
@@ -398,9 +413,13 @@ class Mock:
             self._timer.at(now + delay * 2 / 3, lambda: show(third, 2 * third))
 
         def arrive() -> None:
-            if handle.error is None:
-                result.finish(output)
-                self._go(handle, after)
+            with self._lock:
+                if handle.error is not None:
+                    return
+                handle.prompt = 0
+            charge(handle.account, output.usage)
+            result.finish(output)
+            self._go(handle, after)
 
         self._timer.at(now + delay, arrive)
 
@@ -425,6 +444,10 @@ class Mock:
                 self._pending.discard(one)
                 failing += one._children
                 one._children = []
+                prompt, one.prompt = one.prompt, 0
+            if prompt:
+                said = "".join(one.results[one._next - 1].deltas)
+                charge(one.account, Usage(prompt, len(tokens_of(said)), calls=1))
             for result in one.results:
                 result.fail(error)  # those that are done keep their answers
 

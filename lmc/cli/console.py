@@ -15,11 +15,13 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def progress(states: Iterable[Any], total: int) -> Iterator[Any]:
-    """Passes `states` on; shows how far it is on standard error: a bar on a terminal, else a line every few seconds."""
+def progress(states: Iterable[Any], total: int, backend: Any) -> Iterator[Any]:
+    """Passes (place, state) pairs on; shows on standard error how far it is: a live view on a terminal, else a line every few seconds."""
     if not sys.stderr.isatty():
         return _progress_lines(states, total)
-    return _progress_bar(states, total)
+    from lmc.cli.live import watched
+
+    return watched(states, total, backend)
 
 
 def _progress_lines(states: Iterable[Any], total: int, every: float = 5.0) -> Iterator[Any]:
@@ -29,25 +31,6 @@ def _progress_lines(states: Iterable[Any], total: int, every: float = 5.0) -> It
         if time.monotonic() - last >= every:
             last = time.monotonic()
             say(f"{done}/{total} items")
-
-
-def _progress_bar(states: Iterable[Any], total: int) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("items", total=total)
-        for state in states:
-            bar.advance(task)
-            yield state
 
 
 class waiting:

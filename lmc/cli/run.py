@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from lmc import userfiles
-from lmc.cli.console import progress, say
+from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
 from lmc.cli.models import open_backend
@@ -36,6 +36,8 @@ def run(
     journal: Annotated[Path | None, typer.Option("--journal", metavar="FOLDER", show_default=False,
                                                  help="Write down what becomes known: the same command goes on from there after a crash, or with a person's answer.")] = None,
     key_file: KeyFile = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
+                                              help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output and run the other items.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output; with --resume only what "
@@ -53,6 +55,7 @@ def run(
       lmc run examples/react.py:react --arg question="What is 12 * 7?" --temperature 0
       lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl
       lmc run examples/classify.py:classify --input examples/data/reviews.jsonl --output labels.jsonl --resume
+      lmc run examples/judge.py:judge --backend mock --arg essay=hello --html judge.html
       lmc run my.py:program --backend path/to/model.gguf --arg text=hello
       lmc run my.py:program --backend openai:gpt-4.1-mini --input rows.csv
       lmc run agent.py:mail --arg to=ann --journal runs/ann      (see lmc journal --help)
@@ -72,7 +75,7 @@ def run(
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)
-        _run_one(program, arguments, options | _journaled(journal, key_file), name, results, interpret)
+        _run_one(program, arguments, options | _journaled(journal, key_file), name, results, interpret, html)
         return
     items = read_items(program, input_file)
     if items.extra_names:
@@ -81,7 +84,7 @@ def run(
     results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
-    _run_file(program, items, options | _journaled(journal, key_file), name, results, interpret)
+    _run_file(program, items, options | _journaled(journal, key_file), name, results, interpret, html)
 
 
 def _journaled(journal: Path | None, key_file: Path | None) -> dict[str, Any]:
@@ -113,9 +116,9 @@ def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
 
 
 def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results,
-             interpret: bool) -> None:
+             interpret: bool, html: Path | None) -> None:
     with closing(open_backend(backend)) as target:
-        ((_, state),) = states_of(program, {0: arguments}, options, target, interpret)
+        ((_, state),) = states_of(program, {0: arguments}, options, target, interpret, html)
         if (error := state.error()) is not None:
             raise error
         record = userfiles.record_of(0, state, {})
@@ -138,9 +141,9 @@ def _print_result(state: Any) -> None:
 
 
 def _run_file(program: Any, items: Items, options: dict[str, Any], backend: str, results: userfiles.Results,
-              interpret: bool) -> None:
+              interpret: bool, html: Path | None) -> None:
     with closing(open_backend(backend)) as target:
-        failed, done = _write_all(program, items, options, target, results, interpret)
+        failed, done = _write_all(program, items, options, target, results, interpret, html)
     if failed:
         first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
         again = "; the same command with --resume runs them again" if results.path else ""
@@ -148,7 +151,7 @@ def _run_file(program: Any, items: Items, options: dict[str, Any], backend: str,
 
 
 def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any, results: userfiles.Results,
-               interpret: bool) -> tuple[list[int], int]:
+               interpret: bool, html: Path | None) -> tuple[list[int], int]:
     """Runs what is to do and writes each result; the indices of items that failed, and how many ran."""
     todo = [i for i in range(len(items.arguments)) if i not in results.done]
     failed: list[int] = []
@@ -161,9 +164,9 @@ def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any,
 
     started, before = time.perf_counter(), target.counters()
     with results:
-        states = _Background(states_of(program, {i: items.arguments[i] for i in todo}, options, target, interpret))
+        states = _Background(states_of(program, {i: items.arguments[i] for i in todo}, options, target, interpret, html))
         try:
-            for place, state in progress(states, len(todo)):
+            for place, state in progress(states, len(todo), target):
                 write(place, state)
         except BaseException as error:
             for place, state in states.finished() if isinstance(error, KeyboardInterrupt) else ():
@@ -175,17 +178,28 @@ def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any,
 
 
 def states_of(program: Any, items: Mapping[int, dict[str, Any]], options: dict[str, Any], backend: Any,
-            interpret: bool) -> Iterator[tuple[int, Any]]:
+            interpret: bool, html: Path | None = None) -> Iterator[tuple[int, Any]]:
     """The final state of each item with its place, as soon as it is there; a failed one knows its `error()`.
 
     Items go by their numbers in the input, so that with a seed a resumed run gives what an undisturbed one gives.
-    Compiled runs come as they end, interpreted ones in order.
+    Compiled runs come as they end, interpreted ones in order. `html`: where to write a page of them when all are there.
     """
     from lmc.runahead.program import program_of
 
     if interpret:
-        return enumerate(program.run_some(items, backend=backend, **options))
-    return program_of(program, backend).as_completed(list(items.values()), numbers=tuple(items), **options)
+        return _with_page(enumerate(program.run_some(items, backend=backend, **options)), None, html)
+    compiled = program_of(program, backend)
+    return _with_page(compiled.as_completed(list(items.values()), numbers=tuple(items), **options), compiled, html)
+
+
+def _with_page(states: Iterator[tuple[int, Any]], compiled: Any, html: Path | None) -> Iterator[tuple[int, Any]]:
+    """The states, and behind the last one the page: of the compiled program, else of that last run."""
+    latest: Any = None
+    for place, state in states:
+        latest = state
+        yield place, state
+    if html is not None and latest is not None:
+        write((latest if compiled is None else compiled).explain(format="html"), html)
 
 
 class _Background:

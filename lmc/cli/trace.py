@@ -51,7 +51,7 @@ def trace(
     else:
         items = read_items(program, input_file).arguments
     with closing(open_backend(backend or config().model or "smollm2")) as model, recorded(output):
-        states = list(progress(states_of(program, dict(enumerate(items)), options, model, False), len(items)))
+        states = list(progress(states_of(program, dict(enumerate(items)), options, model, False), len(items), model))
     say(f"{len(states)} runs are in {output}; open it at ui.perfetto.dev or chrome://tracing")
     if failed := [i for i, state in states if state.error() is not None]:
         raise RunFailed(f"{len(failed)} of {len(states)} items ended with an error (index {', '.join(map(str, sorted(failed)[:5]))})")

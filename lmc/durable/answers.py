@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,7 +96,8 @@ class Answers:
             return _failed(before, result.error, result)
         output = self.output(record)
         result.finish(output)
-        given = Given(output.texts[0], output.ids)
+        blocks = output.metas[0].get("blocks") if output.metas else None
+        given = Given(output.texts[0], output.ids, json.dumps(blocks, ensure_ascii=False) if blocks else "")
         return Prompt(before, (), result, before.handle, (*before.tail, given))
 
     def output(self, record: Record) -> Output:

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lmc import codec
+from lmc import codec, pages
 from lmc.backend.base import Output
 from lmc.durable import effects, records
 from lmc.durable.cipher import Key
@@ -217,30 +217,25 @@ def several(count: int, what: str) -> str:
 
 def to_html(stories: Sequence[Story], title: str) -> str:
     """One page that asks nobody for anything and runs no script; whatever comes from a run is escaped."""
-    parts: list[str] = []
-    for story in stories:
-        rows = "".join(
-            f"<tr class={step.kind}><td class=n>{step.number}<td>{escape(_near(step.line))}<td>{escape(step.kind)}<td>{escape(step.name)}"
-            f"<td><pre>{escape(step.prompt)}</pre><td><pre>{escape(step.result)}</pre>"
-            f"<td>{_listed_ways(step.decided)}<td class=n>{'' if step.tokens is None else f'{step.tokens[0]}+{step.tokens[1]}'}<td>{escape(step.source)}"
-            for step in story.steps
-        )
-        parts.append(
-            f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p>{escape(story.totals)}</p>{_listed_ways(story.decided)}<table>"
-            f"<tr><th>step<th>line<th>kind<th>name<th>prompt, or arguments<th>answer, or result<th>decided then<th>tokens"
-            f"<th>from{rows}</table></details>")
-    return _written(
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        f"style-src 'unsafe-inline'; img-src data:\"><title>{escape(title)}</title><link rel=\"icon\" href=\"data:,\"><style>{_STYLE}</style></head>"
-        f"<body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n")
+    body = "".join(
+        f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p class=quiet>{escape(story.totals)}</p>"
+        f"{_listed_ways(story.decided)}{''.join(map(_shown, story.steps))}</details>"
+        for story in stories
+    )
+    colours = pages.legend(("decode", "asked the model"), ("tool", "called host code"), ("a", "answer"))
+    return _written(pages.page(title, f"<h1>{escape(title)}</h1>{colours}{body}"))
+
+
+def _shown(step: Step) -> str:
+    """A step: where it is, what was before it, what came of it, which way the program went then."""
+    tokens = "" if step.tokens is None else f"<span class=quiet>{several(step.tokens[0], 'token')} in, {step.tokens[1]} out</span>"
+    tag = f'<span class="tag {escape(step.source)}">{escape(step.source)}</span>' if step.source != "journal" else ""
+    given = f"<pre class=given>{escape(step.prompt)}</pre>" if step.prompt else ""
+    return (
+        f'<div class="step {escape(step.kind)}" tabindex=0><header><span class=quiet>{step.number}</span> <b class=code>{escape(f"{step.kind} {step.name}".strip())}</b> '
+        f"{tag}<span class=quiet>{escape(_near(step.line))}</span> {tokens}</header>{given}<pre><span class=got>{escape(step.result)}</span></pre>{_listed_ways(step.decided)}</div>"
+    )
 
 
 def _listed_ways(decided: Sequence[Decision]) -> str:
-    return f"<pre>{escape(chr(10).join(way.strip() for way in _ways(decided)))}</pre>" if decided else ""
-
-
-_STYLE = """:root{color-scheme:light dark}body{margin:0;padding:1.2rem 1.5rem;background:light-dark(#fff,#16181c);color:light-dark(#1b1b1b,#e4e4e4);
-font:14px/1.45 system-ui,sans-serif}h1{font-size:1.3rem}summary{cursor:pointer;margin:.6rem 0}table{border-collapse:collapse}
-td,th{padding:2px 12px 2px 0;text-align:left;vertical-align:top;border-bottom:1px solid light-dark(#d4d4d8,#42454c)}.n{text-align:right}
-pre{margin:0;white-space:pre-wrap;max-width:46ch;font:12px/1.4 ui-monospace,monospace}tr.gen,tr.select,tr.ask{background:light-dark(#fff1d6,#4a3a14)}
-tr.effect{background:light-dark(#ffe3e3,#4d2020)}"""
+    return f"<pre class=ways>{escape(chr(10).join(way.strip() for way in _ways(decided)))}</pre>" if decided else ""

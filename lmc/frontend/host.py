@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import ContextVar, copy_context
+from time import perf_counter
 from typing import Any, Protocol, overload
 
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
@@ -70,8 +71,19 @@ class HostFunction:
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.pure and (state := ACTIVE.get()) is not None and (ledger := state.emitter.run.ledger) is not None and ledger.calls is not None:
-            return ledger.calls.take(self, args, kwargs)
+        state = ACTIVE.get()
+        ledger = None if state is None else state.emitter.run.ledger
+        if ledger is None:
+            return self._made(args, kwargs)
+        began = perf_counter()
+        try:
+            if self.pure and ledger.calls is not None:
+                return ledger.calls.take(self, args, kwargs)
+            return self._made(args, kwargs)
+        finally:
+            ledger.called(self.name, began, perf_counter())
+
+    def _made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not self.pure and (recorder := RECORDING.get()) is not None:
             return recorder.call(self, args, kwargs)
         return self.plain(*args, **kwargs)

@@ -41,6 +41,10 @@ class RunLedger(Protocol):
         """Note what the program has asked at an address and something else has answered, such as a journal."""
         ...
 
+    def called(self, name: str, began: float, ended: float) -> None:
+        """Note a call of a host function, for reports."""
+        ...
+
     def close(self) -> None:
         """The function has returned: nothing is asked ahead any more."""
         ...

@@ -10,27 +10,19 @@ import base64
 import io
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from lmc import pages
 from lmc.prompt import Excerpt, Given, Image, Mark, Prompt, Special, plain
 
 if TYPE_CHECKING:
-    from lmc.backend.base import Result
+    from lmc.backend.base import Output, Result
     from lmc.frontend.state import State
 
-_STYLE = """<style>
-.lmc-state{font:14px/1.5 system-ui,sans-serif;max-width:60em;overflow-wrap:anywhere}
-.lmc-state .m{display:grid;grid-template-columns:minmax(4.5em,max-content) 1fr;gap:0 .8em;padding:.3em 0;border-top:1px solid rgba(128,128,128,.25)}
-.lmc-state .r{font-weight:600;opacity:.65}.lmc-state .t{white-space:pre-wrap}.lmc-state .s{opacity:.45;font-family:monospace;font-size:12px}
-.lmc-state .a{background:rgba(46,160,67,.18);border-radius:3px;padding:0 2px}.lmc-state .e{background:rgba(218,54,51,.2);border-radius:3px;padding:0 2px}
-.lmc-state .c{display:block;font-size:11px;opacity:.7;white-space:normal}.lmc-state .n{font-family:monospace}
-.lmc-state .b{display:inline-flex;width:6em;height:6px;vertical-align:middle;border-radius:3px;overflow:hidden;background:rgba(128,128,128,.3);margin-right:.5em}
-.lmc-state .b i{display:block;height:100%}.lmc-state .k{background:#5b8def}.lmc-state .p{background:#b9c3d6}.lmc-state .f{background:#e3a008}.lmc-state .g{background:#2ea043}
-.lmc-state img{max-width:16em;max-height:12em;display:block;border-radius:4px;margin:.2em 0}
-</style>"""
 _MOST_BYTES = 4 << 20  # of an image that is shown
 _OFTEN = 0.1  # seconds between two pictures of a growing text
 _MIME = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
@@ -46,38 +38,87 @@ def never_raising(what: object, show: Callable[[], str]) -> str:
 
 def state_html(state: State[Any]) -> str:
     """The conversation so far."""
-    return never_raising(state, lambda: _STYLE + f'<div class="lmc-state">{"".join(_messages(state))}{_value(state)}</div>')
+    return never_raising(state, lambda: pages.fragment(f'<div class="talk">{conversation(state, {}, set())}{value(state)}</div>', "lmc-state"))
 
 
-def _messages(state: State[Any]) -> list[str]:
-    """A row for each message, and for what stands outside of any."""
+def conversation(state: State[Any], told: Mapping[int, str], shown: set[int]) -> str:
+    """A row for each message, and for what stands outside of any, except what the chat template has there.
+
+    told   what else to say of an answer, by the id of its result
+    shown  gets the ids of the results that are shown
+    """
     names = {id(held): name for name, held in state.variables.items() if name is not None}
-    rows: list[tuple[str, list[str]]] = [("", [])]
+    rows = [_Message("")]
+    unseen: list[tuple[_Message, int, str]] = []  # text that no answer was asked behind yet: its message, its place there, and itself
+    length = new = seen = 0  # characters of the prompt, those behind the last answer, and tokens up to there
     ctx = state.ctx
     for node in ctx.nodes() if isinstance(ctx, Prompt) else ():
         for part in node.parts:
             if isinstance(part, Mark):
-                rows.append((part.role if part.edge == "begin" else "", []))
-            else:
-                rows[-1][1].append(_part(part))
-        if node.result is not None:
-            rows[-1][1].append(_answer(node.result, names.get(id(node.result))))
-    return [f'<div class="m"><div class="r">{escape(role)}</div><div class="t">{"".join(shown)}</div></div>' for role, shown in rows if "".join(shown).strip()]
+                rows.append(_Message(part.role if part.edge == "begin" else ""))
+                continue
+            if isinstance(part, str):
+                unseen.append((rows[-1], len(rows[-1].shown), part))
+            new += 1 if isinstance(part, Special) else 0 if isinstance(part, Image | Given) else len(_text(part))
+            rows[-1].plain += part if isinstance(part, str) else "" if isinstance(part, Special) else "?"
+            rows[-1].shown.append(_part(part))
+        if (result := node.result) is not None:
+            rows[-1].plain += "?"
+            rows[-1].shown.append(answer_html(result, names.get(id(result)), told.get(id(result), "")))
+            shown.add(id(result))
+            length += new
+            if (output := result.answer) is not None:
+                usage = output.usage
+                if usage.prompt_tokens > seen:
+                    _mark_shared(unseen, round(new * (usage.cached_tokens - seen) / (usage.prompt_tokens - seen)))
+                seen = usage.prompt_tokens + (usage.completion_tokens or round(len(output.text) * usage.prompt_tokens / max(length, 1)))  # of a choice
+                length += len(output.text)
+            unseen, new = [], 0
+    ends = {row.role for row in rows}
+    return "".join(_row(escape(row.role), "".join(row.shown)) for row in rows if row.role or row.plain.strip() not in ends)
+
+
+@dataclass
+class _Message:
+    """A message, or what stands between two: `plain` is its literal text, with a "?" for each thing else."""
+
+    role: str
+    plain: str = ""
+    shown: list[str] = field(default_factory=list[str])
+
+
+def _row(role: str, text: str) -> str:
+    return f'<div class="m"><div class="r">{role}</div><div class="t">{text}</div></div>'
+
+
+def _mark_shared(unseen: Sequence[tuple[_Message, int, str]], cached: int) -> None:
+    """Mark what is in the first `cached` characters of texts. Where that ends is exact as far as tokens are equally long."""
+    for row, place, text in unseen:
+        known = text[: max(0, cached)]
+        cached -= len(text)
+        if known.strip():
+            row.shown[place] = f'<span class="k">{escape(known)}</span>{escape(text[len(known) :])}'
+
+
+def _text(part: Any) -> str:
+    """What the model reads of a part, as far as it is known."""
+    if isinstance(part, Excerpt):
+        return part.text() if part.result.done and part.result.error is None else ""
+    return plain((part,))
 
 
 def _part(part: Any) -> str:
     if isinstance(part, Image):
         return _image(part)
     if isinstance(part, Excerpt):
-        done = part.result.done and part.result.error is None
-        return f'<span class="a">{escape(part.text()) if done else "…"}</span>'
+        return f'<span class="a">{escape(_text(part)) or "…"}</span>'
     if isinstance(part, Given):
         return ""
     return f'<span class="s">{escape(plain((part,)))}</span>' if isinstance(part, Special) else escape(str(part))
 
 
-def _answer(result: Result, name: str | None) -> str:
-    """The text, coloured, and what it cost; `…` behind what is not there yet."""
+def answer_html(result: Result, name: str | None, told: str = "") -> str:
+    """An answer, coloured, what of it was forced marked, and what it cost; `…` behind what is not there yet."""
     if result.error is not None:
         return f'<span class="e">{escape(type(result.error).__name__)}: {escape(str(result.error))}</span>'
     output = result.answer
@@ -85,23 +126,34 @@ def _answer(result: Result, name: str | None) -> str:
         return f'<span class="a">{escape("".join(result.deltas))}…</span>'
     usage = output.usage
     prompt, answer = max(usage.prompt_tokens, 1), max(usage.completion_tokens, 1)
-    bar = "".join(
-        f'<i class="{kind}" style="width:{50 * share:.0f}%"></i>'
-        for kind, share in (("k", usage.cached_tokens / prompt), ("p", 1 - usage.cached_tokens / prompt), ("f", usage.forced_tokens / answer), ("g", 1 - usage.forced_tokens / answer))
-    )
+    bar = pages.bar(
+        ("shared", usage.cached_tokens / prompt / 2), ("computed", (usage.prompt_tokens - usage.cached_tokens) / prompt / 2),
+        ("forced", usage.forced_tokens / answer / 2), ("decode", (usage.completion_tokens - usage.forced_tokens) / answer / 2),
+    )  # fmt: skip
     forced = f", {usage.forced_tokens} forced" if usage.forced_tokens else ""
-    cost = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached · {usage.completion_tokens} tokens{forced}"
+    cost = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached · {usage.completion_tokens} tokens{forced}" + (f" · {escape(told)}" if told else "")
     called = f'<span class="n">{escape(name)}</span> ' if name else ""
-    return f'<span class="a">{escape(output.text)}</span><span class="c">{called}<span class="b" title="prompt: cached, computed; answer: forced, sampled">{bar}</span>{cost}</span>'
+    return f'<span class="a">{_with_forced(output)}</span><span class="c">{called}{bar}{cost}</span>'
 
 
-def _value(state: State[Any]) -> str:
+def _with_forced(output: Output) -> str:
+    """The text of an answer, with what its constraint left no choice of marked."""
+    parts: list[str] = []
+    at = 0
+    for begin, end in output.forced:
+        parts += [escape(output.text[at:begin]), f'<span class="f">{escape(output.text[begin:end])}</span>']
+        at = end
+    return "".join([*parts, escape(output.text[at:])])
+
+
+def value(state: State[Any]) -> str:
+    """A row for what the program returned or raised; "" for nothing."""
     if state.failure is not None:
-        return f'<div class="m"><div class="r">raised</div><div class="t"><span class="e">{escape(type(state.failure).__name__)}: {escape(str(state.failure))}</span></div></div>'
-    value = state._value  # pyright: ignore[reportPrivateUsage]  # without waiting for it
-    if value is None or value is state:
+        return _row("raised", f'<span class="e">{escape(type(state.failure).__name__)}: {escape(str(state.failure))}</span>')
+    found = state._value  # pyright: ignore[reportPrivateUsage]  # without waiting for it
+    if found is None or found is state:
         return ""
-    return f'<div class="m"><div class="r">returned</div><div class="t n">{escape(repr(value)[:2000])}</div></div>'
+    return _row("returned", f"<code>{escape(repr(found)[:2000])}</code>")
 
 
 def _image(image: Image) -> str:

@@ -384,6 +384,19 @@ class State(Generic[R]):
         names = ", ".join(repr(n) for n in self.variables if n is not None)
         return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
 
+    def explain(self, format: str = "text") -> str:
+        """What the requests of the run cost, so far.
+
+        format: "text", or "html": a page for a browser with the conversation, the source with bars, and a timeline.
+        Raises ParameterError for another format.
+        """
+        from lmc import report
+
+        made = {"text": report.text_of, "html": report.page_of}.get(format)
+        if made is None:
+            raise ParameterError(f"format={format!r}: 'text' or 'html'", loc=caller_loc())
+        return made(self)
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the conversation so far, without waiting for it."""
         from lmc.frontend.notebook import state_html

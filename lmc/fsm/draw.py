@@ -6,6 +6,7 @@ import math
 from html import escape
 
 from lmc.fsm.compress import CompressedFSM, Edge
+from lmc.pages import page
 
 
 def to_text(fsm: CompressedFSM) -> str:
@@ -51,7 +52,12 @@ def to_html(fsm: CompressedFSM, title: str) -> str:
     rows = "\n".join(
         f"<tr><td>{e.source}</td><td><code>{escape(e.label)}</code></td><td>{e.target}</td></tr>" for e in fsm.edges
     )
-    return _PAGE.format(title=escape(title), summary=escape(summary(fsm)), svg=_svg(fsm), rows=rows)
+    return page(
+        title,
+        f"<h1 class=code>{escape(title)}</h1><p>{escape(summary(fsm))}. Blue: chains, text without a choice. Double circles: the text may end here.</p>"
+        f'<div class=scroll tabindex=0 role=region aria-label="Drawing">{_svg(fsm)}</div>'
+        f"<h2>Edges</h2><table class=small><thead><tr><th>from</th><th>by</th><th>to</th></tr></thead><tbody>\n{rows}\n</tbody></table>",
+    )
 
 
 def _mark(fsm: CompressedFSM, state: int) -> str:
@@ -66,7 +72,7 @@ _ACROSS, _DOWN, _RADIUS = 210, 70, 16
 def _svg(fsm: CompressedFSM) -> str:
     places = _places(fsm)
     width = max(x for x, _ in places.values()) + 2 * _RADIUS + 60
-    height = max(y for _, y in places.values()) + 2 * _RADIUS + 50
+    height = max(y for _, y in places.values()) + 2 * _RADIUS + 20
     top = min([0, *(math.floor(_crest(edge, places)) for edge in fsm.edges)])
     parts = [_arrow(edge, places) for edge in fsm.edges]
     for state, (x, y) in places.items():
@@ -74,7 +80,7 @@ def _svg(fsm: CompressedFSM) -> str:
             parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS + 4}"/>')
         parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS}"/><text x="{x}" y="{y + 4}">{state}</text>')
     return (
-        f'<svg viewBox="0 {top} {width} {height - top}" width="{width}" height="{height - top}" role="img" aria-label="automaton">'
+        f'<svg class="fsm" viewBox="0 {top} {width} {height - top}" width="{width}" height="{height - top}" role="img" aria-label="automaton">'
         f'<defs>{_tip("tip")}{_tip("chain-tip")}</defs>{"".join(parts)}</svg>'
     )
 
@@ -134,24 +140,3 @@ def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> str:
     text = f'<text x="{label_x}" y="{label_y}">{escape(shown)}</text>'
     tip = "chain-tip" if edge.chain else "tip"
     return f"<g{kind}><title>{escape(edge.label)}</title><path d='{path}' marker-end='url(#{tip})'/>{text}</g>"
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #1c2733; background: #fff }}
-h1 {{ font: 600 1.1rem ui-monospace, monospace; overflow-wrap: anywhere }}
-.drawing {{ overflow-x: auto; border: 1px solid #d5dde5; border-radius: 6px; margin: 1rem 0 }}
-svg {{ display: block; font: 11px ui-monospace, monospace; text-anchor: middle }}
-circle {{ fill: #fff; stroke: #1c2733; stroke-width: 1.3 }} path {{ fill: none; stroke: #71808f }} marker path {{ fill: #71808f; stroke: none }} #chain-tip path {{ fill: #0b6bcb }}
-text {{ fill: #1c2733; stroke: #fff; stroke-width: 3; paint-order: stroke }} .chain path {{ stroke: #0b6bcb; stroke-width: 2.2 }} .chain text {{ fill: #0b6bcb }}
-table {{ border-collapse: collapse }} td, th {{ padding: .15rem .8rem .15rem 0; text-align: left; border-bottom: 1px solid #e6ecf1 }}
-code {{ white-space: pre-wrap; overflow-wrap: anywhere }}
-</style></head><body>
-<h1>{title}</h1><p>{summary}. Blue: chains, text without a choice. Double circles: the text may end here.</p>
-<div class="drawing">{svg}</div>
-<table><thead><tr><th>from</th><th>by</th><th>to</th></tr></thead><tbody>
-{rows}
-</tbody></table>
-</body></html>
-"""

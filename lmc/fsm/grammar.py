@@ -7,40 +7,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from lmc.errors import ConstraintError
+from lmc.fsm.json_styles import Style, is_mark, written
 from lmc.fsm.json_text import one_of, refers, repeat, seq
 from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
-from lmc.fsm.terms import NEVER, least_of_rules
 
+_T = TypeVar("_T", bound=Hashable)
 MAX_NODES = 400_000  # of a tree that rules are written into
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What `start` derives. Every rule that a rule names is there."""
+    """What `start` derives. Every rule that a rule names is there.
+
+    styles   in one of which each text is written, where trees have marks (json_styles.py)
+    """
 
     start: Node
     rules: Mapping[str, Node]
+    styles: Sequence[Style] = ()
 
     @cached_property
     def recursive(self) -> frozenset[str]:
         """Rules that lead to themselves."""
         ways = {name: refers(body) for name, body in self.rules.items()}
+        ahead = {name: len(named) for name, named in ways.items()}
+        before = _turned(ways)
+        todo = [name for name, count in ahead.items() if not count] + [name for name in before if name not in ways]
+        while todo:  # what leads only to rules that do not recur does not, either: what is left recurs, or leads to what does
+            for name in before.get(todo.pop(), ()):
+                ahead[name] -= 1
+                if not ahead[name]:
+                    todo.append(name)
+        left = {name: ways[name] for name, count in ahead.items() if count}
+        return frozenset(name for name in left if name in _reached(left[name], left))
 
-        def reached(name: str) -> set[str]:
-            seen: set[str] = set()
-            todo = [name]
-            while todo:
-                for to in ways[todo.pop()] - seen:
-                    seen.add(to)
-                    todo.append(to)
-            return seen
-
-        return frozenset(name for name in self.rules if name in reached(name))
+    @cached_property
+    def written(self) -> Grammar:
+        """Without marks: a copy of all of it for each style."""
+        return Grammar(*written(self.start, self.rules, self.recursive, self.styles)) if self.styles else self
 
     def tree(self, depth: int | None = None, most: int | None = None) -> Node | None:
         """The grammar without references: None if it is recursive and no depth is given, or by far too large.
@@ -50,6 +60,8 @@ class Grammar:
         """
         if self.recursive and depth is None:
             return None
+        if self.styles:
+            return self.written.tree(depth, most)
         if self._size(depth or 0) > (most or MAX_NODES):
             return None
         made: dict[tuple[str, int], Node] = {}
@@ -111,7 +123,7 @@ class Grammar:
 
     def ebnf(self) -> str:
         """The grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
-        return _Writer(self.productive()).text()
+        return _Writer(self.written.productive()).text()
 
     def productive(self) -> Grammar:
         """Without what derives no text. Raises ConstraintError if all of it derives none."""
@@ -121,12 +133,63 @@ class Grammar:
         start = _within(self.start, productive, known)
         if start == NOTHING:
             raise ConstraintError("the grammar derives no text at all")
-        return Grammar(start, rules)
+        if start is self.start and len(rules) == len(self.rules) and all(body is self.rules[name] for name, body in rules.items()):
+            return self
+        return Grammar(start, rules, self.styles)
 
     @cached_property
     def _productive(self) -> frozenset[str]:
         """Rules that derive some text."""
-        return frozenset(name for name, least in least_of_rules(self.rules).items() if least < NEVER)
+        found: set[str] = set()
+        before = len(found) - 1
+        while before < len(found):
+            before, known = len(found), dict[int, bool]()
+            found.update(name for name, body in self.rules.items() if name not in found and _derives(body, found, known))
+        return frozenset(found)
+
+
+def _turned(ways: Mapping[str, frozenset[str]]) -> Mapping[str, list[str]]:
+    """Of each rule, those that name it."""
+    found: dict[str, list[str]] = {}
+    for name, named in ways.items():
+        for other in named:
+            found.setdefault(other, []).append(name)
+    return found
+
+
+def _reached(start: Iterable[_T], ways: Mapping[_T, Iterable[_T]]) -> set[_T]:
+    found = set(start)
+    todo = list(found)
+    while todo:
+        for to in ways.get(todo.pop(), ()):
+            if to not in found:
+                found.add(to)
+                todo.append(to)
+    return found
+
+
+def _derives(node: Node, rules: set[str], known: dict[int, bool]) -> bool:
+    """Whether a tree derives some text with these rules. `known`: by id."""
+    if isinstance(node, Chars):
+        return bool(node.ranges)
+    if isinstance(node, Ref):
+        return node.rule in rules or is_mark(node)
+    found = known.get(id(node))
+    if found is None:
+        if isinstance(node, Concat):
+            found = all(_derives(part, rules, known) for part in node.parts)
+        elif isinstance(node, Union):
+            found = any(_derives(arm, rules, known) for arm in node.arms)
+        elif isinstance(node, Repeat):
+            found = node.low == 0 or _derives(node.body, rules, known)
+        else:
+            ways: dict[int, list[int]] = {}
+            for a, body, b in node.edges:
+                if _derives(body, rules, known):
+                    ways.setdefault(a, []).append(b)
+            found = not node.final.isdisjoint(_reached((0,), ways))
+        known[id(node)] = found
+    return found
 
 
 def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
@@ -134,7 +197,7 @@ def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
     if isinstance(node, Chars):
         return node
     if isinstance(node, Ref):
-        return node if node.rule in rules else NOTHING
+        return node if node.rule in rules or is_mark(node) else NOTHING
     if id(node) in known:
         return known[id(node)]
     if isinstance(node, Graph):

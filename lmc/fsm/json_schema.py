@@ -32,7 +32,6 @@ from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_references import References
 from lmc.fsm.json_sequences import counted_items, members, unique_items
 from lmc.fsm.json_shapes import TYPES, All, Place, Shape, is_possible, items_of, rules_of, same, type_of, wrong
-from lmc.fsm.json_styles import written
 from lmc.fsm.json_text import (
     ANY_TEXT,
     free_string,
@@ -138,7 +137,7 @@ class _Compiler:
         start = self.node((Place(self.ways.root, ""),))
         if start == NOTHING:
             raise wrong("", "allows no value at all")
-        return written(Grammar(start, self.rules), self.layout.styles)
+        return Grammar(start, self.rules, self.layout.styles)
 
     def node(self, places: All) -> Node:
         """The texts of the values for which all of `places` hold; a Ref where that leads back to itself."""

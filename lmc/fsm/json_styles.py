@@ -1,5 +1,5 @@
 """Ways to write one JSON value: on one line, compact, or indented. A schema is compiled once, with marks where white space may stand;
-each way is a copy of that tree.
+each way reads that tree otherwise: `Styles` the parts that are reached, `written` all of it.
 
     {"a":·[1,·2]}      one line     {"a": [1, 2]}
                        compact      {"a":[1,2]}
@@ -10,12 +10,11 @@ An answer may be written in any of them, and goes on as it began, so that what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_text import one_of, refers, repeat, seq, text
-from lmc.fsm.regex import EMPTY, Chars, Concat, Graph, Node, Ref, Repeat, Union
+from lmc.fsm.regex import EMPTY, Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
 
 ITEM, KEY, OPEN, CLOSE = Ref("\0item"), Ref("\0key"), Ref("\0open"), Ref("\0close")
 """Marks: the comma, the colon, and what stands inside the brackets of what is not empty."""
@@ -38,32 +37,130 @@ class Style:
             return EMPTY
         return seq(text("\n"), repeat(text(self.step), 0, _DEEPEST)) if level is None else text("\n" + self.step * level)
 
+    def mark(self, mark: Ref, level: int | None) -> Node:
+        """What stands for a mark; for brackets, behind which the level has changed."""
+        if mark == KEY:
+            return text(self.key)
+        return seq(text(self.item), self.break_at(level)) if mark == ITEM else self.break_at(level)
+
 
 MODEL = (Style(", ", ": "), Style(",", ":"), Style(",", ": ", "  "), Style(",", ": ", "    "))
 
 
-def written(grammar: Grammar, styles: Sequence[Style]) -> Grammar:
-    """The grammar with its marks as each of the styles has them."""
-    if refers(grammar.start).isdisjoint(_MARKS) and all(refers(body).isdisjoint(_MARKS) for body in grammar.rules.values()):
-        return grammar
-    marked = Grammar(grammar.start, {**grammar.rules, **dict.fromkeys(_MARKS, EMPTY)})
-    rules: dict[str, Node] = {}
-    return Grammar(one_of([_Writer(marked, style, f"{i}", rules).start() for i, style in enumerate(styles)]), rules)
+At = tuple[int, int | None]
+"""Where a part of a tree stands: in which style, and at which level of indentation (None: at any; 0 on one line)."""
+
+
+class Styles:
+    """The marks of a grammar as its styles have them, a sequence at a time. Nodes are known by their ids: they live on.
+
+    rules, recursive   of the grammar
+    """
+
+    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style]) -> None:
+        self._recursive, self._styles = recursive, styles
+        self._marked: dict[int, bool] = {}
+        self._parts: dict[tuple[int, At | None], Sequence[tuple[Node, At | None]]] = {}
+        self._rules = leading_to(_MARKS, {name: refers(body) for name, body in rules.items()}) if styles else frozenset[str]()
+
+    @property
+    def starts(self) -> Sequence[At | None]:
+        """Where the start stands, in each style."""
+        return [(i, 0) for i in range(len(self._styles))] or [None]
+
+    @property
+    def texts(self) -> Sequence[Node]:
+        """What stands for marks, of which the characters are all that there are."""
+        return [text(style.item + style.key + "\n" + (style.step or "")) for style in self._styles]
+
+    def inside(self, node: Node, at: At | None) -> At | None:
+        """Where a node stands; None if no mark is in it, so that it is the same anywhere."""
+        return at if at is not None and self._has_marks(node) else None
+
+    def _has_marks(self, node: Node) -> bool:
+        if isinstance(node, Chars):
+            return False
+        if isinstance(node, Ref):
+            return node.rule in self._rules
+        found = self._marked.get(id(node))
+        if found is None:
+            found = self._marked[id(node)] = any(map(self._has_marks, parts_of(node)))
+        return found
+
+    def within(self, rule: str, at: At | None) -> At | None:
+        """Where the body of a rule stands that is named at a place."""
+        if at is None or rule not in self._rules:
+            return None
+        style, _ = at
+        return (style, None) if rule in self._recursive and self._styles[style].step is not None else at
+
+    def parts(self, node: Concat | Ref, at: At | None) -> Sequence[tuple[Node, At | None]]:
+        """The parts of a sequence, marks written out, and where each stands. A mark by itself is a sequence of one."""
+        found = self._parts.get((id(node), at))
+        if found is None:
+            found = self._parts[id(node), at] = self._opened((node,) if isinstance(node, Ref) else node.parts, at)
+        return found
+
+    def _opened(self, parts: Sequence[Node], at: At | None) -> Sequence[tuple[Node, At | None]]:
+        if at is None:
+            return [(part, None) for part in parts]
+        number, level = at
+        style = self._styles[number]
+        found: list[tuple[Node, At | None]] = []
+        for part in parts:
+            if isinstance(part, Ref) and part.rule in _MARKS:
+                if level is not None and style.step is not None:
+                    level += (part == OPEN) - (part == CLOSE)
+                found += [(node, None) for node in _flat(style.mark(part, level))]
+            else:
+                found.append((part, self.inside(part, (number, level))))
+        return found
+
+
+def _flat(node: Node) -> Sequence[Node]:
+    return node.parts if isinstance(node, Concat) else (node,)
+
+
+def is_mark(node: Ref) -> bool:
+    return node.rule in _MARKS
+
+
+def leading_to(wanted: frozenset[str], ways: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The rules from which one of `wanted` can be come to, and `wanted`; `ways` are the rules that each names."""
+    before: dict[str, list[str]] = {}
+    for name, named in ways.items():
+        for other in named:
+            before.setdefault(other, []).append(name)
+    found, todo = set(wanted), list(wanted)
+    while todo:
+        for name in before.get(todo.pop(), ()):
+            if name not in found:
+                found.add(name)
+                todo.append(name)
+    return frozenset(found)
+
+
+def written(start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style]) -> tuple[Node, Mapping[str, Node]]:
+    """A start and its rules with their marks as each of the styles has them."""
+    if refers(start).isdisjoint(_MARKS) and all(refers(body).isdisjoint(_MARKS) for body in rules.values()):
+        return start, rules
+    out: dict[str, Node] = {}
+    return one_of([_Writer(rules, recursive, style, f"{i}", out).start(start) for i, style in enumerate(styles)]), out
 
 
 class _Writer:
     """Copies a grammar in one style, its rules once for each level where they stand; those that recur once, for any level."""
 
-    def __init__(self, grammar: Grammar, style: Style, name: str, rules: dict[str, Node]) -> None:
-        self._grammar, self._style, self._name, self._rules = grammar, style, name, rules
+    def __init__(self, given: Mapping[str, Node], recursive: frozenset[str], style: Style, name: str, rules: dict[str, Node]) -> None:
+        self._given, self._recursive, self._style, self._name, self._rules = given, recursive, style, name, rules
         self._made: dict[tuple[int, int | None], Node] = {}
         self._todo: list[tuple[str, str, int | None]] = []
 
-    def start(self) -> Node:
-        found = self._node(self._grammar.start, 0)
+    def start(self, node: Node) -> Node:
+        found = self._node(node, 0)
         while self._todo:
             name, rule, level = self._todo.pop()
-            self._rules[name] = self._node(self._grammar.rules[rule], level)
+            self._rules[name] = self._node(self._given[rule], level)
         return found
 
     def _node(self, node: Node, level: int | None) -> Node:
@@ -92,24 +189,19 @@ class _Writer:
     def _sequence(self, node: Concat, level: int | None) -> Node:
         parts: list[Node] = []
         for part in node.parts:
-            if part is OPEN or part == OPEN:
-                level = None if level is None else level + 1
-                parts.append(self._style.break_at(level))
-            elif part == CLOSE:
-                level = None if level is None else level - 1
-                parts.append(self._style.break_at(level))
+            if isinstance(part, Ref) and is_mark(part):
+                level = None if level is None else level + (part == OPEN) - (part == CLOSE)
+                parts.append(self._style.mark(part, level))
             else:
                 parts.append(self._node(part, level))
         return _same_or(node, tuple(parts), node.parts) or seq(*parts)
 
     def _ref(self, node: Ref, level: int | None) -> Node:
-        if node == KEY:
-            return text(self._style.key)
-        if node == ITEM:
-            return seq(text(self._style.item), self._style.break_at(level))
+        if is_mark(node):
+            return self._style.mark(node, level)
         if self._style.step is None:
             level = 0
-        elif node.rule in self._grammar.recursive:
+        elif node.rule in self._recursive:
             level = None
         name = f"{node.rule}\0{self._name}\0{level}"
         if name not in self._rules:

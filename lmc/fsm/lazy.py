@@ -15,11 +15,12 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import FAR, ByteDFA
 from lmc.fsm.dfa import Alphabet
+from lmc.fsm.json_styles import Style, Styles
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.regex import Node
 from lmc.fsm.spread import Shapes
@@ -39,6 +40,7 @@ class LazyDFA:
     """States are numbers, as of a ByteDFA: 0 is the start, DEAD none. Thread-safe.
 
     rules   of a grammar that is not left-recursive and of which each rule derives some text
+    styles  in one of which each text is written, where trees have marks (json_styles.py)
 
     slots   int32 [more than states]: of state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE one that is not made
     rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
@@ -46,11 +48,12 @@ class LazyDFA:
     These are replaced by longer ones when they are full, and never resized: arrays.py reads them as they are.
     """
 
-    def __init__(self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str]) -> None:
-        alphabet = Alphabet.of_all((start, *rules.values()))
+    def __init__(self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = ()) -> None:
+        marks = Styles(rules, recursive, styles)
+        alphabet = Alphabet.of_all((start, *rules.values(), *marks.texts))
         self._classes = alphabet.size
         self._shapes = Shapes(alphabet.segments)
-        self._terms = Terms(rules, recursive, alphabet.members)
+        self._terms = Terms(rules, recursive, alphabet.members, marks)
         self._lock = threading.RLock()
         self._numbers: dict[_Set | _Inner, int] = {}
         self._contents: list[_Set | _Inner] = []
@@ -59,7 +62,7 @@ class LazyDFA:
         self._made = UNMADE + 1
         self._representatives: dict[int, int] = {}
         self._splits: dict[int, tuple[int, int] | None] = {}
-        self._number(frozenset((self._terms.of(start),)))
+        self._number(self._terms.of(start))
 
     # -- what a ByteDFA has, too -----------------------------------------------------------------------------------
 
@@ -138,7 +141,7 @@ class LazyDFA:
         """At least the bytes to the nearest end; some byte leads to a state that is nearer."""
         content = self._contents[state]
         if isinstance(content, frozenset):
-            return 4 * min(term.least for term in content)
+            return 4 * min(map(self._terms.least, content))
         return min(map(self.distance, content[1])) + self._shapes.depth(content[0])
 
     def representative(self, state: int) -> int:

@@ -129,7 +129,8 @@ def lazily(grammar: Grammar) -> LazyDFA:
     """The automaton of a grammar that is made while it is used. Raises ConstraintError if the grammar derives no text."""
     try:
         grammar = grammar.productive()
-        rules = without_left_recursion(grammar.rules) if grammar.recursive else grammar.rules
-        return LazyDFA(grammar.start, rules, Grammar(grammar.start, rules).recursive)
+        if not grammar.styles and grammar.recursive:  # no value of JSON begins with another one
+            grammar = Grammar(grammar.start, without_left_recursion(grammar.rules))
+        return LazyDFA(grammar.start, grammar.rules, grammar.recursive, grammar.styles)
     except RecursionError:
         raise ConstraintError("the grammar is nested too deep") from None

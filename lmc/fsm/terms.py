@@ -16,6 +16,8 @@ from typing import Any
 
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
+from lmc.fsm.json_styles import At, Styles, is_mark
+from lmc.fsm.lengths import NEVER, Lengths
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
 
 Classes = tuple[int, ...]
@@ -29,18 +31,18 @@ class Frame:
     forms      (classes, frames that are left of this one), of each way to begin
     nullable   it may be empty
     low, high  of a repeat: turns that are left
+    at         where it stands, None for what is the same anywhere
     family     equal for repeats of one body: they differ in their counters only
     """
 
-    __slots__ = ("capped", "family", "forms", "high", "least", "low", "node", "nullable")
+    __slots__ = ("at", "capped", "family", "forms", "high", "low", "node", "nullable")
 
-    def __init__(self, node: Any, family: object, low: int, high: int | None) -> None:
-        self.node, self.low, self.high = node, low, high
+    def __init__(self, node: Any, family: object, low: int, high: int | None, at: At | None = None) -> None:
+        self.node, self.low, self.high, self.at = node, low, high, at
         self.family: object = self if family is None else family
         self.forms: tuple[tuple[Classes, tuple[Frame, ...]], ...] | None = None
         self.nullable = False
         self.capped: Frame | None = None
-        self.least = 0
 
 
 class Term:
@@ -60,22 +62,21 @@ class Term:
         self.above: Term | None = None
         self.mark: Term | None = None
         self.kind: object = None
-        self.least = 0
+        self.least: int | None = None
 
 
 class Terms:
     """Makes the frames and terms of one grammar. Its rules must not be left-recursive, and must each derive some text."""
 
-    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], members: Mapping[Chars, Classes]) -> None:
-        self._rules, self._recursive, self._members = rules, recursive, members
-        self._least: dict[str, int] = least_of_rules(rules)
+    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], members: Mapping[Chars, Classes], styles: Styles) -> None:
+        self._rules, self._recursive, self._members, self._styles = rules, recursive, members, styles
+        self._lengths = Lengths(rules, recursive, styles)
         self._frames: dict[object, Frame] = {}
         self._canon: dict[int, Node] = {}  # by id of a node, the one that stands for its equals
         self._unique: dict[object, Node] = {}
         self._alive: list[Node] = []  # nodes that are known by their ids
         self._terms: dict[tuple[Frame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
-        self._lengths: dict[int, int] = {}
         self.end = Term(None, None)
         self._return = Frame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
@@ -90,17 +91,17 @@ class Terms:
                 "classes instead of nested alternatives"
             )
 
-    def of(self, tree: Node) -> Term:
-        return self.push(self.frame(tree), self.end)
+    def of(self, tree: Node) -> frozenset[Term]:
+        """What may follow before anything is written: a term for each style."""
+        return frozenset(self.push(self.frame(tree, at), self.end) for at in self._styles.starts)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
-    def frame(self, node: Node) -> Frame:
+    def frame(self, node: Node, at: At | None = None) -> Frame:
         node = self._canonical(node)
-        if isinstance(node, Repeat):
-            return self._repeat(node.body, node.low, node.high)
-        found = self._frames.get(id(node))
-        return self._frame(id(node), node, self._length(node)) if found is None else found
+        if not (isinstance(node, Ref) and is_mark(node)):
+            at = self._styles.inside(node, at)
+        return self._repeat(node.body, node.low, node.high, at) if isinstance(node, Repeat) else self._frame((id(node), at), node, at)
 
     def _canonical(self, node: Node) -> Node:
         """The one node that stands for all equal ones, so that what is equal is known by its id."""
@@ -125,35 +126,26 @@ class Terms:
             self._canon[id(given)] = self._canon[id(found)] = found
         return found
 
-    def _frame(self, key: object, node: Any, least: int) -> Frame:
+    def _frame(self, key: object, node: Any, at: At | None) -> Frame:
         found = self._frames.get(key)
         if found is None:
-            found = self._frames[key] = Frame(node, None, 0, 0)
-            found.least = least
+            found = self._frames[key] = Frame(node, None, 0, 0, at)
         return found
 
-    def _repeat(self, body: Node, low: int, high: int | None) -> Frame:
-        key = ("r", id(body), low, high)
+    def _repeat(self, body: Node, low: int, high: int | None, at: At | None) -> Frame:
+        key = ("r", id(body), low, high, at)
         found = self._frames.get(key)
         if found is None:
-            family = self._frame(("b", id(body)), body, 0)
-            found = self._frames[key] = Frame(body, family, low, high)
-            found.least = low * self._length(body)
+            family = self._frame(("b", id(body), at), body, at)
+            found = self._frames[key] = Frame(body, family, low, high, at)
         return found
 
-    def _tail(self, node: Concat, index: int) -> Frame:
-        if index == len(node.parts) - 1:
-            return self.frame(node.parts[index])
-        if index == 0:
-            return self.frame(node)
-        found = self._frames.get((id(node), index))
-        if found is None:
-            least = 0
-            for at in range(len(node.parts) - 1, 0, -1):  # all tails at once
-                least += self._length(node.parts[at])
-                found = self._frame((id(node), at), _Tail(node, at), least)
-            found = self._frames[id(node), index]
-        return found
+    def _tail(self, node: Concat | Ref, index: int, at: At | None) -> Frame:
+        """The parts of a sequence from an index on; `at`: where the sequence stands."""
+        parts = self._styles.parts(node, at)
+        if index == len(parts) - 1:
+            return self.frame(*parts[index])
+        return self._frame((id(node), index, at), _Tail(node, index), at) if index else self.frame(node, at)
 
     def _forms(self, frame: Frame) -> tuple[tuple[Classes, tuple[Frame, ...]], ...]:
         if frame.forms is None:
@@ -168,32 +160,33 @@ class Terms:
             return self._begin_repeat(frame)
         if isinstance(node, Chars):
             return [(self._members[node], ())], False
-        if isinstance(node, Concat):
-            return self._begin_parts(node, 0)
+        if isinstance(node, Concat) or (isinstance(node, Ref) and is_mark(node)):
+            return self._begin_parts(node, 0, frame.at)
         if isinstance(node, _Tail):
-            return self._begin_parts(node.node, node.index)
+            return self._begin_parts(node.node, node.index, frame.at)
         if isinstance(node, _Words):
             return self._begin_words(node), any(len(word.parts) == node.index for word in node.words)
         if isinstance(node, Union) and (words := _words_of(node)) is not None:
             self._alive += words
             return self._begin_words(_Words(words, 0)), any(not word.parts for word in words)
         if isinstance(node, Union):
-            arms = [self.frame(arm) for arm in node.arms]
+            arms = [self.frame(arm, frame.at) for arm in node.arms]
             forms = [form for arm in arms for form in self._forms(arm)]
             return forms, any(arm.nullable for arm in arms)
         if isinstance(node, Ref):
-            body = self.frame(self._rules[node.rule])
+            body = self.frame(self._rules[node.rule], self._styles.within(node.rule, frame.at))
             forms = self._forms(body)
             marks = (self._return,) if node.rule in self._recursive else ()
             return [(classes, frames + marks) for classes, frames in forms], body.nullable
         assert isinstance(node, _At | Graph)
-        return self._begin_graph(node if isinstance(node, _At) else self._start_of(node))
+        return self._begin_graph(node if isinstance(node, _At) else _start_of(node), frame.at)
 
-    def _begin_parts(self, node: Concat, index: int) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+    def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
         found: list[tuple[Classes, tuple[Frame, ...]]] = []
-        for i in range(index, len(node.parts)):
-            part = self.frame(node.parts[i])
-            behind = (self._tail(node, i + 1),) if i + 1 < len(node.parts) else ()
+        parts = self._styles.parts(node, at)
+        for i in range(index, len(parts)):
+            part = self.frame(*parts[i])
+            behind = (self._tail(node, i + 1, at),) if i + 1 < len(parts) else ()
             found += [(classes, frames + behind) for classes, frames in self._forms(part)]
             if not part.nullable:
                 return found, False
@@ -212,36 +205,29 @@ class Terms:
 
     def _words(self, words: list[Concat], index: int) -> tuple[Frame, ...]:
         if len(words) == 1:
-            return (self._tail(words[0], index),) if len(words[0].parts) > index else ()
-        least = min(len(word.parts) for word in words) - index
-        return (self._frame((index, *map(id, words)), _Words(words, index), least),)
+            return (self._tail(words[0], index, None),) if len(words[0].parts) > index else ()
+        return (self._frame((index, *map(id, words)), _Words(words, index), None),)
 
     def _begin_repeat(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
-        body = self.frame(frame.node)
+        body = self.frame(frame.node, frame.at)
         forms = self._forms(body)
         low = 0 if body.nullable else frame.low  # an empty turn is none
         high = None if frame.high is None else frame.high - 1
-        behind = () if high == 0 else (self._repeat(frame.node, max(low - 1, 0), high),)
+        behind = () if high == 0 else (self._repeat(frame.node, max(low - 1, 0), high, frame.at),)
         return [(classes, frames + behind) for classes, frames in forms], low == 0
 
-    def _begin_graph(self, at: _At) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+    def _begin_graph(self, at: _At, place: At | None) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
         found: list[tuple[Classes, tuple[Frame, ...]]] = []
         seen, todo = {at.state}, [at.state]
         for state in todo:
             for body, to in at.edges.get(state, ()):
-                frame = self.frame(body)
-                behind = (self._frame(("g", id(at.graph), to), _At(at.graph, at.edges, at.far, to), at.far.get(to, 0)),)
+                frame = self.frame(body, place)
+                behind = (self._frame(("g", id(at.graph), to, place), _At(at.graph, at.edges, to), place),)
                 found += [(classes, frames + behind) for classes, frames in self._forms(frame)]
                 if frame.nullable and to not in seen:
                     seen.add(to)
                     todo.append(to)
         return found, not seen.isdisjoint(at.graph.final)
-
-    def _start_of(self, graph: Graph) -> _At:
-        edges: dict[int, list[tuple[Node, int]]] = {}
-        for source, body, to in graph.edges:
-            edges.setdefault(source, []).append((body, to))
-        return _At(graph, edges, _to_the_end(graph, {id(body): self._length(body) for _, body, _ in graph.edges}), 0)
 
     # -- terms -----------------------------------------------------------------------------------------------------
 
@@ -251,13 +237,12 @@ class Terms:
             return rest  # behind the last return there is nothing to come back to
         if top is not None and frame.family is top.family and frame.family is not frame:  # x{a,b}x{c,d} is x{a+c,b+d}
             high = None if frame.high is None or top.high is None else frame.high + top.high
-            frame, rest = self._repeat(frame.node, frame.low + top.low, high), rest.rest or self.end
+            frame, rest = self._repeat(frame.node, frame.low + top.low, high, frame.at), rest.rest or self.end
         key = frame, rest
         found = self._terms.get(key)
         if found is None:
             found = self._terms[key] = Term(frame, rest)
             found.mark = found if frame is self._return else rest.mark
-            found.least = frame.least + rest.least
             kind = frame.family, rest.kind
             found.kind = self._kinds.setdefault(kind, kind)
         return found
@@ -309,7 +294,8 @@ class Terms:
         if frame.family is frame or (frame.low <= _FAR and (frame.high is None or frame.high <= _FAR)):
             return frame
         if frame.capped is None:
-            frame.capped = self._repeat(frame.node, min(frame.low, _FAR), None if frame.high is None else min(frame.high, _FAR))
+            high = None if frame.high is None else min(frame.high, _FAR)
+            frame.capped = self._repeat(frame.node, min(frame.low, _FAR), high, frame.at)
         return frame.capped
 
     def above(self, term: Term) -> Term:
@@ -371,23 +357,41 @@ class Terms:
             at = at.rest
         found = self.end
         for frame, span in zip(reversed(frames), reversed(spans)):
-            found = self.push(frame if span is None else self._repeat(frame.node, *span), found)
+            found = self.push(frame if span is None else self._repeat(frame.node, *span, frame.at), found)
         return found
 
     # -- lengths ---------------------------------------------------------------------------------------------------
 
-    def _length(self, node: Node) -> int:
+    def least(self, term: Term) -> int:
         """Characters of a shortest text."""
-        found = self._lengths.get(id(node))
-        if found is None:
-            found = self._lengths[id(node)] = _least(node, self._least, self._lengths)
+        above: list[Term] = []
+        at = term
+        while at.least is None and at.rest is not None:
+            above.append(at)
+            at = at.rest
+        found = at.least or 0
+        for one in reversed(above):
+            assert one.frame is not None
+            found = one.least = found + self._least(one.frame)
         return found
+
+    def _least(self, frame: Frame) -> int:
+        node, at = frame.node, frame.at
+        if frame is self._return:
+            return 0
+        if frame.family is not frame:
+            return frame.low * self._lengths.of(node, at)
+        if isinstance(node, _Tail):
+            return self._lengths.behind(node.node, at)[node.index]
+        if isinstance(node, _Words):
+            return min(len(word.parts) for word in node.words) - node.index
+        return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _At) else self._lengths.of(node, at)
 
 
 class _Tail:
     __slots__ = ("index", "node")
 
-    def __init__(self, node: Concat, index: int) -> None:
+    def __init__(self, node: Concat | Ref, index: int) -> None:
         self.node, self.index = node, index
 
 
@@ -411,12 +415,19 @@ def _words_of(node: Union) -> list[Concat] | None:
 
 
 class _At:
-    """A graph, read as far as one of its states; `far`: characters from each state to an end."""
+    """A graph, read as far as one of its states."""
 
-    __slots__ = ("edges", "far", "graph", "state")
+    __slots__ = ("edges", "graph", "state")
 
-    def __init__(self, graph: Graph, edges: Mapping[int, Sequence[tuple[Node, int]]], far: Mapping[int, int], state: int) -> None:
-        self.graph, self.edges, self.far, self.state = graph, edges, far, state
+    def __init__(self, graph: Graph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int) -> None:
+        self.graph, self.edges, self.state = graph, edges, state
+
+
+def _start_of(graph: Graph) -> _At:
+    edges: dict[int, list[tuple[Node, int]]] = {}
+    for source, body, to in graph.edges:
+        edges.setdefault(source, []).append((body, to))
+    return _At(graph, edges, 0)
 
 
 _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none
@@ -453,62 +464,3 @@ def _within(a: _Spans, b: _Spans) -> bool:
     return all(
         x is None or y is None or (y[0] <= x[0] and (y[1] is None or (x[1] is not None and x[1] <= y[1]))) for x, y in zip(a, b)
     )
-
-
-NEVER = 1 << 40  # longer than any text
-
-
-def _least(node: Node, rules: Mapping[str, int], known: dict[int, int] | None = None) -> int:
-    """Characters of a shortest text, if the rules have those of `rules`. `known`, by id, of nodes that live on."""
-    if isinstance(node, Chars):
-        return 1
-    if isinstance(node, Ref):
-        return rules[node.rule]
-    if known is not None and id(node) in known:
-        return known[id(node)]
-    if isinstance(node, Repeat):
-        found = node.low * _least(node.body, rules, known) if node.low else 0
-    elif isinstance(node, Concat):
-        found = sum(_least(part, rules, known) for part in node.parts)
-    elif isinstance(node, Union):
-        found = min((_least(arm, rules, known) for arm in node.arms), default=NEVER)
-    else:
-        found = _to_the_end(node, {id(body): _least(body, rules, known) for _, body, _ in node.edges}).get(0, NEVER)
-    if found >= NEVER and not _is_never(node, rules, known):
-        found = NEVER - 1  # some text, however long
-    found = min(found, NEVER)
-    if known is not None:
-        known[id(node)] = found
-    return found
-
-
-def _is_never(node: Node, rules: Mapping[str, int], known: dict[int, int] | None) -> bool:
-    """Whether a tree of a shortest text that is too long to be counted has none at all."""
-    if isinstance(node, Repeat):
-        return _least(node.body, rules, known) >= NEVER
-    if isinstance(node, Concat):
-        return any(_least(part, rules, known) >= NEVER for part in node.parts)
-    return True
-
-
-def _to_the_end(graph: Graph, lengths: Mapping[int, int]) -> dict[int, int]:
-    far = dict.fromkeys(graph.final, 0)
-    changed = True
-    while changed:
-        changed = False
-        for source, body, to in reversed(graph.edges):
-            if to in far and far[to] + lengths[id(body)] < far.get(source, NEVER):
-                far[source], changed = far[to] + lengths[id(body)], True
-    return far
-
-
-def least_of_rules(rules: Mapping[str, Node]) -> dict[str, int]:
-    found = dict.fromkeys(rules, NEVER)
-    changed = True
-    while changed:
-        changed = False
-        known: dict[int, int] = {}
-        for name, body in rules.items():
-            if (least := _least(body, found, known)) < found[name]:
-                found[name], changed = least, True
-    return found

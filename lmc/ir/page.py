@@ -5,19 +5,19 @@ Whatever comes from a program is escaped, and the page's content policy lets no 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import PurePath
 
+from lmc import pages
 from lmc.ir.analysis import answers_put
 from lmc.ir.core import DEFAULT, Block, Graph, Op
 from lmc.ir.layout import HEIGHT, WIDTH, Picture, Step, picture
 from lmc.ir.ops import spec_of, trait
 from lmc.ir.text import print_op
+from lmc.pages import count, quoted, seconds, short
 from lmc.prompt import plain
 
 MANY = 120
@@ -72,37 +72,28 @@ class Section:
     unit: str = "characters"
 
 
-def page(title: str, sections: Sequence[Section], facts: Sequence[str] = ()) -> str:
-    """A whole page: `facts` first, then each section, all but the first folded."""
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_digest(_SCRIPT)}'"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-        f'<link rel="icon" href="data:,"><style>{_PAGE_STYLE}</style></head>\n<body>{fragment(title, sections, facts)}<script>{_SCRIPT}</script></body></html>\n'
-    )
+def page(title: str, sections: Sequence[Section], facts: Sequence[str] = (), above: str = "") -> str:
+    """A whole page: `facts` and what is `above` first, then each section, all but the first folded."""
+    return pages.page(title, _body(title, sections, facts, above), script=pages.KEYS + _SCRIPT)
 
 
-def fragment(title: str, sections: Sequence[Section], facts: Sequence[str] = ()) -> str:
+def fragment(title: str, sections: Sequence[Section], facts: Sequence[str] = (), above: str = "") -> str:
     """The same without a script, to be embedded: everything but search and zoom works."""
-    parts = [f'<div class="lmc"><style>{_STYLE}</style><h1>{escape(title)}</h1>', _facts(facts)]
+    return pages.fragment(_body(title, sections, facts, above))
+
+
+def _body(title: str, sections: Sequence[Section], facts: Sequence[str], above: str) -> str:
+    parts = [f"<h1>{escape(title)}</h1>", pages.facts(facts), above]
     for i, section in enumerate(sections):
         body = "".join(_section(section, f"s{i}"))
         parts.append(body if i == 0 else f"<details><summary>{escape(section.title)}</summary>{body}</details>")
-    return "".join([*parts, "</div>"])
-
-
-def _facts(facts: Sequence[str]) -> str:
-    return f"<ul class=facts>{''.join(f'<li>{escape(fact)}</li>' for fact in facts)}</ul>" if facts else ""
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return "".join(parts)
 
 
 def _section(section: Section, id: str) -> Iterator[str]:
     graph = section.graph
     count = sum(1 for _ in graph.ops())
-    yield f"<section id={id}><h2>{escape(section.title)}</h2><p>{summary(graph)}</p>{_facts(section.facts)}"
+    yield f"<section id={id}><h2>{escape(section.title)}</h2><p>{summary(graph)}</p>{pages.facts(section.facts)}"
     yield f'<h3>Prompts</h3>{_LEGEND}<div class=tools data-for={id}></div><div class=scroll tabindex=0 role=region aria-label="Prompts as a tree">{svg(section, id)}</div>'
     yield "<h3>Ops</h3>" + _key(section)
     checked = ["", " checked"] if count > MANY else [" checked", ""]
@@ -159,7 +150,7 @@ def _listing(section: Section, id: str) -> Iterator[str]:
         runs = f", {here} runs" if here is not None else ", no runs" if section.runs else ""
         opened = " open" if total <= MANY or block is graph.entry or marked or here else ""
         yield (
-            f"<details{opened} class=block id={_quoted(names[block.label])}><summary>^{escape(block.label)}{escape(_params(block))}"
+            f"<details{opened} class=block id={quoted(names[block.label])}><summary>^{escape(block.label)}{escape(_params(block))}"
             f"<span class=quiet> {len(ops)} ops{runs}</span></summary><table class=list>"
             "<colgroup><col class=c1><col class=c2><col class=c3><col class=c4></colgroup>"
             "<tr class=head><th scope=col>source</th><th scope=col>op</th><th scope=col>expected</th><th scope=col>measured</th></tr>"
@@ -171,7 +162,7 @@ def _listing(section: Section, id: str) -> Iterator[str]:
             expected = _expected(section.expected[index], most) if index in section.expected else ""
             seen = _seen(section.seen[index], longest) if index in section.seen else ""
             yield (
-                f"<tr class={_quoted(style)} id={id}-o{index} tabindex=-1><td>{_source(op) if place != shown else ''}</td><td>{_op(op, names)}</td>"
+                f"<tr class={quoted(style)} id={id}-o{index} tabindex=-1><td>{_source(op) if place != shown else ''}</td><td>{_op(op, names)}</td>"
                 f"<td>{expected}</td><td>{seen}</td></tr>"
             )
             shown = place
@@ -184,11 +175,11 @@ def _params(block: Block) -> str:
 
 
 def _expected(cost: Expected, most: int) -> str:
-    parts = [f"{_count(cost.shared)} shared", f"{_count(cost.computed)} computed"] if cost.shared else [f"{_count(cost.computed)} computed"]
-    parts += [f"{_count(cost.scored)} scored"] if cost.scored else []
-    parts += [f"≤ {_count(cost.answer)} tokens out" + (f", {cost.forced:.0%} forced" if cost.forced else "")] if cost.answer else []
+    parts = [f"{count(cost.shared)} shared", f"{count(cost.computed)} computed"] if cost.shared else [f"{count(cost.computed)} computed"]
+    parts += [f"{count(cost.scored)} scored"] if cost.scored else []
+    parts += [f"≤ {count(cost.answer)} tokens out" + (f", {cost.forced:.0%} forced" if cost.forced else "")] if cost.answer else []
     parts += [f"group {cost.group[0]} of {cost.group[1]}"] if cost.group else []
-    return f"{_bar(cost.shared / most, cost.computed / most)}{escape(' · '.join(parts))}"
+    return pages.bar(("shared", cost.shared / most), ("computed", cost.computed / most)) + escape(" · ".join(parts))
 
 
 def _seen(seen: Seen, longest: float) -> str:
@@ -197,24 +188,11 @@ def _seen(seen: Seen, longest: float) -> str:
     if seen.generated:
         parts.append(f"{_mean(seen.generated, n)} out" + (f", {_mean(seen.forced, n)} forced" if seen.forced else ""))
     parts += [f"{_mean(seen.passes, n)} passes", seconds(seen.seconds / n)]
-    return f"{_bar(seen.cached / n / longest, (seen.prompt - seen.cached) / n / longest)}{escape(' · '.join(parts))}"
-
-
-def _bar(shared: float, computed: float) -> str:
-    return f'<span class=bar aria-hidden=true><i class=shared style="width:{shared:.1%}"></i><i class=computed style="width:{computed:.1%}"></i></span>'
+    return pages.bar(("shared", seen.cached / n / longest), ("computed", (seen.prompt - seen.cached) / n / longest)) + escape(" · ".join(parts))
 
 
 def _mean(total: float, n: int) -> str:
-    return _count(round(total / n)) if total / n >= 9.5 else f"{total / n:.2g}"
-
-
-def _count(n: int) -> str:
-    return f"{n:,}".replace(",", " ")
-
-
-def seconds(s: float) -> str:
-    """A duration for people."""
-    return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.3g} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
+    return count(round(total / n)) if total / n >= 9.5 else f"{total / n:.2g}"
 
 
 def _style(op: Op) -> str:
@@ -229,19 +207,19 @@ def _source(op: Op) -> str:
         return ""
     line = linecache.getline(op.loc.file, op.loc.line).strip()
     where = f"{PurePath(op.loc.file).name}:{op.loc.line}"
-    return f"<span class=quiet title={_quoted(str(op.loc))}>{escape(where)}</span> <code>{escape(_short(line, 100))}</code>"
+    return f"<span class=quiet title={quoted(str(op.loc))}>{escape(where)}</span> <code>{escape(short(line, 100))}</code>"
 
 
 def _op(op: Op, names: Mapping[str, str]) -> str:
     whole = print_op(Op(op.kind, op.operands, op.results, op.attrs))
-    text = _bold(op, _short(whole, 200))
+    text = _bold(op, short(whole, 200))
     if len(whole) > 200:
         text = f"<details class=long><summary>{text}</summary>{_bold(op, whole)}</details>"
     links = (
-        f"{'_' if case is DEFAULT else escape(_short(str(case), 60))} → <a href={_quoted('#' + names[label])}>^{escape(label)}</a>"
+        f"{'_' if case is DEFAULT else escape(short(str(case), 60))} → <a href={quoted('#' + names[label])}>^{escape(label)}</a>"
         for case, label in op.cases
     )
-    then = f" then <a href={_quoted('#' + names[op.then])}>^{escape(op.then)}</a>" if op.then is not None else ""
+    then = f" then <a href={quoted('#' + names[op.then])}>^{escape(op.then)}</a>" if op.then is not None else ""
     return text + (" [" + ", ".join(links) + "]" if op.cases else "") + then
 
 
@@ -253,13 +231,6 @@ def _bold(op: Op, text: str) -> str:
 def _anchor(label: str) -> str:
     return "b-" + "".join(c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in label)
 
-
-def _quoted(text: str) -> str:
-    return '"' + escape(text, quote=True) + '"'
-
-
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 # -- the picture ---------------------------------------------------------------------------------------------------
@@ -301,9 +272,9 @@ def _box(step: Step, ops: Sequence[Op], section: Section, id: str, pinned: bool)
     cost = _cost_line(step, section, last) + (", prefilled" if pinned else "")
     x, y = f"{step.x:.0f}", f"{step.y:.0f}"
     return (
-        f'<a href="{escape(link)}" class="{style}"><title>{escape(_short(title, 2000))}</title><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
-        f'<text x="{step.x + 8:.0f}" y="{step.y + 16:.0f}">{escape(_short(label, 24))}</text>'
-        f'<text class="quiet" x="{step.x + 8:.0f}" y="{step.y + 32:.0f}">{escape(_short(cost, 31))}</text></a>'
+        f'<a href="{escape(link)}" class="{style}"><title>{escape(short(title, 2000))}</title><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
+        f'<text x="{step.x + 8:.0f}" y="{step.y + 16:.0f}">{escape(short(label, 24))}</text>'
+        f'<text class="quiet" x="{step.x + 8:.0f}" y="{step.y + 32:.0f}">{escape(short(cost, 28))}</text></a>'
     )
 
 
@@ -321,7 +292,7 @@ def _cost_line(step: Step, section: Section, last: int | None) -> str:
     if last is not None and last in section.expected:
         e = section.expected[last]
         unit = "tok" if section.unit == "tokens" else "ch"
-        return f"{_count(e.computed)} {unit} new" + (f", ≤ {e.answer} tok out" if e.answer else f", {_count(e.scored)} {unit} scored" if e.scored else "")
+        return f"{count(e.computed)} {unit} new" + (f", ≤ {e.answer} tok out" if e.answer else f", {count(e.scored)} {unit} scored" if e.scored else "")
     return f"{len(step.ops)} op{'s'[: len(step.ops) != 1]}"
 
 
@@ -335,7 +306,7 @@ def _edge(a: Step, b: Step, drawn: Picture, section: Section) -> str:
         bend = f"M{x1:.0f} {y1:.0f} C{(x1 + x2) / 2:.0f} {y1:.0f} {(x1 + x2) / 2:.0f} {y2:.0f} {x2:.0f} {y2:.0f}"
         tx, ty, anchor = x2 - 4, y2 - 5, "end"
     marked = section.critical.intersection(a.ops) and section.critical.intersection(b.ops)
-    label = f'<text class="case" x="{tx:.0f}" y="{ty:.0f}" text-anchor="{anchor}">{escape(_short(b.case, 8))}</text>' if b.case else ""
+    label = f'<text class="case" x="{tx:.0f}" y="{ty:.0f}" text-anchor="{anchor}">{escape(short(b.case, 8))}</text>' if b.case else ""
     return f'<path class="{"critical" if marked else "plain"}" d="{bend}"/>{label}'
 
 
@@ -350,49 +321,11 @@ def _data_edge(a: Step, b: Step, section: Section, i: int, j: int) -> str:
     return f'<path class="data{marked}" d="M{ax:.0f} {y1:.0f} C{(ax + bx) / 2:.0f} {y1:.0f} {(ax + bx) / 2:.0f} {y2:.0f} {bx:.0f} {y2:.0f}"/>'
 
 
-_LEGEND = (
-    "<p class=legend><span><b class=samples></b>asks the model</span> <span><b class=text></b>text</span> <span><b class=pinned></b>prefilled</span> "
-    "<span><b class=critical></b>critical path</span> <span>dashed: an answer put into another prompt</span></p>"
+_LEGEND = pages.legend(
+    ("samples", "asks the model"), ("text", "text"), ("pinned", "prefilled"), ("critical", "critical path"), ("dash", "an answer put into another prompt")
 )
 
-_PAGE_STYLE = ":root{color-scheme:light dark}body{margin:0;background:light-dark(#fff,#16181c)}"
-
-_STYLE = """
-.lmc{color-scheme:light dark;--line:light-dark(#d4d4d8,#42454c);--ask:light-dark(#fff1d6,#4a3a14);--act:light-dark(#ffe3e3,#4d2020);
---end:light-dark(#e6ecff,#232c4d);--pin:light-dark(#0a7d36,#4fd483);--quiet:light-dark(#5d6066,#a2a6ad);--crit:light-dark(#c2185b,#ff7aa8);
---box:light-dark(#f4f4f5,#24272d);--shared:light-dark(#7cc79a,#2f7d50);--computed:light-dark(#e8a33d,#b9791f);
-font:14px/1.45 system-ui,sans-serif;padding:1.2rem 1.5rem;background:light-dark(#fff,#16181c);color:light-dark(#1b1b1b,#e4e4e4)}
-.lmc h1{font-size:1.3rem;margin:0 0 .4rem}.lmc h2{font-size:1.1rem;margin:1.2rem 0 .2rem}.lmc h3{font-size:1rem;margin:1.2rem 0 .3rem}.lmc p{margin:.3rem 0}
-.lmc .facts{margin:.3rem 0;padding-left:1.2rem}.lmc .quiet{color:var(--quiet)}.lmc .n{text-align:right}
-.lmc table{border-collapse:collapse}.lmc .small{margin:.2rem 0}
-.lmc .small td{padding:1px 12px 1px 0;text-align:left}.lmc .small .n{text-align:right}
-.lmc .scroll{overflow:auto;max-height:72vh;border:1px solid var(--line);border-radius:6px}.lmc svg{display:block}
-.lmc .legend span{margin-right:1.1rem;white-space:nowrap}.lmc .legend b{display:inline-block;width:1.4em;height:.8em;margin-right:.35em;border:1px solid var(--line);border-radius:3px;background:var(--box)}
-.lmc .legend b.samples{background:var(--ask)}.lmc .legend b.pinned{border:2px solid var(--pin)}.lmc .legend b.critical{border:2px solid var(--crit)}
-.lmc svg rect{fill:var(--box);stroke:var(--line)}.lmc svg .samples rect{fill:var(--ask)}.lmc svg .pinned rect{stroke:var(--pin);stroke-width:2}
-.lmc svg .critical rect{stroke:var(--crit);stroke-width:2.5}.lmc svg .idle{opacity:.55}.lmc svg path{fill:none;stroke:var(--quiet);stroke-width:1.2}
-.lmc svg path.critical{stroke:var(--crit);stroke-width:2.5}.lmc svg path.data{stroke-dasharray:4 4;opacity:.8}
-.lmc svg text{font:12px ui-monospace,monospace;fill:light-dark(#1b1b1b,#e4e4e4)}.lmc svg text.quiet{font-size:10.5px;fill:var(--quiet)}.lmc svg text.case{font-size:10px;fill:var(--quiet)}
-.lmc svg a:focus{outline:none}.lmc svg a:focus rect,.lmc svg a:hover rect,.lmc svg a.found rect{stroke:light-dark(#1b4fd8,#8fb0ff);stroke-width:3}.lmc a{color:light-dark(#1b4fd8,#8fb0ff)}
-.lmc .list{width:100%;table-layout:fixed}.lmc .c1{width:26%}.lmc .c3{width:17%}.lmc .c4{width:19%}
-.lmc .list td,.lmc .list th,.lmc .code{font:12.5px/1.5 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;text-align:left;vertical-align:top}
-.lmc .list td,.lmc .list th{padding:2px 10px 2px 4px;border-bottom:1px solid var(--line);background:none}.lmc .list th{color:var(--quiet);font-weight:400}
-.lmc .list td:first-child{color:var(--quiet)}.lmc code{font:inherit;background:none;color:inherit;padding:0}
-.lmc tr.samples td:nth-child(2){background:var(--ask)}.lmc tr.effect td:nth-child(2),.lmc tr.ordered td:nth-child(2){background:var(--act)}.lmc tr.terminator td:nth-child(2){background:var(--end)}
-.lmc tr.critical td:first-child{box-shadow:inset 4px 0 var(--crit)}.lmc .list td:first-child{padding-left:10px}
-.lmc tr:target td,.lmc tr:focus td{outline:2px solid light-dark(#1b4fd8,#8fb0ff);outline-offset:-2px}.lmc tr:focus{outline:none}
-.lmc .ops:has(input.few:checked) tr.pure,.lmc .ops:has(input.crit:checked) tr:not(.critical):not(.head),.lmc tr.missed{display:none}
-.lmc .bar{display:block;height:5px;width:100%;margin:5px 0 1px;background:light-dark(#ececef,#2b2e35);overflow:hidden;border-radius:2px;white-space:normal;font-size:0}.lmc .bar i{display:inline-block;height:5px;vertical-align:top}
-.lmc .bar .shared{background:var(--shared)}.lmc .bar .computed{background:var(--computed)}
-.lmc .block{margin-top:.7rem}.lmc summary{cursor:pointer}.lmc .block>summary{font:600 13px ui-monospace,monospace}.lmc .block>summary .quiet{font-weight:400}.lmc .long summary{list-style-position:outside}
-.lmc .filter label{margin-right:1.2rem}.lmc .tools{display:flex;gap:.5rem;align-items:center;margin:.3rem 0;flex-wrap:wrap}.lmc .tools input{min-width:16rem}
-.lmc .tools button,.lmc .tools input{font:inherit;color:inherit;background:var(--box);border:1px solid var(--line);border-radius:4px;padding:.15rem .6rem}
-@media(max-width:800px){.lmc{padding:.8rem}.lmc .list colgroup,.lmc .list .head{display:none}.lmc .list tr{display:block;border-bottom:1px solid var(--line)}.lmc .list td{display:block;border:0}.lmc .list td:empty{display:none}}
-@media print{.lmc .scroll{max-height:none}.lmc .tools,.lmc .filter{display:none}}
-"""
-
 _SCRIPT = """
-'use strict';
 for (const tools of document.querySelectorAll('.tools')) {
   const section = document.getElementById(tools.dataset.for), svg = section.querySelector('svg'), frame = section.querySelector('.scroll');
   const said = document.createElement('span'), field = document.createElement('input');
@@ -439,10 +372,5 @@ addEventListener('keydown', event => {
   if (typing && event.key === 'Escape') { event.target.value = ''; event.target.oninput(); event.target.blur(); }
   if (typing) return;
   if (event.key === '/') { event.preventDefault(); document.querySelector('.tools input').focus(); }
-  if (event.key === 'j' || event.key === 'k') {
-    const rows = [...document.querySelectorAll('.list tr[id]')].filter(row => row.offsetParent);
-    const at = rows.indexOf(document.activeElement), next = rows[at < 0 ? 0 : at + (event.key === 'j' ? 1 : -1)];
-    if (next) { next.focus(); next.scrollIntoView({block: 'nearest'}); }
-  }
 });
 """

@@ -74,7 +74,8 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A request of a run, for reports: where it was made, and whether it was asked ahead ("no", "used", "wasted")."""
+    """A request of a run, for reports: where it was made, and whether it was asked ahead ("no", "used", "wasted"),
+    and when the program made it, by `time.perf_counter()`."""
 
     address: Address
     kind: str
@@ -82,6 +83,7 @@ class Record:
     loc: Loc | None
     result: Result
     ahead: str
+    asked: float = 0.0
 
 
 MAX_OPEN = 64
@@ -109,10 +111,12 @@ class Ledger:
         self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
         self.guesses: dict[Address, Guess] = {}
         self.records: list[Record] = []
+        self.host_calls: list[tuple[str, float, float]] = []
         self.evaluations = 0
         self.usage = Usage()
         self.once = 0.0  # seconds of the latest evaluation that no other one has to take again
         self.closed = False
+        self.began, self.ended = perf_counter(), 0.0  # of the run
         self._rivals: dict[Address, list[Guess]] = {}
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
@@ -134,12 +138,16 @@ class Ledger:
         assert after.result is not None
         self.asked[address] = (before, ask, after)
         kind = "gen" if ask.__class__ is Gen else "select"
-        self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used"))
+        self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used", perf_counter()))
         return after
 
     def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
         """Note what Python has asked at an address and something else has answered, such as a journal."""
         self.asked.setdefault(address, (before, ask, after))
+
+    def called(self, name: str, began: float, ended: float) -> None:
+        """Note a call of a host function, for reports."""
+        self.host_calls.append((name, began, ended))
 
     def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
         """The prompt with the answer to an equal request at another address of the run, at temperature 0: one of Python's, or with `ahead` a guess."""
@@ -390,7 +398,7 @@ class Ledger:
         with self._lock:
             if self.closed:
                 return
-            self.closed = True
+            self.closed, self.ended = True, perf_counter()
             for guess in self._all():
                 self._drop(guess)
             self._by_content.clear()

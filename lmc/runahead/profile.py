@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from lmc.config import log
 from lmc.errors import Loc
 
 if TYPE_CHECKING:
+    from lmc.frontend.state import State
     from lmc.runahead.ledger import Ledger
 
 FIRST_COST = 0.04
@@ -47,6 +48,7 @@ class Profile:
         self._until = 0.0  # the end of the latest wait
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[Ledger] = deque(maxlen=KEPT)
+        self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while somebody has it
         self.passed: Counter[Hashable] = Counter()  # sites that may raise, and did not
         self.arms: Counter[Hashable] = Counter()  # (site, arm) that runs took
         self._lines: dict[Hashable, list[int]] = {}  # reading line: evaluations there, requests that they made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -230,6 +231,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         prepare = functools.partial(self._prepare, run.backend, greedy) if annotations is None else None
         ledger = Ledger(run, policy, source, self.profile, stream=state.stream, plan=plan, prepare=prepare)
         emitter.run = run._replace(ledger=ledger)
+        self.profile.latest = weakref.ref(state)
         if recording.recorder is not None:
             recording.recorder.runs.append(
                 recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records), lambda: state.failure)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 import lmc
 from lmc.backend.base import Backend, Health
 from lmc.frontend.interpreter import Function
-from lmc.serve import messages_api, openapi, runs
+from lmc.serve import messages_api, openapi, site
 from lmc.serve.audit import AuditLog
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
@@ -72,7 +72,7 @@ def create_app(
         return Reply(document)
 
     async def front_page(call: Call) -> Reply:
-        return Reply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json"})
+        return Reply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json", "pages": ["/", "/docs", *(["/runs"] if settings.journals is not None else [])]})
 
     async def with_runs(call: Call) -> Reply:
         return Reply({"programs": [each.name for each in published if call.may(each.name)]})
@@ -80,15 +80,19 @@ def create_app(
     keys, audit = Keyring(settings.api_keys), AuditLog(settings.audit_log)
     document = openapi.document(published, with_keys=not keys.open)
 
+    def gate(name: str, endpoint: Endpoint, **how: Any) -> Gate:
+        return Gate(name, endpoint, settings, metrics, entrance, keys, audit, **how)
+
     def route(method: str, path: str, name: str, endpoint: Endpoint, **how: Any) -> Route:
-        return Route(path, Gate(name, endpoint, settings, metrics, entrance, keys, audit, **how), methods=[method], name=name)
+        return Route(path, gate(name, endpoint, **how), methods=[method], name=name)
 
     free: dict[str, Any] = {"counted": False}
     routes = [
         route("GET", "/health", "health", health.ready, public=True, **free),
         route("GET", "/health/ready", "ready", health.ready, public=True, **free),
         route("GET", "/health/live", "live", health.live, public=True, **free),
-        route("GET", "/", "front page", front_page, **free),
+        Route("/", site.ByAccept(gate("front page", site.page("live"), public=True, **free), gate("front page", front_page, **free)), methods=["GET"], name="front page"),
+        route("GET", "/docs", "docs", site.page("docs"), public=True, **free),
         route("GET", "/metrics", "metrics", measured, **free),
         route("GET", "/openapi.json", "openapi", description, **free),
         route("GET", "/v1/models", "models", api.models, **free),
@@ -113,7 +117,7 @@ def create_app(
                 route("POST", f"{at}/runs/{{run}}/answers", f"answers to {each.name}", each.resume, program=each.name),
             ]
     if settings.journals is not None:
-        routes += [route("GET", "/runs", "page of runs", runs.page, public=True, **free), route("GET", "/runs/programs", "programs with runs", with_runs, **free)]
+        routes += [route("GET", "/runs", "page of runs", site.page("runs"), public=True, **free), route("GET", "/runs/programs", "programs with runs", with_runs, **free)]
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

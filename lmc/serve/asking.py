@@ -10,9 +10,9 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lmc.backend.base import Backend, Handle, Hints, Output, Result, Scored, seed_of
+from lmc.backend.base import Backend, Handle, Hints, MeteredAccount, Output, Result, Scored, seed_of
 from lmc.fsm.search import searcher
 from lmc.prompt import Constraint, Gen, Part, SamplingParams, Text, derive_seed
 
@@ -145,7 +145,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
             seed = seed_of(backend, ask.seed)
             ticket = next(_tickets)
             for i in range(ask.n):
-                hints = Hints(namespace=ask.salt, priority=ask.priority, account=ask.account, watched=ask.watched)
+                hints = Hints(namespace=ask.salt, priority=ask.priority, account=_of_sample(ask.account, i), watched=ask.watched)
                 if ask.n > 1:
                     hints = hints._replace(group=(ticket,), members=ask.n, way=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))
@@ -155,6 +155,13 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
             handle.cancel()
         raise
     return handles
+
+
+def _of_sample(account: str, index: int) -> str:
+    """The account, which is charged with the prompt of several samples once."""
+    if index == 0 or not isinstance(account, MeteredAccount):
+        return account
+    return MeteredAccount(account, lambda usage: account.told(replace(usage, prompt_tokens=0, cached_tokens=0)))
 
 
 def _drop(future: Future[list[Handle]]) -> None:

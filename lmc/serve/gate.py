@@ -14,12 +14,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.types import Message, Receive, Scope, Send
 
+from lmc.backend.base import MeteredAccount, Usage
 from lmc.serve.answering import event
 from lmc.serve.audit import AuditLog, Entry
 from lmc.serve.errors import ApiError, as_api_error
@@ -30,13 +30,12 @@ from lmc.serve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as an endpoint sees it. `spend` takes the tokens of an answer that is complete, as its usage tells them; `may` says which programs its key allows;
-    `share` is the key's part of the model, as runs take it."""
+    """A request as an endpoint sees it. `may` says which programs its key allows; `share` is the key's part of the model, as runs take it: its account is charged with
+    all that is asked of the backend in its name."""
 
     body: bytes
     path: Mapping[str, str]
     query: Mapping[str, str]
-    spend: Callable[[Mapping[str, Any]], None]
     id: str = ""
     may: Callable[[str], bool] = lambda program: True
     share: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -175,11 +174,28 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: Entry, account: Account) -> None:
         if not self.counted:
             account.check(self.program)
-            return await sender.send(await self.endpoint(_call(scope, b"", entry, account)))
+            return await sender.send(await self.endpoint(self._call(scope, b"", entry, account)))
         _check_json(scope)
         with account.admitted(self.program), self.entrance.admitted():
             body = await self.entrance.before_it_closes(self._body(scope, receive))
-            await _unless_gone(receive, self._work(_call(scope, body, entry, account), sender), self.entrance.over)
+            await _unless_gone(receive, self._work(self._call(scope, body, entry, account), sender), self.entrance.over)
+
+    def _call(self, scope: Scope, body: bytes, entry: Entry, account: Account) -> Call:
+        query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        loop = asyncio.get_running_loop()
+
+        def told(usage: Usage) -> None:  # by the backend, on a thread of its own; the loop has ended where an answer outlives the server
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(spend, usage)
+
+        def spend(usage: Usage) -> None:
+            tokens = usage.prompt_tokens + usage.completion_tokens
+            self.metrics.tokens(usage)
+            self.audit.spend(entry, tokens)
+            account.spend(tokens)
+
+        share = {"priority": account.priority, "account": MeteredAccount(account.name, told)}
+        return Call(body, scope.get("path_params", {}), query, entry.id, account.may, share)
 
     async def _work(self, call: Call, sender: _Sender) -> None:
         await sender.send(await self.endpoint(call))
@@ -294,17 +310,6 @@ def _check_json(scope: Scope) -> None:
     kind = (_header(scope, b"content-type") or b"").decode("latin-1").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(415, f"the body must be JSON: send the header Content-Type: application/json, not {kind or 'none'!r:.60}")
-
-
-def _call(scope: Scope, body: bytes, entry: Entry, account: Account) -> Call:
-    query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-    return Call(body, scope.get("path_params", {}), query, partial(_spend, entry, account), entry.id, account.may, account.share)
-
-
-def _spend(entry: Entry, account: Account, usage: Mapping[str, Any]) -> None:
-    tokens = usage["prompt_tokens"] + usage["completion_tokens"]
-    entry.tokens += tokens
-    account.spend(tokens)
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -25,7 +25,7 @@ class Limits:
     """What a key may use; None: as much as the server gives.
 
     requests     a minute
-    tokens       a minute, of prompts and answers; counted when an answer is complete
+    tokens       a minute, of prompts and answers; counted when an answer ends, also one that nobody waits for any more
     concurrency  requests at once
     programs     names of those that it may run; the model itself is for every key
     priority     its share of the model where other keys compete for it: 4 gets four times what 1 gets
@@ -122,8 +122,7 @@ class Account:
     def __init__(self, key: Key | None, clock: Callable[[], float]) -> None:
         limits = Limits() if key is None else key.limits
         self.name = "" if key is None else key.name
-        self.share = {"priority": float(limits.priority or 1), "account": self.name}
-        """What a request or a run of it is told to the backend with."""
+        self.priority = float(limits.priority or 1)
         self._limits = limits
         self._requests = None if limits.requests is None else _Bucket(limits.requests, clock)
         self._tokens = None if limits.tokens is None else _Bucket(limits.tokens, clock)
@@ -157,7 +156,7 @@ class Account:
             self._inside -= 1
 
     def spend(self, tokens: int) -> None:
-        """Tokens of an answer that is complete."""
+        """Tokens that the backend has computed for it."""
         if self._tokens is not None:
             self._tokens.wait(0)
             self._tokens.left -= tokens

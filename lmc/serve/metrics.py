@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -38,8 +37,8 @@ class Metrics:
         self._running = Gauge("lmc_requests_in_flight", "Requests that are being read, answered or sent.", registry=registry)
         self._seconds = Histogram("lmc_request_seconds", "From arrival to the last byte.", ("endpoint",), registry=registry)
         self._first = Histogram("lmc_first_token_seconds", "From arrival to the first text of a stream.", registry=registry)
-        self._prompt = Counter("lmc_prompt_tokens", "Prompt tokens of answered requests.", registry=registry)
-        self._completion = Counter("lmc_completion_tokens", "Tokens of answers.", registry=registry)
+        self._prompt = Counter("lmc_prompt_tokens", "Tokens of prompts, of answers that were cancelled as far as they had been read.", registry=registry)
+        self._completion = Counter("lmc_completion_tokens", "Tokens of answers, cancelled ones included.", registry=registry)
         self._lag = Gauge("lmc_event_loop_lag_max_seconds", "Longest delay of the event loop since the start.", registry=registry)
         self.ended_runs = Counter("lmc_program_runs_ended", "Runs that computed on when nobody waited for them, and were ended.", registry=registry)
         self.unended_runs = Gauge("lmc_program_runs_unended", "Runs that compute on though nobody waits for them, and cannot be ended.", registry=registry)
@@ -70,9 +69,9 @@ class Metrics:
     def first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
 
-    def tokens(self, usage: dict[str, Any]) -> None:
-        self._prompt.inc(usage["prompt_tokens"])
-        self._completion.inc(usage["completion_tokens"])
+    def tokens(self, usage: Usage) -> None:
+        self._prompt.inc(usage.prompt_tokens)
+        self._completion.inc(usage.completion_tokens)
 
     async def watch_loop(self, every: float = 0.05) -> None:
         """Notes how much later than it should the event loop comes back. Runs until it is cancelled."""
@@ -123,9 +122,14 @@ class _OfBackend:
         for field in fields(Counters):
             value = float(getattr(counters, field.name))
             yield CounterMetricFamily(f"lmc_backend_{field.name}", f"The backend's {field.name}.", value=value)
-        for name, value in self._backend.server_info().items():
+        info = self._backend.server_info()
+        for name, value in info.items():
             if name in _HELD and isinstance(value, int | float):
                 yield GaugeMetricFamily(f"lmc_engine_{name}", f"{_HELD[name]}.", value=float(value))
+        programs = GaugeMetricFamily("lmc_engine_program_tokens", "Tokens of the KV pool that runs of a program hold.", labels=("program",))
+        for name, tokens in info.get("programs", {}).items():
+            programs.add_metric((name,), float(tokens))
+        yield programs
 
 
 _HELD = {

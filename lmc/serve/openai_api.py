@@ -73,23 +73,23 @@ class OpenAIApi:
         generation = await self._begin(asks)
         scored = request.logprobs is not None
         if request.stream:
-            return Events(self._completion_events(stamp, request, generation, arrived, call), generation.cancel)
+            return Events(self._completion_events(stamp, request, generation, arrived), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
         echoes = [plain(parts) if request.echo else None for parts in prompts for _ in range(request.choices)]
         made = [completion_choice(i, o, echo, logprobs=scored) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
-        return Reply(stamp.object(made, self._counted(outputs, request, call)))
+        return Reply(stamp.object(made, usage_of(outputs, request.choices)))
 
     async def _completion_events(
-        self, stamp: Stamp, request: CompletionRequest, generation: Generation, arrived: float, call: Call
+        self, stamp: Stamp, request: CompletionRequest, generation: Generation, arrived: float
     ) -> AsyncGenerator[bytes, None]:
         pieces = [CompletionPieces(i, logprobs=request.logprobs is not None) for i in range(len(generation.results))]
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
             yield event(stamp.chunk([pieces[grown.index].more(grown)], **request.unknown_usage))
-        yield self._end(stamp, request, generation, call)
+        yield self._end(stamp, request, generation)
 
     # -- chat ----------------------------------------------------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class OpenAIApi:
         generation = await self._begin([ask])
         token_bytes = self._token_bytes if request.logprobs else None
         if request.stream:
-            return Chunks(self._chunks(stamp, request, generation, family, token_bytes, arrived, call), generation.cancel)
+            return Chunks(self._chunks(stamp, request, generation, family, token_bytes, arrived), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
         made = [chat_choice(i, output, family, token_bytes) for i, output in enumerate(outputs)]
-        return stamp.object(made, self._counted(outputs, request, call))
+        return stamp.object(made, usage_of(outputs, request.choices))
 
     async def _chunks(
         self,
@@ -150,7 +150,6 @@ class OpenAIApi:
         family: Family | None,
         token_bytes: TokenBytes | None,
         arrived: float,
-        call: Call,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The last has no choices, and the usage."""
         answers = [ChatDeltas(i, family, token_bytes) for i in range(request.choices)]
@@ -160,7 +159,7 @@ class OpenAIApi:
             arrived = self._first_token(arrived)
             for choice in answers[grown.index].more(grown):
                 yield stamp.chunk([choice], **request.unknown_usage)
-        yield stamp.chunk([], usage=self._counted([result.output() for result in generation.results], request, call))
+        yield stamp.chunk([], usage=usage_of([result.output() for result in generation.results], request.choices))
 
     # -- what both need ------------------------------------------------------------------------------------------------
 
@@ -185,16 +184,10 @@ class OpenAIApi:
         if asked > self._settings.max_choices:
             raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", "n")
 
-    def _end(self, stamp: Stamp, request: Sampled, generation: Generation, call: Call) -> bytes:
+    def _end(self, stamp: Stamp, request: Sampled, generation: Generation) -> bytes:
         """The end of a stream."""
-        usage = self._counted([result.output() for result in generation.results], request, call)
+        usage = usage_of([result.output() for result in generation.results], request.choices)
         return (event(stamp.chunk([], usage=usage)) if request.wants_usage else b"") + DONE
-
-    def _counted(self, outputs: list[Any], request: Sampled, call: Call) -> dict[str, Any]:
-        usage = usage_of(outputs, request.choices)
-        self._metrics.tokens(usage)
-        call.spend(usage)
-        return usage
 
     def _first_token(self, arrived: float) -> float:
         """Notes the first token's time once; infinity from then on."""

@@ -146,7 +146,6 @@ class Published(Described):
             if run is not None and self.runs is not None and (waits := self.runs.waits(run, record["cause"])) is not None:
                 return waits
             raise record["error"]
-        call.spend(record["usage"])
         return Reply(record if run is None else {"run": run, **record})
 
     async def batch(self, call: Call) -> Reply:
@@ -154,21 +153,14 @@ class Published(Described):
         items = [_values(item) for item in parsed(self.items, call.body).items]
         with self._ended_with_the_request():
             records = await self._loop.run(self._records(items, {**options, **call.share}))
-        for record in records:
-            if "error" not in record:
-                call.spend(record["usage"])
         return Reply({"results": [_with_error_told(record) for record in records]})
 
     async def stream(self, call: Call) -> Events:
         options, item = self._whole(call), _values(parsed(self.arguments, call.body))
-        clashing = sorted(set(options) & set(self.function.params))
-        if clashing:
-            raise bad(f"{clashing[0]} is an argument of {self.name}; give it in the body", clashing[0])
         with self._ended_with_the_request() as run:
-            share = {name: value for name, value in call.share.items() if name not in item}
-            begin = partial(copy_context().run, self._program.stream, **item, **options, **share)
+            begin = partial(copy_context().run, partial(self._program.call, item, stream=True, **options, **call.share))
             state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
-        return Events(self._events([state], call), partial(self._end, run))
+        return Events(self._events([state]), partial(self._end, run))
 
     # -- runs
 
@@ -225,7 +217,7 @@ class Published(Described):
 
     # -- streams
 
-    async def _events(self, held: list[Any], call: Call) -> AsyncGenerator[bytes, None]:
+    async def _events(self, held: list[Any]) -> AsyncGenerator[bytes, None]:
         """`delta` and `value` of each variable as it comes, then `done`. Closing it drops the state, which ends the run."""
         state = held.pop()
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -249,7 +241,6 @@ class Published(Described):
             yield chunk
         if "error" in record:
             raise record["error"]
-        call.spend(record["usage"])
         yield _event("done", record)
 
     def _whole(self, call: Call) -> Json:

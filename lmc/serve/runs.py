@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,3 @@ def _shown(status: RunStatus) -> Json:
     doubts = [w.call for w in status.waiting if not w.question]
     return {"status": status.status, "error": status.error, "ended": status.ended, "questions": questions, **({"in_doubt": doubts} if doubts else {})}
 
-
-async def page(call: Call) -> Reply:
-    """A page on which a person answers. It holds nothing of any run: what it shows it asks for, with the key that is typed into it."""
-    return Reply(resources.files("lmc.serve").joinpath("runs.html").read_bytes(), content_type="text/html; charset=utf-8")

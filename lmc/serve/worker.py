@@ -114,7 +114,7 @@ class Worker:
     async def _answer(self, header: Mapping[str, Any], body: bytes) -> None:
         published = self._programs[header["program"]]
         endpoints = {"run": published.run, "batch": published.batch, "stream": published.stream}
-        call = Call(body, {}, header["query"], lambda usage: self._say({"spend": dict(usage)}), share=header["share"])
+        call = Call(body, {}, header["query"], share=header["share"])  # what it asks is charged by the server's process
         _limit_cpu(self._cpu)
         try:
             answer = await endpoints[header["run"]](call)

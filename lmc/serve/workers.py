@@ -23,7 +23,7 @@ from functools import partial
 from multiprocessing import Pipe
 from typing import Any
 
-from lmc.backend.base import Backend, Usage
+from lmc.backend.base import Backend, MeteredAccount, Usage
 from lmc.backend.pipe.server import PipeServer
 from lmc.errors import ProgramError
 from lmc.frontend.interpreter import Function
@@ -168,14 +168,15 @@ class Workers:
     async def answer(self, program: str, how: str, call: Call) -> Reply | Events:
         """What a worker answers. Raises ApiError; cancelling it ends the program."""
         worker = await self._taken(program)
+        worker.charged_to(call.share["account"])
         worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id, "share": dict(call.share)}, call.body)
         try:
-            header, body = await self._told(worker, program, call)
+            header, body = await self._told(worker, program)
         except BaseException:
             self._leave(worker)
             raise
         if "events" in header:
-            return Events(self._events(worker, program, call), partial(self._leave, worker))
+            return Events(self._events(worker, program), partial(self._leave, worker))
         self._leave(worker)
         if "error" in header:
             raise _error(header["error"])
@@ -193,20 +194,17 @@ class Workers:
                     self._metrics.busy_workers.inc()
                     return worker
 
-    async def _told(self, worker: _Worker, program: str, call: Call) -> frames.Frame:
+    async def _told(self, worker: _Worker, program: str) -> frames.Frame:
         """What a worker says next of its request. Raises ApiError if it has ended."""
-        while True:
-            frame = await worker.hear()
-            if frame is None:
-                raise ApiError(500, f"{program} {worker.described}", kind="program_error")
-            if "spend" not in frame[0]:
-                return frame
-            call.spend(frame[0]["spend"])
+        frame = await worker.hear()
+        if frame is None:
+            raise ApiError(500, f"{program} {worker.described}", kind="program_error")
+        return frame
 
-    async def _events(self, worker: _Worker, program: str, call: Call) -> AsyncGenerator[bytes, None]:
+    async def _events(self, worker: _Worker, program: str) -> AsyncGenerator[bytes, None]:
         while True:
             worker.say({"next": True})
-            header, body = await self._told(worker, program, call)
+            header, body = await self._told(worker, program)
             if "error" in header:
                 raise _error(header["error"])
             if "end" in header:
@@ -285,6 +283,10 @@ class _Worker:
     def say(self, header: dict[str, Any], body: bytes = b"") -> None:
         if not self._writer.is_closing():  # else whoever listens is told
             frames.write(self._writer, header, body)
+
+    def charged_to(self, account: str) -> None:
+        """Whose what it asks from now on is, unless nobody is to know."""
+        self._pipe.told = account.told if isinstance(account, MeteredAccount) else None
 
     async def hear(self) -> frames.Frame | None:
         """What it says next; None when it has ended."""

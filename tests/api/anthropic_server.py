@@ -10,7 +10,7 @@ from lmc.prompt import Constraint, Gen, SamplingParams, Text
 from tests.api.http import Answer, Body, Server
 from tests.api.text_model import TextModel
 
-_KNOWN = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream", "output_config", "tools", "tool_choice"}
+_KNOWN = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream", "output_config", "tools", "tool_choice", "thinking", "service_tier"}
 
 
 class AnthropicModel:
@@ -19,6 +19,7 @@ class AnthropicModel:
     def __init__(self, model: TextModel, *, prefill: bool = True) -> None:
         self.model, self.prefill = model, prefill
         self._mock = Mock(answers=model.answer)
+        self._signed: dict[str, str] = {}  # what was thought, by its signature
 
     def handle(self, path: str, body: Body) -> Answer:
         if path != "/v1/messages":
@@ -36,6 +37,9 @@ class AnthropicModel:
             return _refusal(400, "invalid_request_error", "tool_choice may only be specified while providing tools")
         if wrong := _out_of_place(body):
             return _refusal(400, "invalid_request_error", wrong)
+        budget = (body.get("thinking") or {}).get("budget_tokens")
+        if budget is not None and (wrong := self._thinking(body, budget)):
+            return _refusal(400, "invalid_request_error", wrong)
         prompt = body.get("system", "") + "".join(_text(m["content"]) for m in body["messages"])
         schema = ((body.get("output_config") or {}).get("format") or {}).get("schema")
         params = SamplingParams(body["max_tokens"], stop=tuple(body.get("stop_sequences", ())), temperature=body.get("temperature", 1.0))
@@ -47,6 +51,10 @@ class AnthropicModel:
         calls = output.metas[0].get("tool_calls") or ()
         content = [{"type": "text", "text": output.text}] if output.text or not calls else []
         content += [{"type": "tool_use", "id": c["id"], "name": c["name"], "input": c["arguments"]} for c in calls]
+        if budget is not None:
+            said = f"{len(prompt)} bytes to think about."
+            self._signed[signature := f"signed {len(self._signed)}"] = said
+            content.insert(0, {"type": "thinking", "thinking": said, "signature": signature})
         reason = "tool_use" if calls else reason
         usage = {"input_tokens": len(prompt.encode()), "output_tokens": len(output.text.encode()), "cache_read_input_tokens": 0}
         whole = {
@@ -54,6 +62,23 @@ class AnthropicModel:
             "stop_reason": reason, "stop_sequence": finish.get("matched"), "usage": usage,
         }  # fmt: skip
         return Answer({}, events=_events(whole), sentinel=None) if body.get("stream") else Answer(whole)
+
+
+    def _thinking(self, body: Body, budget: int) -> str:
+        """What the API says of requests with thinking, and of thoughts that it did not have."""
+        if body["max_tokens"] <= budget:
+            return "`max_tokens` must be greater than `thinking.budget_tokens`."
+        if body.get("temperature", 1.0) != 1.0:
+            return "`temperature` may only be set to 1 when thinking is enabled."
+        for message in body["messages"]:
+            blocks = message["content"] if isinstance(message["content"], list) else []
+            kinds = [b["type"] for b in blocks]
+            if "tool_use" in kinds and kinds[0] != "thinking":
+                return "Expected `thinking` or `redacted_thinking`, but found `tool_use`."
+            for block in blocks:
+                if block["type"] == "thinking" and self._signed.get(block["signature"]) != block["thinking"]:
+                    return "Invalid `signature` in `thinking` block"
+        return ""
 
 
 def _events(whole: Body) -> list[Body]:
@@ -70,9 +95,13 @@ def _block_events(index: int, block: Body) -> list[Body]:
     """A block as a stream has it: its text, or the JSON of its input, in pieces."""
     if block["type"] == "text":
         empty, whole, piece = {"type": "text", "text": ""}, block["text"], lambda t: {"type": "text_delta", "text": t}
+    elif block["type"] == "thinking":
+        empty, whole, piece = {**block, "thinking": "", "signature": ""}, block["thinking"], lambda t: {"type": "thinking_delta", "thinking": t}
     else:
         empty, whole, piece = {**block, "input": {}}, json.dumps(block["input"]), lambda t: {"type": "input_json_delta", "partial_json": t}
     deltas = [{"type": "content_block_delta", "index": index, "delta": piece(whole[i : i + 4])} for i in range(0, len(whole), 4)]
+    if block["type"] == "thinking":
+        deltas.append({"type": "content_block_delta", "index": index, "delta": {"type": "signature_delta", "signature": block["signature"]}})
     return [{"type": "content_block_start", "index": index, "content_block": empty}, *deltas, {"type": "content_block_stop", "index": index}]
 
 

@@ -21,7 +21,8 @@ _CHAT = {
     "model", "messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "top_logprobs",
     "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key", "tools", "tool_choice",
 }  # fmt: skip
-_RESPONSES = {"model", "input", "max_output_tokens", "temperature", "top_p", "stream", "store", "text", "tools", "prompt_cache_key", "reasoning"}
+_RESPONSES = {"model", "input", "max_output_tokens", "temperature", "top_p", "stream", "store", "text", "tools", "prompt_cache_key", "reasoning", "include", "tool_choice",
+    "parallel_tool_calls", "service_tier"}
 _TEXT = {
     "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty",
     "presence_penalty", "logit_bias", "stream", "stream_options",
@@ -30,11 +31,13 @@ VLLM = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "structu
 
 
 class OpenAIModel:
-    """The requests of the API. `refuses`: parameters that this model does not take; `extra`: what it takes in addition."""
+    """The requests of the API. `refuses`: parameters that this model does not take; `extra`: what it takes in addition; `reasons`: whether it
+    thinks before it answers, which the Responses API gives encrypted and wants to see again as it was."""
 
-    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = VLLM, continues: bool = True, only_responses: bool = False, template: ChatTemplate | None = None) -> None:
+    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = VLLM, continues: bool = True, only_responses: bool = False, reasons: bool = False, template: ChatTemplate | None = None) -> None:
         self.model, self.name, self.refuses, self.extra, self.continues = model, name, refuses, extra, continues
-        self.only_responses, self.template = only_responses, template
+        self.only_responses, self.reasons, self.template = only_responses, reasons, template
+        self._thought: dict[str, str] = {}  # encrypted reasoning, by the id of the item that follows it
         self._mock = Mock(answers=model.answer)
 
     def handle(self, path: str, body: Body) -> Answer:
@@ -107,7 +110,11 @@ class OpenAIModel:
         for key in body:
             if key not in _RESPONSES:
                 return _refusal(400, f"Unknown parameter: '{key}'.", key, "unknown_parameter")
-        prompt = "".join(_content(item.get("content", item.get("output", ""))) for item in body["input"])
+        if body.get("include") and not self.reasons:
+            return _refusal(400, "Encrypted content is not supported with this model.", "include")
+        if wrong := self._misplaced(body["input"]):
+            return _refusal(400, wrong, "input")
+        prompt = "".join(_content(item.get("content", item.get("output", ""))) for item in body["input"] if item.get("type") != "reasoning")
         calls = {item["call_id"] for item in body["input"] if item.get("type") == "function_call"}
         if {item["call_id"] for item in body["input"] if item.get("type") == "function_call_output"} != calls:
             return _refusal(400, "No tool output found for function call.", "input")
@@ -115,11 +122,12 @@ class OpenAIModel:
         asked: Body = {**body, "max_tokens": body["max_output_tokens"], "tools": [{"function": tool} for tool in body.get("tools") or ()]}
         output = self._answer(prompt, asked | ({"response_format": {"type": "json_schema", "json_schema": form}} if form else {}))
         finish = _finish(output, 0)
-        items: list[Body] = [{"type": "reasoning", "id": "rs_1", "summary": []}]
+        items: list[Body] = []
         if finish == "tool_calls":
-            items += [{"type": "function_call", "call_id": c["id"], **c["function"]} for c in _calls(output, 0)["tool_calls"]]
+            items += [{"type": "function_call", "id": f"fc_{c['id']}", "call_id": c["id"], **c["function"]} for c in _calls(output, 0)["tool_calls"]]
         else:
-            items.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": output.text, "annotations": []}]})
+            items.append({"type": "message", "id": f"msg_{len(self._thought)}_{len(prompt)}", "role": "assistant", "content": [{"type": "output_text", "text": output.text, "annotations": []}]})
+        items.insert(0, self._reasoning(body, prompt, items[0]["id"]))
         usage = _usage(prompt, output.texts)
         ended: Body = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}} if finish == "length" else {"status": "completed"}
         whole = {"id": "resp_1", "object": "response", "model": self._named(body), "output": items, **ended}
@@ -129,6 +137,26 @@ class OpenAIModel:
         deltas = [{"type": "response.output_text.delta", "delta": output.text[i : i + 4]} for i in range(0, len(output.text), 4)]
         last = {"type": f"response.{ended['status']}", "response": whole}
         return Answer({}, events=[{"type": "response.created", "response": {"id": "resp_1"}}, *deltas, last], sentinel=None)
+
+    def _reasoning(self, body: Body, prompt: str, following: str) -> Body:
+        if not self.reasons:
+            return {"type": "reasoning", "id": "rs_1", "summary": []}
+        self._thought[following] = f"sealed {len(self._thought)}"
+        said = [{"type": "summary_text", "text": f"{len(prompt)} bytes to think about."}]
+        sealed = {"encrypted_content": self._thought[following]} if "reasoning.encrypted_content" in body.get("include", ()) else {}
+        return {"type": "reasoning", "id": f"rs_{following}", "summary": said, **sealed}
+
+    def _misplaced(self, items: Sequence[Body]) -> str:
+        """What the API says of reasoning that is not what it gave, or not with what it gave it for, and of items that lack theirs."""
+        for item, following in zip(items, [*items[1:], {}]):
+            if item.get("type") == "reasoning" and (not item.get("encrypted_content") or item.get("status") == "stored"):
+                return f"Item with id '{item['id']}' not found. Items are not persisted when `store` is set to false."
+            if item.get("type") == "reasoning" and item["encrypted_content"] != self._thought.get(following.get("id", "")):
+                return f"Item '{item['id']}' of type 'reasoning' was provided without its required following item."
+        for item, before in zip(items, [{}, *items]):
+            if item.get("id") in self._thought and before.get("type") != "reasoning":
+                return f"Item '{item['id']}' was provided without its required 'reasoning' item."
+        return ""
 
     def _text(self, body: Body) -> Answer:
         prompts: list[str] = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]

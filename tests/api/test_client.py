@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from lmc.backend.api.client import Fault, Malformed, Room
+from lmc.backend.api.client import Fault, Malformed
+from lmc.backend.api.rates import Room
 
 pytestmark = pytest.mark.api
 
@@ -31,7 +32,7 @@ def test_so_many_at_once_in_order_and_those_who_give_up_take_no_place():
             tasks[i].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert most == 2 and entered == [i for i in range(20) if i not in (3, 4, 9)]
-        assert room._free == 2
+        assert room._inside == 0
 
     asyncio.run(scenario())
 
@@ -46,7 +47,7 @@ def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next():
         waits[0].cancel()  # and gives it up before it runs
         await asyncio.wait_for(waits[1], 30)
         await room.__aexit__()
-        assert room._free == 1 and waits[0].cancelled()
+        assert room._inside == 0 and waits[0].cancelled()
 
     asyncio.run(scenario())
 

@@ -11,7 +11,8 @@ from collections import Counter
 import pytest
 
 import lmc
-from lmc.backend.api.client import Patience, seconds
+from lmc.backend.api.client import Patience
+from lmc.backend.api.rates import seconds
 from tests.api.conftest import QUICK
 from tests.api.http import Planted
 from tests.api.text_model import TextModel

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import lmc
-from tests.api import openai_server
+from tests.api import gemini_server, openai_server
 from tests.api.conftest import QUICK
 from tests.api.http import Planted
 from tests.api.test_conformance import turns
@@ -72,3 +72,44 @@ def test_faults(real, kind):
     with pytest.raises(lmc.BackendError, match=r"test_litellm.py:\d+: .*HTTP 401.*no such key"):
         one(backend=refusing).text()
     assert len(server.seen) == 1
+
+
+@pytest.fixture
+def vertex(opened, monkeypatch):
+    """`lmc.VertexAI` in front of a stand-in of Vertex AI; Google's sign-on is the one thing that is not there."""
+    from litellm.llms.vertex_ai.vertex_llm_base import VertexBase
+
+    async def signed_on(*args, **options):
+        return "a-token", "a-project"
+
+    monkeypatch.setattr(VertexBase, "_ensure_access_token_async", signed_on)
+
+    def make(model: TextModel, **options):
+        server = opened(gemini_server.serve(model))
+        return opened(lmc.VertexAI("gemini-2.5-flash", project="a-project", location="us-central1", api_base=server.url, patience=QUICK, **options)), server
+
+    return make
+
+
+def test_vertex_ai(vertex):
+    backend, server = vertex(TextModel(), safety_settings={"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"})
+    model = TextModel()
+    items = [{"q": q} for q in ("x", "cats")]
+
+    @lmc.function
+    def talk(s, q):
+        s += lmc.system("Be short.") + lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=20, stop="."))
+        s += lmc.user("and?") + lmc.assistant(lmc.gen("b", max_tokens=12))
+        return s["a"], s["b"]
+
+    agree_with_the_mock(talk, items, backend, lambda: model.mock(backend.chat_template))
+    (sent, *_) = server.seen
+    assert sent.headers["authorization"] == "Bearer a-token"
+    assert sent.body["safetySettings" if "safetySettings" in sent.body else "safety_settings"] == [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]
+    assert backend.spent().usage.prompt_tokens > 0
+
+
+def test_vertex_ai_streams(vertex):
+    backend, _ = vertex(TextModel(lambda prompt: "one two three four"))
+    pieces = list(one.run(backend=backend, stream=True, temperature=0).text_iter("a"))
+    assert "".join(pieces) == "one two three four" and len(pieces) > 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from types import ModuleType
 
 import pytest
 
@@ -135,9 +136,9 @@ def test_faults_of_litellm(litellm):
 
 
 def test_missing_packages_are_named(monkeypatch):
-    for package, make in (("anthropic", lmc.Anthropic), ("litellm", lmc.LiteLLM)):
+    for package, extra, make in (("anthropic", "anthropic", lmc.Anthropic), ("google.auth", "vertexai", lmc.VertexAI), ("litellm", "litellm", lmc.LiteLLM)):
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(lmc.ProgramError, match=rf"needs {package}, which is not installed: pip install .*\[{package}\]"):
+        with pytest.raises(lmc.ProgramError, match=rf"needs {package.replace('.', '-')}, which is not installed: pip install .*\[{extra}\]"):
             make("m")
 
 
@@ -185,3 +186,18 @@ def test_lmc_serve_is_a_server_like_others(opened, chat):
                     seen.text = expected.text  # without the template's text
                 seen.metas = expected.metas
                 assert seen == expected, differences(seen, expected)
+
+
+def test_vertex_ai_is_asked_through_litellm(litellm, monkeypatch):
+    """What LiteLLM is told of Vertex AI; with the real LiteLLM: test_litellm.py."""
+    _, seen = litellm(TextModel())
+    for name in ("google", "google.auth"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setenv("GCP_LOCATION", "europe-west1")
+    for model in ("gemini-2.5-flash", "vertex_ai/gemini-2.5-flash"):
+        backend = lmc.VertexAI(model, {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}, project="p")
+        with backend, pytest.raises(lmc.BackendError):  # the stand-in has another model
+            turns("x", backend=backend, temperature=0).text()
+    assert {sent["model"] for sent in seen} == {"vertex_ai/gemini-2.5-flash"}
+    assert (seen[0]["vertex_project"], seen[0]["vertex_location"]) == ("p", "europe-west1") and "vertex_credentials" not in seen[0]
+    assert seen[0]["safety_settings"] == [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]

@@ -7,8 +7,9 @@ import json
 import pytest
 
 import lmc
+from lmc.backend.api import responses
 from tests.api.test_conformance import turns
-from tests.api.test_tools import agent, script
+from tests.api.test_tools import TOOLS, agent, script
 from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
@@ -51,9 +52,97 @@ def test_tools(openai):
     backend, server = openai(TextModel(script), server="openai", api="responses")
     state = agent("tea", backend=backend, temperature=0)
     assert state.ret_value == "It is 7." and set(paths(server)) == {"/responses"}
-    kinds = [item.get("type", item.get("role")) for item in server.seen[1].body["input"]]
-    assert kinds == ["user", "function_call", "function_call", "function_call_output", "function_call_output"]
+    assert ["include" in seen.body for seen in server.seen] == [True, False, False, False], "that it does not reason is found out once"
+    assert kinds(server.seen[2]) == ["user", "function_call", "function_call", "function_call_output", "function_call_output"]
     assert agent.run("tea", backend=backend, temperature=0, stream=True).ret_value == "It is 7."
+
+
+def kinds(seen):
+    return [item.get("type", item.get("role")) for item in seen.body["input"]]
+
+
+@lmc.function
+def on_and_on(s, q):
+    """An agent whose conversation goes on, with a fork, behind its tools; one of two calls gets no result."""
+    s += lmc.user(q) + lmc.assistant(lmc.gen("first", tools=TOOLS, max_tokens=200))
+    calls = s.get_meta_info("first")["tool_calls"]
+    s += lmc.tool_result(calls[0], lmc.call_tool(calls[0], TOOLS))
+    s += lmc.assistant(lmc.gen("second", max_tokens=100))
+    for f in s.fork(2):
+        f += lmc.user("Sure?") + lmc.assistant(lmc.gen("sure", max_tokens=100))
+        f.sync()
+    return s["second"], s.get_meta_info("first")["reasoning"]
+
+
+@pytest.mark.parametrize("stream", (False, True))
+def test_reasoning_goes_back_as_it_came(openai, stream):
+    backend, server = openai(TextModel(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), server="openai", api="responses", stand_in={"reasons": True})
+    call = lmc.compile(on_and_on, backend=backend).stream if stream else on_and_on.run
+    state = call("tea", **({} if stream else {"backend": backend}))
+    if stream:
+        assert "Fine." in "".join(state.text_iter())
+    assert state.ret_value == ("Fine.", "3 bytes to think about.")
+    assert kinds(server.seen[1]) == ["user", "reasoning", "function_call", "function_call_output"]
+    for asked in server.seen[2:]:
+        assert kinds(asked) == ["user", "reasoning", "function_call", "function_call_output", "reasoning", "message", "user"]
+    assert all(item["encrypted_content"].startswith("sealed") for seen in server.seen for item in seen.body["input"] if item.get("type") == "reasoning")
+    assert all(seen.body["include"] == ["reasoning.encrypted_content"] and seen.body["store"] is False for seen in server.seen)
+
+
+@pytest.mark.parametrize("stop, more", ((" two", ""), (None, ", so to speak")))
+def test_reasoning_is_left_out_where_the_program_says_something_else(openai, stop, more):
+    @lmc.function
+    def other(s):
+        s += lmc.user("tea") + lmc.assistant(lmc.gen("a", max_tokens=60, stop=stop) + more)
+        s += lmc.user("And?") + lmc.assistant(lmc.gen("b", max_tokens=60))
+        return s["a"], s["b"]
+
+    backend, server = openai(TextModel(lambda prompt: "one two three"), server="openai", api="responses", stand_in={"reasons": True})
+    assert other(backend=backend).ret_value[0] == ("one" if stop else "one two three")
+    assert kinds(server.seen[1]) == ["user", "assistant", "user"]
+
+
+def test_reasoning_is_in_the_journal(openai, tmp_path):
+    """A run that is resumed goes on with the reasoning that its first part had."""
+    backend, server = openai(TextModel(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), server="openai", api="responses", stand_in={"reasons": True})
+    broken = True
+
+    @lmc.function
+    def agent(s, q):
+        s += lmc.user(q) + lmc.assistant(lmc.gen("first", tools=TOOLS, max_tokens=200))
+        for call in s.get_meta_info("first")["tool_calls"]:
+            s += lmc.tool_result(call, lmc.call_tool(call, TOOLS))
+        if broken:
+            raise KeyboardInterrupt
+        s += lmc.assistant(lmc.gen("second", max_tokens=100))
+        return s["second"]
+
+    fast = lmc.compile(agent, backend=backend)
+    with pytest.raises(KeyboardInterrupt):
+        fast("tea", journal=tmp_path / "runs", ahead="off")
+    broken, before = False, len(server.seen)
+    assert fast("tea", journal=tmp_path / "runs", ahead="off").ret_value == "Fine."
+    assert len(server.seen) == before + 1
+    assert kinds(server.seen[-1]) == ["user", "reasoning", "function_call", "function_call", "function_call_output", "function_call_output"]
+
+
+def test_what_else_goes_over(openai):
+    """Choices of tools, calls in parallel or not, effort, verbosity, a schema, a tier, an image: as this API has them."""
+    extra = {"tool_choice": {"type": "function", "function": {"name": "add"}}, "parallel_tool_calls": False, "reasoning_effort": "low", "verbosity": "low"}
+    found = responses.asked({
+        "model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}},
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}], "service_tier": "flex", **extra,
+    })  # fmt: skip
+    assert found["tool_choice"] == {"type": "function", "name": "add"} and found["parallel_tool_calls"] is False
+    assert found["reasoning"] == {"effort": "low"} and found["service_tier"] == "flex"
+    assert found["text"] == {"verbosity": "low", "format": {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}}
+    assert found["tools"] == [{"type": "function", "strict": False, "name": "add", "parameters": {}}]
+    assert found["input"][0]["content"] == [{"type": "input_text", "text": "See"}, {"type": "input_image", "image_url": "data:image/png;base64,AA=="}]
+    backend, server = openai(TextModel(script), server="openai", api="responses", service_tier="flex", extra_body={"parallel_tool_calls": True, "tool_choice": "auto"})
+    state = agent("tea", backend=backend, temperature=0)
+    assert state.ret_value == "It is 7." and {seen.body["service_tier"] for seen in server.seen} == {"flex"}
+    assert [("parallel_tool_calls" in seen.body) == ("tools" in seen.body) for seen in server.seen] == [True] * len(server.seen)
 
 
 def test_a_limit_ends_an_answer(openai):

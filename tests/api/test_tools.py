@@ -8,7 +8,7 @@ import re
 import pytest
 
 import lmc
-from lmc.backend.api.anthropic import _Pieces
+from lmc.backend.api.anthropic import _answer, _Pieces
 from lmc.backend.api.streams import UNWATCHED
 from tests.api.text_model import TextModel
 from tests.api.view import views
@@ -189,14 +189,16 @@ def test_a_choice_of_anthropic_s_tools_goes_with_tools_alone(anthropic):
 
 
 def test_what_anthropic_s_own_tools_say_in_a_stream_is_no_call():
-    pieces = _Pieces(UNWATCHED, lambda body: body["content"])
+    pieces = _Pieces(UNWATCHED, lambda body: _answer(body, tools=True))
     for event in (
         {"type": "content_block_start", "index": 0, "content_block": {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
         {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Fine."}},
     ):
         pieces.add(event)
-    assert pieces.result() == [{"type": "text", "text": "Fine."}]
+    text, _, extra = pieces.result()
+    assert text == "Fine." and extra["tool_calls"] == [] and extra["blocks"][0]["name"] == "web_search"
 
 
 def test_vllm_is_told_that_tools_are_strict_where_it_must_call_one(vllm):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lmc.backend.base import HEALTHY, Backend
+from lmc.backend.base import HEALTHY, Backend, Hints, MeteredAccount, ProgramRun, Usage
 from lmc.backend.engine import engine as engine_module
 from lmc.backend.local import Engine
 from lmc.backend.runtime import Runtime
@@ -114,6 +114,52 @@ def test_a_known_answer_stands_where_it_was(engine):
     chosen = engine.submit(None, [Text(("qa",)), Select(("bc", "d"))])
     text = chosen.results[0].output().text
     assert engine.prompt_ids(engine.submit(None, [Text(("qa",)), Given(text)])) == engine.prompt_ids(chosen)
+
+
+@pytest.mark.parametrize("passes", (0, 1, 4))
+@pytest.mark.parametrize("how", ("cancelled", "dropped", "failed", "completed"))
+def test_an_account_is_charged_once_with_what_was_computed(passes, how):
+    engine, core = stepped(chunk=4)
+    core._runner.say(WORDS.encode(("hello",)), list(b"abcdefgh"))
+    charged: list[Usage] = []
+    handle = engine.submit(None, [Text(("hello",)), gen(8)], Hints(account=MeteredAccount("alice", charged.append)))
+    for _ in range(passes):
+        core.turn()
+    assert not charged
+    if how == "completed":
+        drain(core)
+        assert charged == [handle.results[0].output().usage]
+    elif how == "cancelled":
+        handle.cancel()
+        handle.cancel()
+    elif how == "failed":
+        core._fail_all(RuntimeError("the device is gone"))
+    tokens = [(usage.prompt_tokens, usage.completion_tokens) for usage in charged]
+    del handle
+    gc.collect()
+    drain(core)
+    assert len(charged) == 1
+    tokens = tokens or [(charged[0].prompt_tokens, charged[0].completion_tokens)]
+    if how != "completed":
+        assert tokens == {0: [(0, 0)], 1: [(4, 0)], 4: [(5, 3)]}[passes]
+
+
+def test_several_samples_have_one_prompt():
+    engine, core = stepped()
+    charged: list[Usage] = []
+    handle = engine.submit(None, [Text(("hello",)), gen(8, n=3)], Hints(account=MeteredAccount("alice", charged.append)))
+    core.turn()
+    core.turn()
+    handle.cancel()
+    assert [(usage.prompt_tokens, usage.completion_tokens > 0) for usage in charged] == [(5, True)]
+
+
+def test_a_run_charges_its_account():
+    engine, core = stepped()
+    charged: list[Usage] = []
+    handle = engine.submit(None, [Text(("hello",)), gen(8)], Hints(run=ProgramRun(account=MeteredAccount("alice", charged.append))))
+    drain(core)
+    assert charged == [handle.results[0].output().usage]
 
 
 def test_seam_text_encodes_answers_again():

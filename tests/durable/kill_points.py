@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import mmap
 import os
 import pickle
 import shutil
@@ -157,11 +158,12 @@ def _by_answers(each: Killed, world: Path) -> Any:
 def _forked(each: Killed, world: Path, path: Path | None, kill: str = "", *, power: bool = False) -> tuple[int, Any]:
     """Runs a program in a fork of this process; its exit code, and what it said: kind, value, and the points that it passed."""
     read, write = os.pipe()
+    synced = memoryview(mmap.mmap(-1, 8)).cast("q")  # shared with the child: bytes of the journal that the disk has
     child = os.fork()
     if child == 0:
         os.close(read)
         try:
-            said = _run(each, world, path, kill, power)
+            said = _run(each, world, path, kill, synced)
             with os.fdopen(write, "wb") as out:
                 pickle.dump(said, out)
             os._exit(0)
@@ -171,18 +173,18 @@ def _forked(each: Killed, world: Path, path: Path | None, kill: str = "", *, pow
     with os.fdopen(read, "rb") as found:
         data = found.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if power and code == KILLED and path is not None:
+        _lose(path, synced[0])  # only now: none of its threads writes any more
     return code, pickle.loads(data) if code == 0 else None
 
 
-def _run(each: Killed, world: Path, path: Path | None, kill: str, power: bool) -> tuple[str, Any, list[str]]:
+def _run(each: Killed, world: Path, path: Path | None, kill: str, synced: memoryview[int]) -> tuple[str, Any, list[str]]:
     kill_programs.WORLD = world
-    passed, counts, synced = list[str](), Counter[str](), [0]
+    passed, counts = list[str](), Counter[str]()
 
     def point(name: str) -> None:
         passed.append(name)
         if name == kill:
-            if power and path is not None:
-                _lose(path, synced[0])
             os._exit(KILLED)
 
     _watch(point, counts, synced)
@@ -206,7 +208,7 @@ def _lose(path: Path, size: int) -> None:
         os.truncate(file, size)
 
 
-def _watch(point: Callable[[str], None], counts: Counter[str], synced: list[int]) -> None:
+def _watch(point: Callable[[str], None], counts: Counter[str], synced: memoryview[int]) -> None:
     """Makes the points of a journal: each entry is a group of its own, and each group written by itself, so that there are as many as can be."""
     kill_programs.point = point
     write, sync, reserve, add = files.write_all, os.fsync, room.Room.reserve, journal.Journal.add

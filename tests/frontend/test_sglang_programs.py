@@ -673,14 +673,6 @@ def test_global_config_is_lmc_s(no_default):
         sgl.global_config.verbose = 1
 
 
-@pytest.mark.parametrize("name", ("VertexAI",))
-def test_backends_of_a_later_version_say_so(name):
-    with pytest.raises(sgl.UnsupportedOpError, match=rf"lmc.{name} .*lmc.Engine\(…\)"):
-        getattr(sgl, name)
-    with pytest.raises(sgl.UnsupportedOpError):
-        exec(f"from lmc import {name}")
-
-
 def test_images_are_refused_before_the_model_is_asked():
     @sgl.function
     def image_qa(s, question):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 
@@ -25,6 +26,7 @@ from lmc.fsm.sources import lazily, machine_of
 from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.patterns import regexes
+from tests.fsm.schemas import RECURSIVE, SCHEMAS
 from tests.fsm.small_vocabulary import small
 from tests.searching import search
 
@@ -321,3 +323,34 @@ def test_the_language_of_python_is_that_of_the_machine():
         for _ in range(150):
             text = "".join(rng.choice("ab") for _ in range(rng.randint(1, 60)))
             assert made.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, *RECURSIVE])
+def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(name):
+    """White space of each style and level; and each step that is nearest to the end leads nearer."""
+    from lmc.fsm.sources import grammar_of
+
+    schema, texts, _ = SCHEMAS.get(name) or RECURSIVE[name]
+    grammar = grammar_of("json_schema", json.dumps(schema))
+    read, written = lazily(grammar), lazily(grammar.written)
+    pairs, todo = {(0, 0)}, [(0, 0)]
+    for text in texts:
+        for indent in (None, 2, 4):
+            answer = json.dumps(json.loads(text), ensure_ascii=False, indent=indent, separators=(",", ": ") if indent else None)
+            walked = 0, 0
+            for byte in answer.encode(errors="replace"):
+                walked = read.step(walked[0], bytes([byte])), written.step(walked[1], bytes([byte]))
+                if walked[0] < 0:
+                    break
+                if walked not in pairs:
+                    pairs.add(walked)
+                    todo.append(walked)
+            assert (walked[0] < 0) == (walked[1] < 0)
+    for a, b in todo[:400]:
+        assert read.is_final(a) == written.is_final(b)
+        assert [byte for byte, _ in read.moves(a)] == [byte for byte, _ in written.moves(b)]
+    for a, _ in todo[:40]:
+        while not read.is_final(a):
+            nearer = min((to for _, to in read.moves(a)), key=read.distance)
+            assert read.distance(nearer) < read.distance(a)
+            a = nearer

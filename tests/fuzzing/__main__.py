@@ -23,16 +23,16 @@ PATIENCE = 60.0  # seconds of any kind for one file: a busy machine is slow, a h
 
 @dataclass
 class Found:
-    """What became of the files. `slowest`: seconds of processor time, and the seed."""
+    """What became of the files. `slowest` of each kind: seconds of processor time, and the seed."""
 
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     failures: list[str] = field(default_factory=list[str])
-    slowest: tuple[float, int] = (0.0, 0)
+    slowest: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
 
     def add(self, seed: int, outcome: str, seconds: float) -> None:
         kind = outcome.partition(":")[0]
         self.outcomes[kind] = self.outcomes.get(kind, 0) + 1
-        self.slowest = max(self.slowest, (seconds, seed))
+        self.slowest[kind] = max(self.slowest.get(kind, (0.0, 0)), (seconds, seed))
         if kind not in ("answers", "refused", "cannot answer"):
             self.failures.append(f"seed {seed}: {outcome}")
 
@@ -101,7 +101,10 @@ def main() -> None:
     found = search(given.seed, given.files, workers=given.workers)
     for failure in found.failures:
         print(failure)
-    print(f"{given.files} files: {found.outcomes}; the slowest took {found.slowest[0]:.2f} s of processor time (seed {found.slowest[1]})")
+    print(f"{given.files} files, {len(found.failures)} failures")
+    for kind, count in sorted(found.outcomes.items()):
+        seconds, seed = found.slowest[kind]
+        print(f"  {kind}: {count}, the slowest in {seconds:.2f} s of processor time (seed {seed})")
     sys.exit(bool(found.failures))
 
 

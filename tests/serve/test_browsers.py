@@ -14,6 +14,7 @@ import pytest
 
 import lmc
 from lmc.errors import ParameterError
+from lmc.serve.audit import AuditLog, Entry
 from lmc.serve.errors import ApiError
 from lmc.serve.keys import Account, Key, Keyring, Limits, digest_of, line_of, new_key, parse
 from lmc.serve.main import Tls, loopback_names
@@ -115,8 +116,8 @@ def inside(account, program=None):
 
 def test_a_key_has_a_share() -> None:
     (key,) = parse(line_of(Key.of("k", "alice", Limits(priority=4))), "keys")
-    assert Account(key, Clock()).share == {"priority": 4.0, "account": "alice"}
-    assert Account(None, Clock()).share == {"priority": 1.0, "account": ""}
+    assert Account(key, Clock()).priority == 4.0
+    assert Account(None, Clock()).priority == 1.0
 
 
 def test_requests_a_minute():
@@ -200,6 +201,84 @@ def test_every_answer_is_counted(path, stream):
         assert (await client.post(path, json=body.get(path, {"name": "Ann"}), headers=headers)).status_code == 429
 
     talk(work, None, PROGRAMS, api_keys=[Key.of("a", "alice", Limits(tokens=1))])
+
+
+LEFT = {
+    CHAT: HELLO, f"{CHAT}#stream": {**HELLO, "stream": True}, "/v1/completions": {"prompt": "Hello", "n": 2}, "/v1/messages": {**HELLO, "model": "mock", "max_tokens": 9},
+    "/programs/greet": {"name": "Ann"}, "/programs/greet/stream": {"name": "Ann"}, "/programs/greet/batch": {"items": [{"name": "Ann"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LEFT)
+def test_tokens_of_an_answer_whose_client_left_are_counted(path, tmp_path):
+    """What the model had read by then, in the limits of the key, the metrics and the audit log."""
+
+    async def work():
+        mock = lmc.Mock(latency=60)
+        async with running(mock, PROGRAMS, api_keys=[Key.of("a", "alice", Limits(tokens=1))], audit_log=tmp_path / "log") as app:
+            call = ByHand(app, path.partition("#")[0], json.dumps(LEFT[path]).encode(), {"authorization": "Bearer a"})
+            await until(lambda: mock._pending)
+            call.leave()
+            await call.task
+            await until(lambda: not mock._pending)
+            await asyncio.sleep(0)  # what the backend's threads have told comes first
+            again = ByHand(app, CHAT, BODY, {"authorization": "Bearer a"})
+            await again.task
+            assert again.status == 429 and "1 tokens a minute" in again.text
+            return app.state.metrics.text().decode()
+
+    told = asyncio.run(work())
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["status"] for line in lines if "status" in line] == [499, 429]
+    tokens = sum(line.get("tokens", 0) + line.get("late_tokens", 0) for line in lines)
+    assert tokens > 0 and f"lmc_prompt_tokens_total {tokens}.0" in told
+    assert tokens == len("Hello") or path != "/v1/completions", "of two answers the prompt once"
+
+
+@pytest.mark.parametrize("path", ("/programs/fails", "/programs/fails/stream", "/programs/fails/batch"))
+def test_tokens_of_a_program_that_fails_are_counted(path):
+    @lmc.function
+    def fails(s):
+        s += "x" + lmc.gen("a", max_tokens=3)
+        raise ValueError(s["a"])
+
+    async def work(client):
+        body = {"items": [{}]} if path.endswith("batch") else {}
+        await client.post(path, json=body, headers={"authorization": "Bearer a"})
+        assert (await client.post(path, json=body, headers={"authorization": "Bearer a"})).status_code == 429
+
+    talk(work, None, [fails], api_keys=[Key.of("a", "alice", Limits(tokens=1))])
+
+
+def test_tokens_that_come_behind_a_line_of_the_audit_log_are_in_it_too(tmp_path):
+    log = AuditLog(tmp_path / "log")
+    entries = [Entry(name, "alice", "", "POST", "/") for name in "ab"]
+    for entry in entries:
+        log.write(entry)
+        log.spend(entry, 5)
+        log.spend(entry, 2)
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["id"], line.get("tokens"), line.get("late_tokens")) for line in lines] == [("a", 0, None), ("a", None, 7), ("b", 0, None), ("b", None, 7)]
+
+
+@pytest.mark.parametrize("path", ("/programs/bank", "/programs/bank/stream", "/programs/bank/batch"))
+def test_arguments_may_be_called_like_options(path):
+    """And the key is charged all the same."""
+
+    @lmc.function
+    def bank(s, account: str, priority: int = 0, seed: int = 0):
+        s += f"{account} {priority} {seed}" + lmc.gen("a", max_tokens=3)
+        return account
+
+    async def work(client):
+        item = {"account": "savings", "priority": 7, "seed": 3}
+        ask = lambda: client.post(f"{path}?seed=5", json={"items": [item]} if path.endswith("batch") else item, headers={"authorization": "Bearer a"})
+        first = await ask()
+        assert first.status_code == 200 and "savings" in first.text, first.text
+        assert (await ask()).status_code == 429
+
+    talk(work, None, [bank], api_keys=[Key.of("a", "alice", Limits(tokens=1))])
 
 
 def test_a_file_of_keys_has_their_digests():

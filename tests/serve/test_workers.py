@@ -20,6 +20,7 @@ import pytest
 
 import lmc
 from lmc.serve.app import create_app
+from lmc.serve.keys import Key, Limits
 from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
 from tests.backend import engine_fakes
@@ -216,6 +217,31 @@ def _without_process(data: Any) -> Any:
     if isinstance(data, dict):
         return {k: _without_process(v) for k, v in data.items() if k not in ("process", "usage")}
     return [_without_process(each) for each in data] if isinstance(data, list) else data
+
+
+@pytest.mark.parametrize("how", ("raise", "stubborn"))
+def test_what_a_worker_asked_is_counted_however_its_program_ends(file, tmp_path, how):
+    """Where it is killed, too: what its requests cost is known here."""
+
+    async def work():
+        engine, _ = engine_fakes.backend()
+        with engine:
+            async with running(file, engine, api_keys=[Key.of("a", "alice", Limits(tokens=1))], audit_log=tmp_path / "log") as app:
+                ask = lambda: ByHand(app, "/programs/wild", json.dumps({"how": how, "marker": str(tmp_path / "begun")}).encode(), {"authorization": "Bearer a"})
+                call = ask()
+                await until(lambda: begun(tmp_path / "begun"), 60)
+                if how != "raise":
+                    call.leave()
+                await call.task
+                await until(lambda: idle(engine), 60)
+                again = ask()
+                await again.task
+                assert again.status == 429, again.text
+                counted = metric(app, "lmc_prompt_tokens_total") + metric(app, "lmc_completion_tokens_total")
+        lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        assert sum(line.get("tokens", 0) + line.get("late_tokens", 0) for line in lines) == counted >= 5
+
+    go(work())
 
 
 def test_variables_stream_as_they_grow(file):

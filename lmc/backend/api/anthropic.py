@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Reply, Sample
+from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
 from lmc.backend.api.messages import MESSAGES, conversation
@@ -32,6 +32,9 @@ class Anthropic(ApiBackend):
     client   an `anthropic.AsyncAnthropic` of your own in place of one made here
     prices   for a million tokens: `lmc.Prices(prompt, completion, cached)`
     on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info says so
+
+    Extended thinking is `extra_body={"thinking": {"type": "enabled", "budget_tokens": 2048}}`: what an answer's limit allows includes it,
+    `meta["reasoning"]` is what was thought, and the blocks go back with the conversation as they came. A `select` is asked without.
 
     An answer goes on with a message that the program has begun, where the model can (older ones do); for others that is refused. Closed JSON schemas are enforced by the API; other schemas and regexes are verified here (`attempts` times).
     """
@@ -58,7 +61,7 @@ class Anthropic(ApiBackend):
         make = _client_maker(client, patience.timeout, client_options)
         super().__init__(
             f"Anthropic({model_name})", lambda: AnthropicWire(make()), template=MESSAGES, concurrency=concurrency, patience=patience,
-            prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal,
+            prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
         )  # fmt: skip
 
     @property
@@ -67,6 +70,12 @@ class Anthropic(ApiBackend):
             self.name, verify.VERIFIABLE, select=True, images=True, n=True, streams=True, tools=True, raw_text=False, lookahead=True,
             prices=self._prices,
         )  # fmt: skip
+
+    @property
+    def _budget(self) -> int | None:
+        """Tokens that an answer may spend on thinking, 0 if that is the model's to decide; None without thinking."""
+        said: Any = self._extra.get("thinking")
+        return None if not isinstance(said, dict) or said.get("type") == "disabled" else int(said.get("budget_tokens") or 0)
 
     def check(self, ask: Gen | Select) -> None:
         if isinstance(ask, Select):
@@ -77,6 +86,10 @@ class Anthropic(ApiBackend):
                 raise UnsupportedOpError(f"gen({f.name}={value!r})", self.name, "leave it out", loc=ask.loc)
         if ask.params.temperature > 1:
             raise UnsupportedOpError(f"gen(temperature={ask.params.temperature:g})", self.name, "at most 1", loc=ask.loc)
+        if self._budget is not None and (ask.params.temperature != 1 or ask.params.top_k != -1):
+            raise UnsupportedOpError("gen(temperature=…, top_k=…) with extended thinking", self.name, "leave them out", loc=ask.loc)
+        if self._budget is not None and ask.params.max_new_tokens <= self._budget:
+            raise ParameterError(f"gen(max_tokens={ask.params.max_new_tokens}): thinking has {self._budget} of them, so give more", loc=ask.loc)
         if ask.constraint is not None and not self.enforces(ask.constraint):
             verify.check(ask.constraint)
 
@@ -105,7 +118,7 @@ class Anthropic(ApiBackend):
                 log("backend", f"{self.name} does not take {name}: {fault.message}")
 
     async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
-        found = conversation(place.pieces(), self.name)
+        found = conversation(place, self.name)
         system = "\n\n".join(_text(m["content"]) for m in found.closed if m["role"] == "system")
         messages = _turns([m for m in found.closed if m["role"] != "system"])
         begun, cut_off, expected = found.begun.rstrip(), "", ""
@@ -123,7 +136,9 @@ class Anthropic(ApiBackend):
         def read(body: Body) -> Reply:
             text, finish, extra = _answer(body, bool(ask.tools) or "tools" in self._extra)
             text = text.removeprefix(cut_off) if cut_off else text
-            return Reply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent)
+            usage: Any = body.get("usage")
+            tier = {"service_tier": usage["service_tier"]} if isinstance(usage, dict) and usage.get("service_tier") else {}
+            return Reply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent, tier)
 
         if feed is None or cut_off or sent != stops or ask.params.stop_regex:
             return await self.client.call(lambda: Request("/v1/messages", body), _usage, read, tally)
@@ -134,13 +149,15 @@ class Anthropic(ApiBackend):
         params, constraint = ask.params, ask.constraint
         extra = self._extra if ask.tools or "tools" in self._extra else {k: v for k, v in self._extra.items() if k != "tool_choice"}
         body: Body = {"model": self.model, "max_tokens": params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix), **extra}
+        if params.temperature != 1:  # a select, which asks for one of a few words: with thinking the API takes no temperature
+            body.pop("thinking", None)
         for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
             if getattr(params, name) != default:
                 body[name] = getattr(params, name)
         if stops:
             body["stop_sequences"] = list(stops)
         if constraint is not None and self.enforces(constraint):
-            body["output_config"] = {"format": {"type": "json_schema", "schema": json.loads(constraint.source)}}
+            body["output_config"] = {**body.get("output_config", {}), "format": {"type": "json_schema", "schema": json.loads(constraint.source)}}
         return body
 
 
@@ -168,12 +185,24 @@ def _turns(messages: Sequence[Body]) -> list[Body]:
                 found.append({"role": "user", "content": [result]})
         elif after_results and message["role"] == "user":
             found[-1]["content"] += _as_blocks(message["content"])
+        elif "thinking_blocks" in message:
+            found.append({"role": "assistant", "content": _as_it_came(message)})
         elif message.get("tool_calls"):
             found.append({"role": "assistant", "content": [*_as_blocks(message["content"]), *map(_use, message["tool_calls"])]})
         else:
             found.append({**message, "content": _blocks(message["content"])})
         after_results = message["role"] == "tool"
     return found
+
+
+def _as_it_came(message: Body) -> list[Body]:
+    """The blocks of an answer with thinking among them, as they came, for its signature holds for those alone; without calls that got no
+    result, and with the text that the program has made of it, if that is another one."""
+    blocks: list[Body] = [{k: v for k, v in block.items() if v is not None} for block in message["thinking_blocks"]]
+    calls = {call["id"] for call in message.get("tool_calls") or ()}
+    if "".join(block["text"] for block in blocks if block["type"] == "text") != message["content"]:
+        return [*(b for b in blocks if "thinking" in b["type"]), *_as_blocks(message["content"]), *map(_use, message.get("tool_calls") or ())]
+    return [b for b in blocks if (b["id"] in calls if b["type"] == "tool_use" else b["type"] != "text" or b["text"].strip())]
 
 
 def _as_blocks(content: Any) -> list[Body]:
@@ -184,8 +213,12 @@ def _as_blocks(content: Any) -> list[Body]:
 
 def _use(call: Body) -> Body:
     said: Any = call_of(call["id"], call["function"]["name"], call["function"]["arguments"])
-    arguments = said["arguments"]
-    return {"type": "tool_use", "id": said["id"], "name": said["name"], "input": arguments if isinstance(arguments, dict) else {"arguments": arguments}}
+    return {"type": "tool_use", "id": said["id"], "name": said["name"], "input": _object(said["arguments"])}
+
+
+def _object(arguments: Any) -> Body:
+    """The arguments of a call, which here are an object even where the model wrote none."""
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 def _text(content: Any) -> str:
@@ -226,7 +259,9 @@ def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
     if not all(isinstance(text, str) for text in texts):
         raise Malformed("a text of the answer is missing")
     text, others = "".join(texts), [block for block in blocks if block.get("type") not in ("text", "tool_use")]
-    extra: Body = {"blocks": others} if others else {}
+    extra: Body = {"blocks": [_whole(block) for block in blocks]} if others else {}
+    if said := "".join(block.get("thinking") or "" for block in others):
+        extra["reasoning"] = said
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     if tools:
         extra["tool_calls"] = calls
@@ -237,7 +272,13 @@ def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
     if kind == "pause_turn":
         raise _unfinished(text)
     finish: Mapping[str, Any] = {"type": kind} if kind == "length" else {"type": kind, "matched": body.get("stop_sequence")}
-    return check_came("", text, finish, {**extra, "reasoning": any("thinking" in str(b.get("type")) for b in others)}), finish, extra
+    thought = any("thinking" in str(block.get("type")) for block in others)
+    return check_came("", text, finish, {**extra, "reasoning": thought}), finish, extra
+
+
+def _whole(block: Body) -> Body:
+    """A block as it goes back: the input of a call, which a stream brings as text, is an object."""
+    return {**block, "input": _object(_call(block)["arguments"])} if isinstance(block.get("input"), str) else block
 
 
 def _unfinished(text: str) -> IncompleteAnswer:
@@ -260,29 +301,38 @@ class _Pieces:
     def __init__(self, watch: Watch, read: Any) -> None:
         self._watch, self._read = watch, read
         self._text, self._body = "", Body()
-        self._thoughts: list[Body] = []  # blocks of it, as they began
-        self._uses: dict[int, Body] = {}  # calls by the index of their block, their input as far as it has come
+        self._blocks: dict[int, Body] = {}  # as far as they have come, calls with the text of their input
 
     def add(self, body: Body) -> None:
         kind = body.get("type")
         if kind == "message_start":
             self._body |= {k: body["message"].get(k) for k in ("id", "model")}
-        elif kind == "content_block_delta" and body["delta"].get("type") == "text_delta":
-            self._text += body["delta"]["text"]
-            self._watch.grown(self._text)
-        elif kind == "content_block_start" and body["content_block"].get("type") == "tool_use":
-            self._uses[body["index"]] = {**body["content_block"], "input": ""}
-        elif kind == "content_block_start" and "thinking" in str(body["content_block"].get("type")):
-            self._thoughts.append(body["content_block"])
-        elif kind == "content_block_delta" and body["delta"].get("type") == "input_json_delta":
-            if body["index"] in self._uses:  # other blocks are the server's own tools
-                self._uses[body["index"]]["input"] += body["delta"]["partial_json"]
+        elif kind == "content_block_start":
+            begun: Body = body["content_block"]
+            self._blocks[body["index"]] = {**begun, "input": ""} if "input" in begun else {**begun}
+        elif kind == "content_block_delta":
+            if body["index"] not in self._blocks:
+                raise Malformed("a piece of the answer is of no block")
+            self._grow(self._blocks[body["index"]], body["delta"])
         elif kind == "message_delta":
-            self._body |= body["delta"]
+            self._body |= body["delta"] | ({"usage": body["usage"]} if "usage" in body else {})
+
+    def _grow(self, block: Body, delta: Body) -> None:
+        """More of a block; what is not named here, such as citations, is not needed to go on."""
+        kind = delta.get("type")
+        if kind == "text_delta":
+            block["text"] = (block.get("text") or "") + delta["text"]
+            self._text += delta["text"]
+            self._watch.grown(self._text)
+        elif kind == "input_json_delta" and "input" in block:
+            block["input"] += delta["partial_json"]
+        elif kind == "thinking_delta":
+            block["thinking"] = (block.get("thinking") or "") + delta["thinking"]
+        elif kind == "signature_delta":
+            block["signature"] = (block.get("signature") or "") + delta["signature"]
 
     def result(self) -> Any:
-        uses = [use for _, use in sorted(self._uses.items())]
-        return self._read({**self._body, "content": [*self._thoughts, {"type": "text", "text": self._text}, *uses]})
+        return self._read({**self._body, "content": [block for _, block in sorted(self._blocks.items())]})
 
 
 # -- the SDK ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ Who keeps what alive:
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from lmc.backend.base import (
     Prices,
     Result,
     Usage,
+    charge,
     check_supported,
 )
 from lmc.chat import ChatTemplate
@@ -53,6 +55,9 @@ from lmc.forking import belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
+BEGIN = 8
+"""Requests at once to a service that has limits, before it has said which."""
+
 OnRefusal = Literal["raise", "return"]
 _TOO_MUCH = (400, 413, 422)  # what servers answer to a limit that is beyond theirs
 
@@ -74,6 +79,11 @@ class Sample:
     top: tuple[tuple[tuple[float, int | None, str], ...], ...] | None = None
     ids: tuple[int, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def blocks(self) -> Sequence[Mapping[str, Any]]:
+        """What the server wants to see again beside the text."""
+        return self.extra.get("blocks") or ()
 
     @property
     def withheld(self) -> bool:
@@ -185,7 +195,8 @@ def _cancel(work: _Work, error: BaseException) -> None:
 class ApiBackend(ABC):
     """The Backend protocol over a client. A subclass says how a request is written and what an answer means.
 
-    concurrency  requests at once
+    concurrency  requests at once, at most
+    begin        requests at once before anything is known of the server's limits; None: it has none
     patience     retries and time-outs
     prices       for a million tokens, for `spent()` and for budgets of cost
     speculate    whether one request may cover several answers of a program
@@ -205,6 +216,7 @@ class ApiBackend(ABC):
         speculate: bool = True,
         attempts: int = 4,
         on_refusal: OnRefusal = "raise",
+        begin: int | None = None,
     ) -> None:
         if concurrency < 1 or attempts < 1:
             raise ParameterError(f"{name}: concurrency and attempts are at least 1")
@@ -214,7 +226,7 @@ class ApiBackend(ABC):
         self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
         self.ledger = Ledger(prices)
         self._loop = Loop(f"lmc-{name}"[:40])
-        self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience())
+        self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience(), begin)
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -299,7 +311,7 @@ class ApiBackend(ABC):
 
     def server_info(self) -> dict[str, Any]:
         spent = self.spent()
-        return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted}
+        return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted, **self._client.said}
 
     def health(self) -> Health:
         """Closed or not: whether its server answers is that server's to say."""
@@ -366,7 +378,7 @@ class ApiBackend(ABC):
     def _extended(self, place: Place, segments: Sequence[Segment]) -> Place:
         for segment in segments:
             if isinstance(segment, Given):
-                place = place.answered(segment.text, ids=segment.ids or None)
+                place = place.answered(segment.text, ids=segment.ids or None, blocks=json.loads(segment.blocks) if segment.blocks else ())
                 continue
             place = place.literal(segment.parts if isinstance(segment, Text) else (segment,) if isinstance(segment, Image) else ())
         return place
@@ -414,6 +426,7 @@ class ApiBackend(ABC):
         if self._prices is not None:
             cost = self._prices.of(output.usage)
             output = replace(output, metas=tuple({**meta, "cost": cost} for meta in output.metas))
+        charge(work.hints.owner, output.usage)
         waiting = result()
         if waiting is not None:
             waiting.finish(output)
@@ -492,7 +505,7 @@ class ApiBackend(ABC):
             for sample in reply.samples:
                 text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(sample, ask).text)
                 if text is not None:
-                    found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}))
+                    found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}, extra=sample.extra))
             if len(found) == ask.params.n:
                 meta = {"constraint": {"enforced": "verified", "attempts": attempt + 1}}
                 return self._output(place, reply, found, tally, 0, meta)
@@ -518,7 +531,7 @@ class ApiBackend(ABC):
     ) -> tuple[Place, Output]:
         metas = tuple([{**self._meta(reply, sample, tally), **extra} for sample in samples])
         output = Output(tuple([sample.text for sample in samples]), metas, tally.usage, tuple(samples[0].ids or ()))
-        return place.answered(samples[0].text, ids=samples[0].ids, broken=broken), output
+        return place.answered(samples[0].text, ids=samples[0].ids, broken=broken, blocks=samples[0].blocks), output
 
     def _meta(self, reply: Reply, sample: Sample, tally: Tally) -> dict[str, Any]:
         """What an answer says of itself, under SGLang's keys."""
@@ -580,8 +593,8 @@ def _spoken(found: Found) -> Output:
 class _Lazy:
     """A client that is made on the loop when the first request needs it, with what the backend then finds out about its server."""
 
-    def __init__(self, wire: Callable[[], Wire], loop: Loop, name: str, ledger: Ledger, concurrency: int, patience: Patience) -> None:
-        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience = wire, loop, name, ledger, concurrency, patience
+    def __init__(self, wire: Callable[[], Wire], loop: Loop, name: str, ledger: Ledger, concurrency: int, patience: Patience, begin: int | None) -> None:
+        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience, self._begin = wire, loop, name, ledger, concurrency, patience, begin
         self._made: Client | None = None
         self._prepared: asyncio.Task[Any] | None = None
 
@@ -590,10 +603,14 @@ class _Lazy:
         assert self._made is not None, "no request is on its way"
         return self._made
 
+    @property
+    def said(self) -> dict[str, Any]:
+        return self._made.rates.said if self._made is not None else {}
+
     async def ready(self, prepare: Callable[[], Any]) -> None:
         if self._made is None:
             wire = self._wire()
-            self._made = Client(wire, name=self._name, ledger=self._ledger, concurrency=self._concurrency, patience=self._patience)
+            self._made = Client(wire, name=self._name, ledger=self._ledger, concurrency=self._concurrency, patience=self._patience, begin=self._begin)
             self._loop.at_close(wire.close)
         if self._prepared is None:
             self._prepared = self._loop.spawn(prepare())

@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-import re
 import threading
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.base import Prices, Usage
 from lmc.config import log
@@ -73,6 +71,7 @@ class Fault(Exception):
     status       of the HTTP answer, None if there was none
     retry_after  seconds that the server asks for
     param, code  what the server's error names
+    headers      of the HTTP answer, in lower case
     elsewhere    another server may be asked at once
     """
 
@@ -84,8 +83,9 @@ class Fault(Exception):
         retry_after: float | None = None,
         param: str | None = None,
         code: str | None = None,
+        headers: Mapping[str, str] = NOTHING,
     ) -> None:
-        self.message, self.status, self.retry_after, self.param, self.code = message, status, retry_after, param, code
+        self.message, self.status, self.retry_after, self.param, self.code, self.headers = message, status, retry_after, param, code, headers
         self.elsewhere = False
         super().__init__(message)
 
@@ -236,45 +236,15 @@ class Patience:
     longest_delay: float = 20.0
 
 
-class Room:
-    """At most so many at once, first come first served (asyncio's semaphore looks through all who wait each time one leaves)."""
-
-    def __init__(self, most: int) -> None:
-        self._free = most
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def __aenter__(self) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if not future.cancelled():  # it had its turn already: the next one has it
-                self._leave()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(None)
-                return
-        self._free += 1
-
-
 class Client:
-    """Sends requests over a wire, at most `concurrency` at once. Belongs to one event loop."""
+    """Sends requests over a wire, at most `concurrency` at once, and as the server's limits allow. Belongs to one event loop.
 
-    def __init__(self, wire: Wire, *, name: str, ledger: Ledger, concurrency: int, patience: Patience) -> None:
+    begin  how many go at once before anything is known of the server's limits; None: it has none
+    """
+
+    def __init__(self, wire: Wire, *, name: str, ledger: Ledger, concurrency: int, patience: Patience, begin: int | None = None) -> None:
         self.wire, self.name, self.ledger, self.patience = wire, name, ledger, patience
-        self._room = Room(concurrency)
-        self._paused_until = 0.0  # by time.monotonic(): the server wants no request before
+        self.rates = Rates(name, concurrency, begin)
         self._random = random.Random()
 
     async def call(self, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
@@ -284,13 +254,15 @@ class Client:
         with the place of the ask when patience is over, and Fault for what trying again cannot change.
         """
 
-        async def attempt(account: _Account) -> T:
-            received = await self.wire.post(request())
-            self._note_limits(received.headers)
-            account.reported(self._usage(usage, received.body), received.origin)
+        async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
+            received = await self.wire.post(sent)
+            self._heard(ticket, received.headers)
+            reported = self._usage(usage, received.body)
+            account.reported(reported, received.origin)
+            self._answered(ticket, sent, reported)
             return read(received.body)
 
-        return await self._patiently(attempt, tally)
+        return await self._patiently(request, attempt, tally)
 
     async def stream(
         self,
@@ -301,33 +273,47 @@ class Client:
     ) -> T:
         """As `call`, from an answer that comes in pieces. A new attempt starts with a new gatherer."""
 
-        async def attempt(account: _Account) -> T:
+        async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
             into, last = gather(), Received({})
             reported: Usage | None = None
-            async for last in self.wire.stream(request()):
+            begun = False
+            async for last in self.wire.stream(sent):
+                if not begun:
+                    begun = True
+                    self._heard(ticket, last.headers)
                 reported = self._usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
                 into.add(last.body)
-            self._note_limits(last.headers)
             account.reported(reported, last.origin)
+            self._answered(ticket, sent, reported)
             return into.result()
 
-        return await self._patiently(attempt, tally)
+        return await self._patiently(request, attempt, tally)
 
-    async def _patiently(self, attempt: Callable[[_Account], Any], tally: Tally) -> Any:
+    def _heard(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
+        self.rates.heard(ticket, headers, self.patience.timeout)
+
+    def _answered(self, ticket: Ticket, sent: Request, usage: Usage | None) -> None:
+        self.rates.answered(ticket, sent.body, *((usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)))
+
+    async def _patiently(self, request: Callable[[], Request], attempt: Callable[[Request, Ticket, _Account], Any], tally: Tally) -> Any:
         number = 0
         while True:
-            account = _Account(self.ledger, tally)
+            account, ticket = _Account(self.ledger, tally), None
             try:
-                async with self._room:
-                    await self._pause()
+                async with self.rates.room:
+                    sent = request()
+                    ticket = await self.rates.admit(sent.body)
                     tally.attempts += 1
                     self.ledger.add(attempts=1, retries=number > 0)
                     async with asyncio.timeout(self.patience.timeout):
-                        return await attempt(account)
+                        return await attempt(sent, ticket, account)
             except TimeoutError:
                 fault = Fault(f"no answer within {self.patience.timeout:g} s")
             except Fault as error:
                 fault = error.redacted(self.wire.secrets)
+            if ticket is not None:
+                self._heard(ticket, fault.headers)
+                self.rates.refused(ticket, fault.status)
             if fault.status is None:
                 account.close()
             if not fault.transient:
@@ -356,29 +342,15 @@ class Client:
         log("backend", f"{self.name}: the usage that the server reports is not counted: {found.prompt_tokens} tokens of prompt, {found.cached_tokens} of them cached, {found.completion_tokens} of answer")
         return None
 
-    # -- waiting
-
-    async def _pause(self) -> None:
-        while (left := self._paused_until - time.monotonic()) > 0:
-            await asyncio.sleep(left)
-
     async def _back_off(self, fault: Fault, number: int) -> None:
         patience = self.patience
         if fault.elsewhere:
             return
         if fault.retry_after is not None:
-            wait = min(fault.retry_after, patience.timeout)
-            self._paused_until = max(self._paused_until, time.monotonic() + wait)  # it is the server that is busy: nobody asks
+            self.rates.pause(min(fault.retry_after, patience.timeout))  # it is the server that is busy: nobody asks
             return
         delay = min(patience.first_delay * 2**number, patience.longest_delay)
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
-
-    def _note_limits(self, headers: Mapping[str, str]) -> None:
-        """A server that says that its limit is used up is left alone until it says that there is room again."""
-        for what in ("requests", "tokens"):
-            if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0":
-                wait = seconds(headers.get(f"x-ratelimit-reset-{what}", ""))
-                self._paused_until = max(self._paused_until, time.monotonic() + min(wait or 0.0, self.patience.timeout))
 
 
 class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
@@ -387,24 +359,3 @@ class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
     def add(self, body: Body) -> None: ...
 
     def result(self) -> T: ...
-
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def seconds(text: str) -> float | None:
-    """A duration as servers write it: `1.5`, `20ms`, `6m0s`; None if it is none."""
-    text = text.strip()
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    if not re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h|d))+", text):
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text))
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait, of the headers in lower case; a date is not looked at."""
-    ms = headers.get("retry-after-ms", "")
-    if re.fullmatch(r"\d+(\.\d+)?", ms):
-        return float(ms) / 1000
-    return seconds(headers.get("retry-after", ""))

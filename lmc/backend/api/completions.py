@@ -127,6 +127,7 @@ class Completions(ApiBackend):
         attempts: int = 4,
         wait_for_cache: bool | None = None,
         on_refusal: OnRefusal = "raise",
+        begin: int | None = None,
     ) -> None:
         if server not in SERVERS:
             raise ParameterError(f"server={server!r}: one of {', '.join(SERVERS)}")
@@ -141,7 +142,7 @@ class Completions(ApiBackend):
         self._firsts = Firsts() if chat and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
-            speculate=speculate, attempts=attempts, on_refusal=on_refusal,
+            speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=begin,
         )  # fmt: skip
 
     @property
@@ -223,7 +224,8 @@ class Completions(ApiBackend):
         def read(body: Body) -> Reply:
             self._check_model(body)
             samples = tuple(self._sample(choice, ask, chat, reasoned_of(body)) for choice in choices_of(body, ask.params.n))
-            return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, meta)
+            tier = {"service_tier": body["service_tier"]} if body.get("service_tier") else {}
+            return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, {**meta, **tier})
 
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
         if self._firsts is None:
@@ -270,9 +272,8 @@ class Completions(ApiBackend):
         """The prompt's part of the body, the text that the answer has to begin with, and what is to be said of it."""
         if not chat:
             return {"prompt": self.prompt(place)}, "", {}
-        pieces = list(place.pieces())
-        warn_of_spellings(pieces, self.name)
-        found = conversation(pieces, self.name, self.chat_template)
+        warn_of_spellings(list(place.pieces()), self.name)
+        found = conversation(place, self.name, self.chat_template)
         if not found.begun:
             return {"messages": list(found.closed)}, "", {}
         if self.server.continues:
@@ -346,6 +347,8 @@ class Completions(ApiBackend):
         if not isinstance(message, dict):
             raise Malformed("the answer has no message")
         extra: Body = {"reasoning": said} if (said := message.get("reasoning_content") or message.get("reasoning")) else {}
+        if blocks := message.get("thinking_blocks"):
+            extra["blocks"] = blocks
         if ask.tools or "tools" in self._extra:
             extra["tool_calls"] = calls_of(message.get("tool_calls") or [])
         elif message.get("tool_calls") and not message.get("content"):
@@ -412,7 +415,7 @@ class Completions(ApiBackend):
 
     async def _decided(self, place: Place, ask: Select, tally: Tally) -> Output:
         """By a question of the kind "choice", for servers that answer without generating."""
-        given: Any = spelled(place, self.name) if not self.chat else conversation(place.pieces(), self.name).with_begun()
+        given: Any = spelled(place, self.name) if not self.chat else conversation(place, self.name).with_begun()
         question = {"type": "choice", "name": ask.name or "choice", "choices": [{"value": choice} for choice in ask.choices]}
         body = {"model": self.model, "input": given, "questions": [question], **self._extra}
 

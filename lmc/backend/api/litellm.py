@@ -1,15 +1,17 @@
-"""LiteLLM: whatever it can reach, by its own client, as OpenAI's chat API."""
+"""LiteLLM: whatever it can reach, by its own client, as OpenAI's chat API; Vertex AI among it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
-from lmc.backend.api.backend import OnRefusal
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, retry_after
+from lmc.backend.api.backend import BEGIN, OnRefusal
+from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.messages import MESSAGES
+from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import http_errors, lowered, missing
 from lmc.backend.base import Prices
@@ -53,8 +55,42 @@ class LiteLLM(Completions):
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
             served_as="*", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
-            attempts=attempts, on_refusal=on_refusal,
+            attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
         )  # fmt: skip
+
+
+class VertexAI(LiteLLM):
+    """A model of Google's Vertex AI, through LiteLLM: "gemini-2.5-flash", or one of its partners', such as "claude-sonnet-4-5".
+
+    project, location  of Google Cloud; None: GCP_PROJECT_ID and GCP_LOCATION, else what LiteLLM and Google's own libraries find
+    credentials        path or JSON of a service account; None: the application default credentials
+    safety_settings    a list of `{"category": …, "threshold": …}`, or a dict of categories and thresholds
+
+    All else is `lmc.LiteLLM`'s.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        safety_settings: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        *,
+        project: str | None = None,
+        location: str | None = None,
+        credentials: str | None = None,
+        **options: Any,
+    ) -> None:
+        try:
+            import_module("google.auth")
+        except ImportError as error:
+            raise missing("google-auth", "vertexai") from error
+        listed = [{"category": name, "threshold": at} for name, at in safety_settings.items()] if isinstance(safety_settings, Mapping) else safety_settings
+        given = {
+            "vertex_project": project or os.environ.get("GCP_PROJECT_ID"),
+            "vertex_location": location or os.environ.get("GCP_LOCATION"),
+            "vertex_credentials": credentials,
+            "safety_settings": listed,
+        }
+        super().__init__(f"vertex_ai/{model_name.removeprefix('vertex_ai/')}", **{k: v for k, v in given.items() if v is not None}, **options)
 
 
 _KEYS = ("API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "SECRET_ACCESS_KEY")
@@ -72,15 +108,20 @@ class LiteLLMWire:
         given = {**os.environ, **{k: v for k, v in self._fixed.items() if isinstance(v, str)}}
         keys = [value for name, value in given.items() if name.upper().endswith(_KEYS)]
         headers = self._fixed.get("extra_headers") or {}
+        account = str(self._fixed.get("vertex_credentials") or "")
+        keys += [account] if account.startswith("{") else []  # else it is a path
         return [*keys, *secrets_of_headers(headers), *(s for k in ("base_url", "api_base") for s in secrets_of_url(str(self._fixed.get(k) or "")))]
 
     async def post(self, request: Request) -> Received:
-        return Received(_plain(await self._sent(request.body)))
+        answer = await self._sent(request.body)
+        return Received(_plain(answer), _headers(answer))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         try:
-            async for chunk in await self._sent(request.body):
-                yield Received(_plain(chunk))
+            answer = await self._sent(request.body)
+            headers = _headers(answer)
+            async for chunk in answer:
+                yield Received(_plain(chunk), headers)
         except Fault:
             raise
         except Exception as error:
@@ -96,6 +137,13 @@ class LiteLLMWire:
         close = getattr(self._litellm, "close_litellm_async_clients", None)
         if close is not None:
             await close()
+
+
+def _headers(answer: Any) -> dict[str, str]:
+    """The provider's, which LiteLLM keeps beside an answer under names of its own."""
+    hidden: Any = getattr(answer, "_hidden_params", None)
+    found: Any = hidden.get("additional_headers") if isinstance(hidden, dict) else None
+    return {name.removeprefix("llm_provider-"): value for name, value in lowered(found or {}).items()}
 
 
 def _plain(answer: Any) -> Body:
@@ -115,8 +163,8 @@ def _fault(error: Exception) -> Fault:
     known = isinstance(status, int) and not silent  # LiteLLM gives a status to connections that failed, too
     if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
         return Fault(f"{type(error).__name__}: {error}", status=400)  # a mistake in what was asked, not in the connection
-    after = retry_after(lowered(response.headers)) if response is not None else None
-    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=after, param=getattr(error, "param", None), code=_code(error))
+    headers = lowered(response.headers) if response is not None else {}
+    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=retry_after(headers), param=getattr(error, "param", None), code=_code(error), headers=headers)
 
 
 def _code(error: Exception) -> str | None:

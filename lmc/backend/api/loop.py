@@ -113,5 +113,9 @@ class Loop:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*[closer() for closer in self._closers], return_exceptions=True)
         loop = asyncio.get_running_loop()
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # what SDKs began for themselves
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
         await loop.shutdown_asyncgens()
         await loop.shutdown_default_executor()  # where the SDKs look up names

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmc.backend.api.place import Place
 from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import ParameterError, ProgramError, UnsupportedOpError
 from lmc.prompt import Image, Mark, Part, Special, plain
@@ -38,23 +39,28 @@ class Conversation:
         return [*self.closed, *([{"role": self.role, "content": self.begun}] if self.begun else [])]
 
 
-def conversation(pieces: Iterable[Part | Image], target: str, template: ChatTemplate = MESSAGES) -> Conversation:
+def conversation(place: Place, target: str, template: ChatTemplate = MESSAGES) -> Conversation:
     """The messages of a prompt; `template` has written what stands between them.
+
+    A message that is an answer which came with blocks has them as "thinking_blocks": LiteLLM's name for them, and what each API makes of.
 
     Raises UnsupportedOpError for what is no part of a message: other text between messages, special tokens.
     """
+    blocks = place.blocks_of_messages()
     closed: list[Message] = []
     role: str | None = None
     last: str | None = None  # role of the message before
     content: list[str | Image] = []
     between: list[Part] = []
-    for piece in pieces:
+    for piece in place.pieces():
         if isinstance(piece, Mark):
             if piece.edge == "begin":
                 _check_between(between, (*_ending(template, last), *template.begin(piece.role, last)), target)
                 role, content = piece.role, []
             else:
-                closed.append({"role": piece.role, "content": _content(content)})
+                text, kept = blocks.get(len(closed), ("", ()))
+                written = _content(content)
+                closed.append({"role": piece.role, "content": written, **({"thinking_blocks": kept} if kept and written == text else {})})
                 role, last, content, between = None, piece.role, [], []
         elif isinstance(piece, Special) and (role is not None or template is MESSAGES):
             raise UnsupportedOpError(f"special tokens ({piece.spelling})", target, "messages are text; write roles with lmc.user(…) and the like")

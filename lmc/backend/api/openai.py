@@ -10,7 +10,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lmc.backend.api import responses
-from lmc.backend.api.backend import OnRefusal
+from lmc.backend.api.backend import BEGIN, OnRefusal
+from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.redaction import without_userinfo
@@ -35,6 +36,7 @@ class OpenAI(Completions):
     server         "openai", "compatible", "vllm" or "sglang": which parameters it takes beyond OpenAI's; None: by the URL
     api            "chat" or "responses": how messages are asked; None: chat, and responses once the server says that the model needs them
     select         how `select` asks: "logprobs" of the choices (text only), "decisions", or "constrained"; None: by the server
+    service_tier   "flex", "priority", …: how fast, and at what price, requests are served; answers' meta info has the one that served them
     wait_for_cache requests whose prompts have their first 1,024 tokens or more in common wait until the first of them begins to be answered, so
                    that they find it in the server's cache; None: where the server is "openai"
     prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
@@ -58,6 +60,7 @@ class OpenAI(Completions):
         server: str | None = None,
         api: Literal["chat", "responses"] | None = None,
         select: Literal["logprobs", "decisions", "constrained"] | None = None,
+        service_tier: str | None = None,
         wait_for_cache: bool | None = None,
         prices: Prices | None = None,
         concurrency: int = 64,
@@ -80,6 +83,7 @@ class OpenAI(Completions):
             raise ParameterError(f"api={api!r} asks with messages, and is_chat_model=False for text")
         base_url = base_url or (None if client is not None else os.environ.get("OPENAI_BASE_URL"))
         host = urlsplit(base_url).hostname if base_url else None
+        server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _client_maker(client, is_azure, base_url, patience.timeout, client_options)
         super().__init__(
@@ -88,10 +92,10 @@ class OpenAI(Completions):
             lambda: OpenAIWire(make(), api),
             chat=not model.startswith(_INSTRUCT) if is_chat_model is None and api is None else True if is_chat_model is None else bool(is_chat_model),
             template=get_chat_template(chat_template or "default") if chat_template is None or isinstance(chat_template, str) else chat_template,
-            server=server or ("openai" if host in (None, "api.openai.com") else "compatible"),
+            server=server,
             select=select,
             served_as=served_as,
-            extra_body=extra_body,
+            extra_body={**({"service_tier": service_tier} if service_tier else {}), **(extra_body or {})},
             prices=prices,
             concurrency=concurrency,
             patience=patience,
@@ -99,6 +103,7 @@ class OpenAI(Completions):
             attempts=attempts,
             wait_for_cache=wait_for_cache,
             on_refusal=on_refusal,
+            begin=BEGIN if server == "openai" else None,
         )
 
 
@@ -131,6 +136,7 @@ class OpenAIWire:
 
     def __init__(self, client: Any, api: Literal["chat", "responses"] | None = None) -> None:
         self._client, self._api = client, api
+        self._include: tuple[str, ...] = (responses.ENCRYPTED,)  # until the model says that it has no reasoning
 
     @property
     def secrets(self) -> list[str]:
@@ -140,7 +146,7 @@ class OpenAIWire:
         """A chat completion as it is asked by the Responses API; None if it is not, or nothing of the kind."""
         if request.path != _CHAT or self._api != "responses":
             return None
-        return replace(request, path=responses.PATH, body=responses.asked(request.body))
+        return replace(request, path=responses.PATH, body=responses.asked(request.body, *self._include))
 
     def _turns(self, request: Request, fault: Fault) -> bool:
         """Whether a chat completion was refused that the Responses API takes; then all go there from now on."""
@@ -149,6 +155,16 @@ class OpenAIWire:
         log("backend", "asks by the Responses API from now on: the server says that the model needs it")
         self._api = "responses"
         return True
+
+    def _without_reasoning(self, request: Request, asked: Request, fault: Fault) -> Request:
+        """What is asked of a model that refused to give its reasoning, since it has none; raises the fault if that is not why."""
+        if not not_taken(fault, "include"):
+            raise fault
+        self._include = ()
+        again = self._by_responses(request)
+        if again is None or again.body == asked.body:
+            raise fault
+        return again
 
     def _resource(self, request: Request) -> Any:
         resources = {"/completions": "completions", "/decisions": "decisions", responses.PATH: "responses"}
@@ -167,7 +183,10 @@ class OpenAIWire:
     async def post(self, request: Request) -> Received:
         other = self._by_responses(request)
         if other is not None:
-            received = await self._post(other)
+            try:
+                received = await self._post(other)
+            except Fault as fault:
+                received = await self._post(self._without_reasoning(request, other, fault))
             return replace(received, body=responses.answered(received.body))
         try:
             return await self._post(request)
@@ -190,10 +209,12 @@ class OpenAIWire:
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         other = self._by_responses(request)
         if other is not None:
-            async for received in self._stream(other, responses.ends):
-                body = responses.piece(received.body)
-                if body is not None:
-                    yield replace(received, body=body)
+            try:
+                async for received in self._pieces(other):
+                    yield received
+            except Fault as fault:
+                async for received in self._pieces(self._without_reasoning(request, other, fault)):
+                    yield received
             return
         try:
             async for received in self._stream(request):
@@ -204,6 +225,13 @@ class OpenAIWire:
                 raise
         async for received in self.stream(request):
             yield received
+
+    async def _pieces(self, request: Request) -> AsyncIterator[Received]:
+        """A response's events as chunks of a chat completion."""
+        async for received in self._stream(request, responses.ends):
+            body = responses.piece(received.body)
+            if body is not None:
+                yield replace(received, body=body)
 
     async def _stream(self, request: Request, last: Callable[[Body], bool] = lambda body: False) -> AsyncIterator[Received]:
         import openai

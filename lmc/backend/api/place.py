@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lmc.prompt import Image, Mark, Part, SamplingParams
+
+Blocks = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,9 @@ class Rest:
 class Place:
     """The end of a prompt: literal parts or an answer after the parent's.
 
-    ids   of an answer's tokens as the model generated them, where the server gives ids
-    rest  what the request for the answer brought besides
+    ids     of an answer's tokens as the model generated them, where the server gives ids
+    rest    what the request for the answer brought besides
+    blocks  what the API gave beside the text and wants to see again with the conversation, such as its reasoning; as it came
     """
 
     parent: Place | None = None
@@ -43,14 +47,15 @@ class Place:
     ids: tuple[int, ...] | None = None
     rest: Rest | None = None
     broken: int = 0  # answers still to come of a plan that the model did not follow
+    blocks: Blocks = ()
 
     def literal(self, parts: Sequence[Part | Image]) -> Place:
         """This prompt and more literal parts."""
         return Place(self, tuple(parts), broken=self.broken) if parts else self
 
-    def answered(self, text: str, *, ids: tuple[int, ...] | None = None, rest: Rest | None = None, broken: int = 0) -> Place:
+    def answered(self, text: str, *, ids: tuple[int, ...] | None = None, rest: Rest | None = None, broken: int = 0, blocks: Blocks = ()) -> Place:
         """This prompt and an answer."""
-        return Place(self, (), text, ids, rest, broken)
+        return Place(self, (), text, ids, rest, broken, blocks)
 
     def path(self) -> list[Place]:
         """The nodes from the root to here."""
@@ -68,6 +73,16 @@ class Place:
             yield from node.parts
             if node.answer is not None:
                 yield node.answer
+
+    def blocks_of_messages(self) -> dict[int, tuple[str, Blocks]]:
+        """Answers that came with blocks, and those, by the number of messages before theirs."""
+        found: dict[int, tuple[str, Blocks]] = {}
+        closed = 0
+        for node in self.path():
+            closed += sum(isinstance(part, Mark) and part.edge == "end" for part in node.parts)
+            if node.blocks:
+                found[closed] = (node.answer or "", node.blocks)
+        return found
 
     @property
     def has_results(self) -> bool:

@@ -1,6 +1,12 @@
 """OpenAI's Responses API: a chat completion asked there, and its answer as a chat completion. Pure data.
 
 What this API lacks (stop, n, seed, …) is refused here as a server would, so that it is left out, and made up for, where it can be.
+
+Nothing is stored there, so a model's reasoning is kept here: an answer's items, with the reasoning encrypted, are the blocks of its
+message, and go back as they came with the prompts that go on from it.
+
+    answered    [reasoning, function_call A, function_call B]     blocks of the assistant's message
+    asked next  [user, reasoning, function_call A, function_call B, output A, output B]
 """
 
 from __future__ import annotations
@@ -11,29 +17,47 @@ from typing import Any
 from lmc.backend.api.client import Body, Fault, Malformed
 
 PATH = "/responses"
-_SAME = ("model", "temperature", "top_p", "stream", "prompt_cache_key", "service_tier", "user", "metadata", "reasoning")
+_SAME = frozenset({
+    "model", "temperature", "top_p", "stream", "prompt_cache_key", "prompt_cache_retention", "service_tier", "user", "safety_identifier", "metadata",
+    "reasoning", "parallel_tool_calls", "max_tool_calls", "truncation", "include", "store",
+})  # fmt: skip
 _NO_MATTER = frozenset({"stream_options"})
+ENCRYPTED = "reasoning.encrypted_content"
+"""What has to be included in answers so that their reasoning may go on where nothing is stored."""
 
 
-def asked(body: Mapping[str, Any]) -> Body:
-    """The body of a chat completion as one of this API. Raises Fault for a parameter that it does not have."""
-    found: Body = {"store": False, "input": [item for message in body["messages"] for item in _items(message)]}
+def asked(body: Mapping[str, Any], *include: str) -> Body:
+    """The body of a chat completion as one of this API. Raises Fault for a parameter that it does not have.
+
+    include  what answers are to have beside what they have anyway
+    """
+    stored = bool(body.get("store"))
+    found: Body = {"store": False, "input": [item for message in body["messages"] for item in _items(message, stored)]}
     for key, value in body.items():
         if key in _SAME:
             found[key] = value
+        elif key == "reasoning_effort":
+            found["reasoning"] = {"effort": value, **found.get("reasoning", {})}
+        elif key in ("text", "verbosity"):
+            found["text"] = {**found.get("text", {}), **(value if key == "text" else {"verbosity": value})}
+        elif key == "tool_choice":
+            found["tool_choice"] = {"type": "function", **value["function"]} if isinstance(value, dict) and "function" in value else value
         elif key in ("max_completion_tokens", "max_tokens"):
             found["max_output_tokens"] = value
         elif key == "response_format":
-            found["text"] = {"format": {"type": "json_schema", **value["json_schema"]}}
+            found["text"] = {**found.get("text", {}), "format": {"type": "json_schema", **value["json_schema"]}}
         elif key == "tools":
             found["tools"] = [{"type": "function", "strict": False, **tool["function"]} for tool in value]
         elif key not in _NO_MATTER and key != "messages":
             raise Fault(f"the Responses API has no '{key}': it is not supported", status=400, param=key, code="unsupported_parameter")
-    return found
+    wanted = [*found.get("include", ()), *(() if stored else include)]
+    return {**found, **({"include": list(dict.fromkeys(wanted))} if wanted else {})}
 
 
-def _items(message: Mapping[str, Any]) -> list[Body]:
-    """A message as items of the input: its content, its calls of tools, or a result."""
+def _items(message: Mapping[str, Any], stored: bool) -> list[Body]:
+    """A message as items of the input: as it came, or its content, its calls of tools, or a result."""
+    if "thinking_blocks" in message and (kept := _kept(message, stored)):
+        return kept
     if message["role"] == "tool":
         return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}]
     content: Any = message["content"]
@@ -41,6 +65,28 @@ def _items(message: Mapping[str, Any]) -> list[Body]:
         content = [_part(part) for part in content]
     calls = [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()]
     return [*([{"role": message["role"], "content": content}] if content or not calls else []), *calls]
+
+
+def _kept(message: Mapping[str, Any], stored: bool) -> list[Body]:
+    """The items that an answer came as, without calls that got no result; none if the program has made another text of it.
+
+    Reasoning goes with the item behind it, which the API wants to see: where that is left out, so is the reasoning. Where nothing is
+    stored, it must be there encrypted.
+    """
+    items: list[Body] = list(message["thinking_blocks"])
+    if "".join(part.get("text") or "" for item in items if item.get("type") == "message" for part in item.get("content") or ()) != message["content"]:
+        return []
+    calls = {call["id"] for call in message.get("tool_calls") or ()}
+    found: list[Body] = []
+    follows = False  # whether the item behind is sent
+    for item in reversed(items):
+        if item.get("type") == "reasoning":
+            sent = follows and (stored or bool(item.get("encrypted_content")))
+        else:
+            follows = sent = item.get("type") != "function_call" or item.get("call_id") in calls
+        if sent:
+            found.insert(0, item)
+    return found
 
 
 def _part(part: Mapping[str, Any]) -> Body:
@@ -59,7 +105,7 @@ def answered(body: Mapping[str, Any]) -> Body:
         raise Malformed(f"the response is {body['status']!r:.40}, not completed")
     if not isinstance(body.get("output"), list) or not all(isinstance(item, dict) for item in body["output"]):
         raise Malformed("the answer has no output")
-    texts, message = list[str](), Body()
+    texts, summaries, message = list[str](), list[str](), Body()
     for item in body["output"]:
         if item.get("type") == "message":
             for part in item.get("content") or ():
@@ -71,11 +117,14 @@ def answered(body: Mapping[str, Any]) -> Body:
                     texts.append(part["text"])
         elif item.get("type") == "function_call":
             message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "type": "function", "function": {"name": item.get("name"), "arguments": item.get("arguments")}})
-        elif item.get("type") == "reasoning" and item.get("summary"):
-            message["reasoning_content"] = "\n".join(part.get("text") or "" for part in item["summary"])
+        elif item.get("type") == "reasoning":
+            summaries += [part.get("text") or "" for part in item.get("summary") or item.get("content") or ()]
+            message["thinking_blocks"] = body["output"]
+    if any(summaries):
+        message["reasoning_content"] = "\n".join(summaries)
     content = "".join(texts) if texts else None
     choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": _finish(body, "tool_calls" in message)}
-    return {**{k: body[k] for k in ("id", "model", "usage") if k in body}, "choices": [choice]}
+    return {**{k: body[k] for k in ("id", "model", "usage", "service_tier") if k in body}, "choices": [choice]}
 
 
 def _finish(body: Mapping[str, Any], called: bool) -> str:
@@ -102,7 +151,7 @@ def piece(event: Mapping[str, Any]) -> Body | None:
     (choice,) = whole["choices"]
     message = choice["message"]
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or ())]
-    beside = {k: message[k] for k in ("refusal", "reasoning_content") if message.get(k)}
+    beside = {k: message[k] for k in ("refusal", "reasoning_content", "thinking_blocks") if message.get(k)}
     return {**whole, "choices": [{"index": 0, "delta": {"tool_calls": calls, **beside}, "whole": message["content"], "finish_reason": choice["finish_reason"]}]}
 
 

@@ -48,12 +48,13 @@ class Pieces:
         self._scored: dict[str, list[Any]] = {}  # log-probabilities: in either API's form, lists by their names
         self._ids: list[int] = []
         self._calls: dict[int, Body] = {}
+        self._blocks: list[Body] = []
         self._said = dict[str, str]()  # beside the answer: a refusal, the reasoning
 
     def add(self, body: Body) -> None:
         if body.get("choices"):
             self._begun()
-        self._body |= {k: v for k, v in body.items() if k in ("id", "model", "usage") and v}
+        self._body |= {k: v for k, v in body.items() if k in ("id", "model", "usage", "service_tier") and v}
         for choice in body.get("choices") or ():
             delta: Any = choice.get("delta") if self._chat else choice
             if not isinstance(delta, dict):
@@ -66,6 +67,8 @@ class Pieces:
             self._ids += choice.get("token_ids") or ()
             for piece in delta.get("tool_calls") or ():
                 self._called(piece)
+            for block in delta.get("thinking_blocks") or ():
+                self._thought(block)
             for beside in _BESIDE:
                 if self._chat and isinstance(delta.get(beside), str):
                     self._said[beside] = self._said.get(beside, "") + delta[beside]
@@ -92,11 +95,21 @@ class Pieces:
         call["function"]["name"] += said.get("name") or ""
         call["function"]["arguments"] += said.get("arguments") or ""
 
+    def _thought(self, piece: Body) -> None:
+        """A block of the reasoning, or more of the last one, which its signature ends."""
+        last = self._blocks[-1] if self._blocks else {}
+        if piece.get("type") == "thinking" == last.get("type") and not last.get("signature"):
+            last["thinking"] = (last.get("thinking") or "") + (piece.get("thinking") or "")
+            last["signature"] = piece.get("signature")
+        else:
+            self._blocks.append({**piece})
+
     def result(self) -> Any:
         if "finish_reason" not in self._choice:
             raise Fault("the stream ended before the answer did")
         choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}
-        choice |= {"message": {**self._said, "content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
+        said = {**self._said, **({"thinking_blocks": self._blocks} if self._blocks else {})}
+        choice |= {"message": {**said, "content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
         return self._read({**self._body, "choices": [choice]})
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lmc.backend.api.client import Fault, Received, Request, retry_after
+from lmc.backend.api.client import Fault, Received, Request
+from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.errors import MissingPackageError
 from lmc.extras import missing as _missing
@@ -87,7 +88,7 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
         message = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     return Fault(
         message[:500] or "no message", status=status, retry_after=retry_after(headers), param=param,
-        code=code if isinstance(code, str) else None,
+        code=code if isinstance(code, str) else None, headers=headers,
     )  # fmt: skip
 
 

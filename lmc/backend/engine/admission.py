@@ -9,6 +9,7 @@ enter together, if they can.
 from __future__ import annotations
 
 from enum import Enum, auto
+from time import perf_counter
 
 from lmc import config
 from lmc.backend.engine.filling import Filling, Start
@@ -137,6 +138,7 @@ class Admission:
         self._waiting.admitted(req, need)
         held.promises.make(req, need)
         self._runs.admitted(req, need, at, node)
+        req.admitted_at = req.admitted_at or perf_counter()
         req.node, req.cached_len, req.device_len = node, node.end, at
         req.found = req.behind = None
         held.enter(req)
@@ -177,6 +179,7 @@ class Admission:
         self._waiting.admitted(req, need)
         promises.make(req, need)
         self._runs.admitted(req, need, req.head_len, leader.node or self._held.tree.root)
+        req.admitted_at = req.admitted_at or perf_counter()
         leader.twins.append(req)
         self._tally.twins += 1
         self._count_prompt(req, req.prompt_len)

@@ -42,12 +42,14 @@ class Ending:
     ids    what the prompt goes on with: the generated ids up to the cut; if a stop string began inside a token, the
            part of that token before the cut is encoded again
     keep   how many generated tokens from the first are unchanged in `ids`: their KV is worth keeping
+    forced  where the text was not sampled, as positions in it: begin and end of each run
     """
 
     text: str
     ids: tuple[int, ...]
     keep: int
     reason: dict[str, Any]
+    forced: tuple[tuple[int, int], ...] = ()
 
 
 class Answer:
@@ -79,6 +81,7 @@ class Answer:
         self.text = ""
         self._ids: list[int] = []
         self._ends: list[int] = []  # length of the text after each token
+        self._forced: list[tuple[int, int]] = []  # runs of tokens that were not sampled, by their indices
         self._words, self._params = words, params
         self._detok = words.detokenizer()
         self._stops = tuple(dict.fromkeys((*params.stop, *stop_strings)))
@@ -126,9 +129,11 @@ class Answer:
         """Takes the tokens that come next whatever the model says: those that were taken, and the ending if it is over with the
         last of them. Once after a sample."""
         if self._end_tokens is not None:
+            self._forced.append((len(self._ids) - 1, len(self._ids) + len(self._end_tokens)))
             return self._ended_by(self._end_tokens)
         if self.matcher is None or not (tokens := self.matcher.forced()):
             return (), None
+        self._forced.append((len(self._ids), len(self._ids) + len(tokens)))
         whole = self.sampled + len(tokens) <= self._params.max_new_tokens and self.stop_ids.isdisjoint(tokens)
         if not (self.late and whole):
             for i, token in enumerate(tokens):
@@ -215,7 +220,7 @@ class Answer:
         rest = text[whole:]
         ids = self._ids[:keep] + (self._words.encode((rest,), at_start=False) if rest else [])
         self._feed(len(text))
-        return Ending(text, tuple(ids), keep, {"type": "stop", "matched": matched})
+        return Ending(text, tuple(ids), keep, {"type": "stop", "matched": matched}, self._forced_in(text))
 
     def _end(self, reason: dict[str, Any]) -> Ending:
         self._say()
@@ -232,7 +237,13 @@ class Answer:
         self._feed(len(self.text))
         if self.is_steered:
             reason = {"type": "length", "length": self.sampled}
-        return Ending(self.text, tuple(self._ids), len(self._ids), reason)
+        return Ending(self.text, tuple(self._ids), len(self._ids), reason, self._forced_in(self.text))
+
+    def _forced_in(self, text: str) -> tuple[tuple[int, int], ...]:
+        """Where a text, which may be cut, was not sampled."""
+        at = [0, *self._ends]
+        runs = ((min(at[begin], len(text)), min(at[min(end, len(at) - 1)], len(text))) for begin, end in self._forced if begin < len(at))
+        return tuple(run for run in runs if run[0] < run[1])
 
     def _check(self) -> None:
         assert self.matcher is not None

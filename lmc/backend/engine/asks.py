@@ -325,7 +325,8 @@ class _Sampling:
         texts = tuple(r.ending.text for r in done if r.ending is not None)
         ending = done[0].ending
         ids = tuple(map(int, ending.ids)) if ending is not None and self._asker.seam == "token" else ()
-        return Output(texts, tuple(self._asker.meta(r) for r in done), usage, ids)
+        forced = ending.forced if ending is not None else ()
+        return Output(texts, tuple(self._asker.meta(r) for r in done), usage, ids, forced, _phases(done[0]))
 
     def _after(self, first: Request) -> Place:
         assert first.ending is not None
@@ -334,6 +335,10 @@ class _Sampling:
         answer = np.asarray(first.ending.ids, np.int32)
         begun = len(self._ids) == self._prompt_len  # not by a token that a model needs to start from
         return Place(np.concatenate((self._ids, answer)), cached=first.kept if begun else None)
+
+
+def _phases(req: Request) -> tuple[float, float] | None:
+    return (req.admitted_at, req.first_at) if req.admitted_at else None
 
 
 class _Scoring:
@@ -370,7 +375,7 @@ class _Scoring:
         assert self._decision is not None
         index = self._decision.index
         usage = Usage(prompt_tokens=req.prompt_len, cached_tokens=req.hit_len, calls=1, passes=req.passes)
-        output = Output((self._ask.choices[index],), (self._meta(req, self._decision),), usage)
+        output = Output((self._ask.choices[index],), (self._meta(req, self._decision),), usage, phases=_phases(req))
         ids = self._wholes[index][self._padding :]
         if self._asker.seam == "text":
             text = self._asker.words.decode(ids.tolist(), with_specials=True)

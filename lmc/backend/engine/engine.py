@@ -306,6 +306,7 @@ class EngineCore:
             "free_slots": s.pool.free_count,
             "cached_tokens": s.tree.size,
             "open_runs": s.runs.count,
+            "programs": s.runs.held_by_program(),
             "held_back": s.waiting.held_back,
             "leases": s.runs.leased,
             "broken_leases": s.runs.broken,
@@ -540,6 +541,7 @@ class EngineCore:
         if token == BROKEN:
             raise BackendError(_BROKEN)
         req.passes += 1
+        req.first_at = req.first_at or time.perf_counter()
         if place == req.length - 1:  # nothing that is in flight goes on from it
             sampled, token = token, answer.steered(token)
             if logprob is not None and token != sampled:

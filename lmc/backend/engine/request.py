@@ -117,6 +117,8 @@ class Request:
     node_logprobs: list[float] = field(default_factory=list)  # SCORE: per node of the trie; unscored is 0
     passes: int = 0
     forced: int = 0  # tokens of the answer that were not sampled
+    admitted_at: float = 0.0  # by `time.perf_counter()`: when it was admitted first,
+    first_at: float = 0.0  # and when its first token was there; 0: not yet
 
     is_scored: bool = field(init=False)  # log-probabilities of tokens that are known before their rows are run are wanted
     _free: bool = field(init=False)

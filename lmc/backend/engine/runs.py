@@ -114,6 +114,14 @@ class Runs:
         """Open runs."""
         return len(self._open)
 
+    def held_by_program(self) -> dict[str, int]:
+        """Slots that open runs hold, by the name of their program. From any thread."""
+        found: dict[str, int] = {}
+        for run in list(self._open):
+            name = str(run.program or "?")
+            found[name] = found.get(name, 0) + run.held
+        return found
+
     def leases(self) -> Iterator[Lease]:
         return itertools.chain.from_iterable(run.leases.values() for run in self._runs.values())
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lmc import codec
-from lmc.backend.base import HEALTHY, Backend, Handle, Hints, Result, SaysHealth, Scored
+from lmc.backend.base import HEALTHY, Backend, Handle, Hints, MeteredAccount, Result, SaysHealth, Scored, Usage
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
 
@@ -22,7 +22,8 @@ _connections = itertools.count(1)
 class PipeServer:
     """Answers what comes over a connection, on a thread of its own, until the other side goes or `close`.
 
-    The backend stays its owner's. `handles` and `pins` are what the other side holds, for tests and counters.
+    The backend stays its owner's. `handles` and `pins` are what the other side holds, for tests and counters. `told` learns what each
+    request has cost that is submitted while it is set (MeteredAccount).
     """
 
     def __init__(self, backend: Backend, connection: Connection) -> None:
@@ -30,6 +31,7 @@ class PipeServer:
         self._number = next(_connections)
         self.handles: dict[int, Handle | BaseException] = {}  # an exception: what was submitted was refused
         self.pins: set[int] = set()
+        self.told: Callable[[Usage], None] | None = None
         self._box = Postbox(connection, f"lmc-pipe-out-{self._number}")
         self._box.post(["hello", wire.VERSION, self._about()])
         self._thread = threading.Thread(target=self._serve, name=f"lmc-pipe-in-{self._number}", daemon=True)
@@ -119,7 +121,10 @@ class PipeServer:
             result.on_change(_Forwarder(self._box, number, index, watched))
 
     def _of_here(self, hints: Hints | None) -> Hints | None:
-        """Groups of several processes have equal names."""
+        """Groups of several processes have equal names; an account is of this process."""
+        if self.told is not None:
+            hints = hints or Hints()
+            hints = hints._replace(account=MeteredAccount(hints.account, self.told))
         return hints if hints is None or hints.group is None else hints._replace(group=(-self._number, *hints.group))
 
     def _return(self, number: int, method: str, args: list[Any]) -> None:

@@ -91,14 +91,14 @@ def _read_select(choices: list[str], method: str, temperature: float, seed: int,
 
 _WRITE: Mapping[type, Callable[[Any, str], list[Any]]] = {
     Text: lambda text, _: ["text", write_parts(text.parts)],
-    Given: lambda given, _: ["given", given.text, list(given.ids)],
+    Given: lambda given, _: ["given", given.text, list(given.ids), given.blocks],
     Image: lambda image, target: ["image", image_url(image, target), _write_loc(image.loc)],
     Gen: _write_gen,
     Select: _write_select,
 }
 _READ: Mapping[str, Callable[..., Segment]] = {
     "text": lambda parts: Text(read_parts(parts)),
-    "given": lambda text, ids: Given(text, tuple(ids)),
+    "given": lambda text, ids, blocks: Given(text, tuple(ids), blocks),
     "image": lambda url, loc: Image(url, loc=_read_loc(loc)),
     "gen": _read_gen,
     "select": _read_select,

@@ -83,6 +83,15 @@ def test_forced_tokens_ride_in_the_next_pass():
     assert out.usage.forced_tokens == engine.counters().forced_tokens == out.usage.completion_tokens - 1
 
 
+def test_an_answer_says_where_it_was_forced_and_when_it_began():
+    engine, core, _ = engine_of()
+    handle = said(engine, core, "Say: ", gen('"order": "[a-z]"'), '"order": "s"')
+    out = result(handle)
+    assert [out.text[begin:end] for begin, end in out.forced] == ['"order": "', '"']
+    admitted, first = out.phases
+    assert handle.results[0].began <= admitted <= first <= handle.results[0].ended
+
+
 def test_a_forced_beginning_is_computed_with_the_prompt():
     engine, core, runner = engine_of()
     out = result(said(engine, core, "Say: ", gen('"order": "[a-z]"'), '"order": "s"'))

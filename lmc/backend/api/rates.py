@@ -1,0 +1,277 @@
+"""Rates: when a request may be sent, so that a server's limits are used up and not run into; and how many may be on their way at once.
+
+Servers count in token buckets: `limit` of something, refilled evenly, from which each request takes what it costs. The headers of an
+answer say what was left when its request was counted, so what is left now is known before a request is refused:
+
+    left now = left then + rate × (now − then) − what was sent since then
+
+How many are on their way at once adapts (as TCP's congestion window does): where a server has limits that are not known yet, it begins
+with a few and one more for each answer; once headers say what the limits are, those decide; a refusal (429 and its like) halves it, and
+answers make it grow again, one more for each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from lmc.config import log
+
+_ON_ITS_WAY = 0.25  # seconds until a server has counted a request, at most
+_BELIEVED = 0.1  # of what an answer says is left beyond what was known
+_SMALLEST = 1e-9  # per second
+_TICK = 0.001  # seconds: less than that is not worth a timer
+_OVERLOADED = (429, 503, 529)
+
+
+class Bucket:
+    """One limit, as far as it is known: `left` at the time `at`, of `limit`, `rate` more each second."""
+
+    def __init__(self) -> None:
+        self.limit, self.rate, self._left, self._at = 0.0, 0.0, 0.0, 0.0
+        self.sent = 0.0  # costs so far
+
+    def left(self, now: float) -> float:
+        self._left, self._at = min(self.limit, self._left + self.rate * max(now - self._at, 0.0)), max(now, self._at)
+        return self._left
+
+    def wait(self, cost: float, now: float) -> float:
+        """Seconds until a request of that cost may go; what costs more than there can be goes when all is there."""
+        return max(min(cost, self.limit) - self.left(now), 0.0) / max(self.rate, _SMALLEST)
+
+    def take(self, cost: float) -> float:
+        """Note that a request goes; returns its place in what was sent."""
+        self.sent += cost
+        self._left -= min(cost, self.limit)
+        return self.sent
+
+    def told(self, limit: float, remaining: float, rate: float, place: float, then: float, now: float) -> None:
+        """What the answer to the request at `place`, sent at `then`, said. Requests are not counted in the order in which they were sent, so
+        that one answer may promise too much: less is believed at once, more by and by."""
+        said = min(limit, remaining + rate * max(now - then - _ON_ITS_WAY, 0.0)) - (self.sent - place)
+        known = self.left(now) if self.limit else said
+        self.limit, self.rate, self._at = limit, rate, now
+        self._left = said if said < known else known + _BELIEVED * (said - known)
+
+
+class Ticket:
+    """A request that was sent: when, and its place in each bucket."""
+
+    __slots__ = ("cost", "places", "then")
+
+    def __init__(self, then: float, cost: Mapping[str, float], places: Mapping[str, float]) -> None:
+        self.then, self.cost, self.places = then, cost, places
+
+
+class Room:
+    """At most so many at once, first come first served (asyncio's semaphore looks through all who wait each time one leaves).
+
+    most   how many may ever be on their way at once
+    begin  how many may until more is known; None: `most`
+    """
+
+    def __init__(self, most: int, begin: int | None = None) -> None:
+        self._most = most
+        self._window = float(min(most, begin or most))
+        self._probing = begin is not None  # nothing is known of the server's limits yet
+        self._inside = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def window(self) -> int:
+        """How many may be on their way now."""
+        return int(self._window)
+
+    async def __aenter__(self) -> None:
+        if self._inside < self.window and not self._waiting:
+            self._inside += 1
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # it had its turn already: the next one has it
+                self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._inside -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._inside < self.window:
+            future = self._waiting.popleft()
+            if not future.done():
+                self._inside += 1
+                future.set_result(None)
+
+    def grow(self) -> None:
+        """A request was answered."""
+        if self._window < self._most:
+            self._window = min(self._most, self._window + (1.0 if self._probing else 1.0 / self._window))
+            self._admit()
+
+    def open(self) -> None:
+        """The server's limits are known: they decide from now on."""
+        if self._probing:
+            self._probing, self._window = False, float(self._most)
+            self._admit()
+
+    def shrink(self) -> None:
+        """A request was refused because there are too many."""
+        self._probing, self._window = False, max(1.0, self._window / 2)
+
+
+class Rates:
+    """What is known of a server's limits. Belongs to one event loop, whose clock it goes by.
+
+    most, begin  of the room
+    """
+
+    def __init__(self, name: str, most: int, begin: int | None = None) -> None:
+        self.room = Room(most, begin)
+        self._name = name
+        self._buckets: dict[str, Bucket] = {}
+        self._turn = asyncio.Lock()  # whoever is first waits for what it costs; the others wait for it
+        self._paused_until = self._shrunk_at = 0.0
+        self._words = 0.25  # tokens of prompts for each character of them, as answers report it
+        self._written = 1.0  # tokens of answers for each that they may have
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """For `server_info`."""
+        limits = {name: {"limit": bucket.limit, "a_minute": bucket.rate * 60} for name, bucket in self._buckets.items()}
+        return {"at_once": self.room.window, **({"limits": limits} if limits else {})}
+
+    async def admit(self, body: Mapping[str, Any]) -> Ticket:
+        """Wait until a request with this body may be sent."""
+        clock = asyncio.get_running_loop().time
+        if not self._buckets and clock() >= self._paused_until:
+            return Ticket(clock(), {}, {})
+        async with self._turn:
+            cost = self._cost(body) if self._buckets else {}
+            while (wait := self._wait(cost, clock())) > 0:
+                await asyncio.sleep(max(wait, _TICK))
+                cost = self._cost(body) if self._buckets else {}
+            places = {name: bucket.take(cost.get(name, 0.0)) for name, bucket in self._buckets.items()}
+            return Ticket(clock(), cost, places)
+
+    def _wait(self, cost: Mapping[str, float], now: float) -> float:
+        return max(self._paused_until - now, *[bucket.wait(cost.get(name, 0.0), now) for name, bucket in self._buckets.items()], 0.0)
+
+    def pause(self, seconds: float) -> None:
+        """The server wants no request before."""
+        self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
+
+    def heard(self, ticket: Ticket, headers: Mapping[str, str], longest: float) -> None:
+        """What an answer's headers say, of a request or a refusal. `longest`: seconds that a server may ask to be left alone."""
+        if not headers:
+            return
+        now = asyncio.get_running_loop().time()
+        for name, (limit, remaining, reset) in told(headers).items():
+            if limit is None:  # all that is said is whether there is room
+                if remaining <= 0 and reset:
+                    self.pause(min(reset, longest))
+                continue
+            if name not in self._buckets:
+                log("backend", f"{self._name}: the server's limit is {limit:g} {name}, {remaining:g} of them left")
+            bucket = self._buckets.setdefault(name, Bucket())
+            used = limit - remaining
+            rate = used / reset if reset and used > 0 else limit / 60
+            bucket.told(limit, remaining, max(rate, _SMALLEST), ticket.places.get(name, 0.0), ticket.then, now)
+            self.room.open()
+
+    def answered(self, ticket: Ticket, body: Mapping[str, Any], prompt: int, completion: int) -> None:
+        """A request was answered, and cost that many tokens."""
+        self.room.grow()
+        if self._buckets and prompt > 0:
+            self._words += 0.1 * (min(prompt / max(_characters(body), 1), 2.0) - self._words)
+            self._written += 0.1 * (min(completion / _limit(body), 1.0) - self._written)
+
+    def refused(self, ticket: Ticket, status: int | None) -> None:
+        """A request failed. Those that were on their way when the window was made smaller say nothing new."""
+        if status in _OVERLOADED and ticket.then >= self._shrunk_at:
+            self._shrunk_at = asyncio.get_running_loop().time()
+            self.room.shrink()
+
+    def _cost(self, body: Mapping[str, Any]) -> dict[str, float]:
+        prompt, limit = _characters(body) * self._words, _limit(body)
+        return {"requests": 1.0, "tokens": prompt + limit, "input-tokens": prompt, "output-tokens": limit * self._written}
+
+
+# -- what a body costs -----------------------------------------------------------------------------------------------------
+
+_IMAGE = 3200  # characters that an image or a page counts as
+
+
+def _characters(body: Mapping[str, Any]) -> int:
+    """Of a prompt, and of what is told beside it."""
+    return sum(_size(body[key]) for key in ("messages", "input", "system", "prompt", "tools", "instructions") if key in body)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if not value.startswith("data:") else _IMAGE
+    if isinstance(value, Mapping):
+        return _IMAGE if value.get("type") == "base64" else sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 1
+
+
+def _limit(body: Mapping[str, Any]) -> int:
+    """Tokens that the answers may have."""
+    each = next((body[key] for key in ("max_completion_tokens", "max_tokens", "max_output_tokens") if body.get(key)), 1)
+    return max(int(each) * int(body.get("n") or 1), 1)
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------------
+
+_OPENAI = ("requests", "tokens")
+_ANTHROPIC = ("requests", "input-tokens", "output-tokens", "tokens")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def told(headers: Mapping[str, str]) -> dict[str, tuple[float | None, float, float | None]]:
+    """(limit, what is left of it, seconds until it is full again) of each thing that a server limits, from headers in lower case.
+
+    Anthropic's `tokens` are whichever of the others binds, where it gives those; its times are of its own clock, and not looked at: its
+    limits are by the minute.
+    """
+    found: dict[str, tuple[float | None, float, float | None]] = {}
+    for name in _OPENAI:
+        remaining = _number(headers.get(f"x-ratelimit-remaining-{name}"))
+        if remaining is not None:
+            found[name] = (_number(headers.get(f"x-ratelimit-limit-{name}")), remaining, seconds(headers.get(f"x-ratelimit-reset-{name}", "")))
+    for name in _ANTHROPIC:
+        limit, remaining = (_number(headers.get(f"anthropic-ratelimit-{name}-{what}")) for what in ("limit", "remaining"))
+        if limit is not None and remaining is not None and not (name == "tokens" and "input-tokens" in found):
+            found[name] = (limit, remaining, None)
+    return {name: (limit or None, max(remaining, 0.0), reset) for name, (limit, remaining, reset) in found.items()}
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text is not None and re.fullmatch(r"-?\d+(\.\d+)?", text.strip()) else None
+
+
+def seconds(text: str) -> float | None:
+    """A duration as servers write it: `1.5`, `20ms`, `6m0s`; None if it is none."""
+    text = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h|d))+", text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text))
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to wait, of the headers in lower case; a date is not looked at."""
+    ms = headers.get("retry-after-ms", "")
+    if re.fullmatch(r"\d+(\.\d+)?", ms):
+        return float(ms) / 1000
+    return seconds(headers.get("retry-after", ""))

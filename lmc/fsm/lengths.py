@@ -1,0 +1,99 @@
+"""Lengths of shortest texts: how far the end is, which answers that near a limit and forced runs ask. Found where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lmc.fsm.json_styles import At, Styles, is_mark
+from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union
+
+NEVER = 1 << 40  # longer than any text
+
+_Places = Mapping[tuple[str, "At | None"], int]
+
+
+class Lengths:
+    """Characters of the shortest text of each node, where it stands. Nodes are known by their ids: they live on.
+
+    rules, recursive   of a grammar of which each rule derives some text
+    """
+
+    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Styles) -> None:
+        self._rules, self._recursive, self._styles = rules, recursive, styles
+        self._known: dict[tuple[int, At | None], int] = {}
+        self._of_rules: dict[tuple[str, At | None], int] = {}
+        self._sums: dict[tuple[int, At | None], list[int]] = {}
+        self._ends: dict[tuple[int, At | None], Mapping[int, int]] = {}
+
+    def of(self, node: Node, at: At | None) -> int:
+        if isinstance(node, Chars):
+            return 1
+        if isinstance(node, Ref) and not is_mark(node):
+            return self._of_rule(node.rule, self._styles.within(node.rule, at))
+        at = at if isinstance(node, Ref) else self._styles.inside(node, at)
+        found = self._known.get((id(node), at))
+        if found is None:
+            found = self._known[id(node), at] = min(self._of(node, at), NEVER)
+        return found
+
+    def _of(self, node: Node, at: At | None) -> int:
+        if isinstance(node, Repeat):
+            return node.low * self.of(node.body, at) if node.low else 0
+        if isinstance(node, Union):
+            return min((self.of(arm, at) for arm in node.arms), default=NEVER)
+        if isinstance(node, Graph):
+            return self.to_the_end(node, at).get(0, NEVER)
+        assert isinstance(node, Concat | Ref)
+        return self.behind(node, at)[0]
+
+    def behind(self, node: Concat | Ref, at: At | None) -> list[int]:
+        """Of each part of a sequence: of it and all behind it."""
+        found = self._sums.get((id(node), at))
+        if found is None:
+            found = [0]
+            for part, place in reversed(self._styles.parts(node, at)):
+                found.append(found[-1] + self.of(part, place))
+            found.reverse()
+            self._sums[id(node), at] = found
+        return found
+
+    def to_the_end(self, graph: Graph, at: At | None) -> Mapping[int, int]:
+        """Of each state of a graph that leads to an end."""
+        found = self._ends.get((id(graph), at))
+        if found is None:
+            found = self._ends[id(graph), at] = _to_the_end(graph, [self.of(body, at) for _, body, _ in graph.edges])
+        return found
+
+    def _of_rule(self, rule: str, at: At | None) -> int:
+        if (rule, at) not in self._of_rules:
+            if rule in self._recursive:
+                self._find_recursive(at)
+            else:
+                self._of_rules[rule, at] = self.of(self._rules[rule], at)
+        return self._of_rules[rule, at]
+
+    def _find_recursive(self, at: At | None) -> None:
+        """Of all rules that recur, as they stand in one style: from above, until nothing becomes shorter."""
+        places = {(rule, self._styles.within(rule, at)) for rule in self._recursive}
+        found = dict.fromkeys(places, NEVER - 1)  # some text, however long
+        changed = True
+        while changed:
+            changed = False
+            trial = Lengths(self._rules, self._recursive, self._styles)  # what it finds of other rules holds for this turn only
+            trial._of_rules.update(self._of_rules)
+            trial._of_rules.update(found)
+            for rule, place in places:
+                if (least := trial.of(self._rules[rule], place)) < found[rule, place]:
+                    found[rule, place], changed = least, True
+        self._of_rules.update(found)
+
+
+def _to_the_end(graph: Graph, lengths: list[int]) -> Mapping[int, int]:
+    far = dict.fromkeys(graph.final, 0)
+    changed = True
+    while changed:
+        changed = False
+        for (source, _, to), length in zip(reversed(graph.edges), reversed(lengths)):
+            if to in far and far[to] + length < far.get(source, NEVER):
+                far[source], changed = far[to] + length, True
+    return far

@@ -1,0 +1,358 @@
+"""A run for people, as parts of a page: its conversation, its source with what each line cost, and a timeline of its requests.
+
+All of it is made of what a run has kept of its requests; nothing here waits for one.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from lmc import pages
+from lmc.backend.base import Prices, Result, Usage
+from lmc.errors import Loc
+from lmc.frontend import notebook
+from lmc.frontend.state import flat
+from lmc.pages import Row, count, money, seconds
+
+if TYPE_CHECKING:
+    from lmc.frontend.state import State
+    from lmc.runahead.ledger import Ledger
+
+NOTHING = Usage()
+MOST_ROWS = 100
+"""Requests of a run, and runs of a program, that a timeline shows."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of a run.
+
+    branch  the path of the fork that made it, "" for the program itself
+    asked   when the program made it: later than `result.began` where it was asked ahead
+    known   when all of its prompt was known: later than `result.began` where it was handed over before the answer in front of it was there
+    """
+
+    name: str
+    kind: str
+    branch: str
+    loc: Loc | None
+    result: Result
+    ahead: str
+    asked: float
+    known: float
+
+    @property
+    def usage(self) -> Usage:
+        return self.result.usage or Usage()
+
+    @property
+    def ended(self) -> float | None:
+        return self.result.ended or None
+
+    @property
+    def seconds(self) -> float:
+        """From when its prompt was known to the answer; 0 while there is none."""
+        return max(0.0, (self.ended or self.known) - self.known)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run: when it began and, once it is over, ended, by `time.perf_counter()`, its requests, and its calls of host functions."""
+
+    began: float
+    ended: float | None
+    requests: Sequence[Request]
+    tools: Sequence[tuple[str, float, float]] = ()
+
+    @property
+    def end(self) -> float:
+        """When the last of it that is known happened."""
+        return max([self.began, self.ended or 0.0, *(r.ended or r.result.began for r in self.requests)])
+
+
+def of_ledger(ledger: Ledger) -> Ran:
+    """A compiled run."""
+    found: list[Request] = []
+    latest: dict[str, float] = {}  # when the answer was there that each branch asked for last
+    for r in tuple(ledger.records):
+        branch = r.address[2].removeprefix(ledger.stream).strip("/")
+        began, ended = r.result.began, r.result.ended
+        known = max(began, latest.get(branch, latest.get(branch.rpartition("/")[0], 0.0)))
+        found.append(Request(r.name or r.kind, r.kind, branch, r.loc, r.result, r.ahead, r.asked, min(known, ended) if ended else known))
+        if r.ahead != "wasted":
+            latest[branch] = max(ended, latest.get(branch, 0.0))
+    return Ran(ledger.began, ledger.ended or None, found, tuple(ledger.host_calls))
+
+
+def of_state(state: State[Any]) -> Ran:
+    """The run of a state; of an interpreted one without lines."""
+    ledger: Any = getattr(getattr(state.emitter, "run", None), "ledger", None)
+    if ledger is not None and ledger.records:
+        return of_ledger(ledger)
+    names = {id(held): name for name, held in state.variables.items()}
+    results = list(dict.fromkeys(flat(state.asked)))
+    found = [Request(names.get(id(r)) or "gen", "gen", "", None, r, "no", r.began, r.began) for r in results]
+    return Ran(min([r.result.began for r in found], default=0.0), None, found)
+
+
+def page_of(state: State[Any]) -> str:
+    """The page of one run."""
+    ran, prices, title = of_state(state), _prices(state), state.name or "run"
+    body = f"<h1>{escape(title)}</h1>{pages.facts(sums([ran], prices))}"
+    return pages.page(title, body + parts([ran], prices, state), script=pages.KEYS)
+
+
+def text_of(state: State[Any]) -> str:
+    """The requests of a run, a line each, and their sum."""
+    ran, prices = of_state(state), _prices(state)
+    lines = [state.name or "run", *(f"  {line}" for line in sums([ran], prices))]
+    for r in ran.requests:
+        line = f"{_where(r.loc)} {r.kind} {r.name}" + (f" (branch {r.branch})" if r.branch else "")
+        lines.append(f"    {line.strip()}: {_note(r, prices)}")
+    return "\n".join(lines)
+
+
+def _prices(state: State[Any]) -> Prices | None:
+    run = getattr(state.emitter, "run", None)
+    return None if run is None else run.backend.capabilities.prices
+
+
+def parts(
+    runs: Sequence[Ran], prices: Prices | None, state: State[Any] | None, more: Iterable[tuple[str, str]] = (), shown: Ran | None = None
+) -> str:
+    """Sections about runs and about one of them, `shown` (default: the last), and links to them and to `more`. `state`: of that run, if it is still there."""
+    if not runs or not any(run.requests for run in runs):
+        return pages.contents(*more) if more else ""
+    shown = shown or runs[-1]
+    sections = [
+        ("conversation", "Conversation", conversation(shown, state)),
+        ("source", "Source", source(runs, prices)),
+        ("timeline", "Timeline", timelines(runs, shown, prices)),
+    ]
+    found = [(id, name, text) for id, name, text in sections if text]
+    links = pages.contents(*((id, name) for id, name, _ in found), *more)
+    return links + "".join(f"<section id={id}><h2>{name}</h2>{text}</section>" for id, name, text in found)
+
+
+def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
+    """What runs cost together, in sentences."""
+    asked = [r for run in runs for r in run.requests]
+    usage = sum((r.usage for r in asked), Usage())
+    ahead, vain = sum(r.ahead == "used" for r in asked), sum(r.ahead == "wasted" for r in asked)
+    lines = [
+        f"{_several(len(asked), 'request')}{f' in {len(runs)} runs' if len(runs) > 1 else ''}: {count(usage.prompt_tokens)} prompt tokens, "
+        f"{count(usage.cached_tokens)} of them shared (from the cache); {count(usage.completion_tokens)} tokens of answers, {count(usage.forced_tokens)} of them forced."
+    ]
+    if ahead or vain:
+        lines.append(f"{ahead} asked ahead and used, {vain} asked ahead in vain.")
+    if prices is not None:
+        lines.append(f"It cost {money(prices.of(usage))}, in the unit of the backend's prices.")
+    failed = [r for r in asked if r.result.error is not None and r.ahead != "wasted"]
+    if failed:
+        lines.append(f"{_several(len(failed), 'request')} failed.")
+    return lines
+
+
+def _several(n: int, what: str) -> str:
+    return f"{n} {what}{'s'[: n != 1]}"
+
+
+def _where(loc: Loc | None) -> str:
+    return "" if loc is None else f"{PurePath(loc.file).name}:{loc.line}"
+
+
+# -- the conversation ----------------------------------------------------------------------------------------------
+
+
+def conversation(ran: Ran, state: State[Any] | None) -> str:
+    """The messages of the run's state, and below them the answers of its branches; without the state, all answers."""
+    told = {id(r.result): _told(r) for r in ran.requests}
+    shown = set[int]()
+    rows = "" if state is None else notebook.conversation(state, told, shown)
+    rest = [r for r in ran.requests if id(r.result) not in shown and r.ahead != "wasted"]
+    for r in rest:
+        place = f"branch {r.branch}" if r.branch else "the program"
+        rows += f'<div class="m"><div class="r">{escape(place)}</div><div class="t">{notebook.answer_html(r.result, r.name, told.get(id(r.result), ""))}</div></div>'
+    if state is not None:
+        rows += notebook.value(state)
+    legend = pages.legend(("k", "prompt that was shared (from the cache)"), ("text", "prompt that was computed"), ("a", "answer"), ("f", "answer that its constraint forced"))
+    missing = "" if state is not None else "<p class=quiet>The prompts are shown while the program still has the run's state.</p>"
+    return f"{legend}{missing}<div class=talk>{rows}</div>"
+
+
+def _told(r: Request) -> str:
+    """What the cost line of an answer says besides tokens."""
+    ahead = ["asked ahead"] if r.ahead == "used" else []
+    took = [seconds(r.seconds)] if r.ended else []
+    return " · ".join([*ahead, *took, *filter(None, [_where(r.loc)])])
+
+
+# -- the source ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Line:
+    """What the requests of a line cost together."""
+
+    count: int = 0
+    time: float = 0.0
+    usage: Usage = NOTHING
+
+    @property
+    def tokens(self) -> int:
+        return self.usage.prompt_tokens + self.usage.completion_tokens
+
+
+def source(runs: Sequence[Ran], prices: Prices | None) -> str:
+    """The functions that asked, with bars of time, tokens and money beside each line that did."""
+    lines: dict[tuple[str, int], _Line] = {}
+    for r in (r for run in runs for r in run.requests if r.loc is not None):
+        assert r.loc is not None
+        line = lines.setdefault((r.loc.file, r.loc.line), _Line())
+        line.count, line.usage = line.count + 1, line.usage + r.usage
+        line.time += r.seconds
+    if not lines:
+        return ""
+    most = _Line(time=max(x.time for x in lines.values()) or 1.0)
+    tokens = max(x.tokens for x in lines.values()) or 1
+    cost = max((prices.of(x.usage) for x in lines.values()), default=0.0) if prices is not None else 0.0
+    measures = ["time", "tokens", *(["money"] if prices is not None else [])]
+    found: list[str] = []
+    for file, begin, end in _functions(lines):
+        found.append(f"<h3 class=code>{escape(PurePath(file).name)}:{begin}</h3><table class=source style='--on:{len(measures)}'><colgroup><col class=no><col>{'<col class=on>' * len(measures)}</colgroup>")
+        found.append(f"<tr class=head><th></th><th></th>{''.join(f'<th scope=col>{m}</th>' for m in measures)}</tr>")
+        for number in range(begin, end + 1):
+            text = escape(linecache.getline(file, number).rstrip("\n")) or " "
+            line = lines.get((file, number))
+            cells = "" if line is None else _bars(line, most.time, tokens, prices, cost)
+            found.append(f"<tr{' class=hot' if line else ''}><td>{number}</td><td class=line>{text}</td>{cells or '<td class=on></td>' * len(measures)}</tr>")
+        found.append("</table>")
+    colours = [("decode", "time, answers"), ("shared", "shared"), ("computed", "computed"), *([("tool", "money")] if prices is not None else [])]
+    return pages.legend(*colours) + "".join(found)
+
+
+def _bars(line: _Line, time: float, tokens: int, prices: Prices | None, cost: float) -> str:
+    u = line.usage
+    times = f"{line.count} × {seconds(line.time / line.count)}" if line.count > 1 else seconds(line.time)
+    cells = [
+        pages.bar(("time", line.time / time)) + times,
+        pages.bar(("shared", u.cached_tokens / tokens), ("computed", (u.prompt_tokens - u.cached_tokens) / tokens), ("decode", u.completion_tokens / tokens))
+        + f"{count(u.prompt_tokens)} in, {count(u.completion_tokens)} out",
+    ]
+    if prices is not None:
+        own = prices.of(u)
+        cells.append(pages.bar(("money", own / cost if cost else 0.0)) + money(own))
+    return "".join(f"<td class=on>{cell}</td>" for cell in cells)
+
+
+def _functions(lines: Mapping[tuple[str, int], Any]) -> Iterator[tuple[str, int, int]]:
+    """The functions around lines, as file, first and last line; single lines of files that are not there or have no functions."""
+    found: dict[tuple[str, int, int], None] = {}
+    for file in dict.fromkeys(file for file, _ in lines):
+        spans = _spans("".join(linecache.getlines(file)))
+        for number in sorted(n for f, n in lines if f == file):
+            around = [span for span in spans if span[0] <= number <= span[1]]
+            begin, end = min(around, key=lambda span: span[1] - span[0], default=(number, number))
+            found[file, begin, end] = None
+    yield from found
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # a notebook's magic, or a file that was edited: its lines are shown alone
+        return []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [(min([f.lineno, *(d.lineno for d in f.decorator_list)]), f.end_lineno or f.lineno) for f in functions]
+
+
+# -- the timeline --------------------------------------------------------------------------------------------------
+
+
+def timelines(runs: Sequence[Ran], latest: Ran, prices: Prices | None) -> str:
+    """When the requests of a run were asked and answered, and of several runs, when each ran."""
+    rows = [_program_row(latest), *(_tool_row(name, b - latest.began, e - latest.began) for name, b, e in latest.tools[:MOST_ROWS])]
+    rows += [*(_request_row(r, latest, prices) for r in sorted(latest.requests, key=lambda r: r.result.began)[:MOST_ROWS])]
+    rows = [rows[0], *sorted(rows[1:], key=lambda row: row.spans[0][0] if row.spans else 0.0)]
+    kinds = {kind for row in rows for _, _, kind in row.spans}
+    found = [pages.legend(*((kind, words) for kind, words in pages.WORDS.items() if kind in kinds)), pages.timeline(rows, latest.end - latest.began)]
+    if len(latest.requests) > MOST_ROWS:
+        found.append(f"<p class=quiet>{len(latest.requests) - MOST_ROWS} more requests are not shown.</p>")
+    if len(runs) > 1:
+        last = sorted(runs[-MOST_ROWS:], key=lambda run: run.began)
+        begin = last[0].began
+        rows = [_program_row(run, begin, f"run {i}") for i, run in enumerate(last, len(runs) - len(last))]
+        found.append(f"<h3>The last {len(last)} runs</h3>{pages.timeline(rows, max(run.end for run in last) - begin)}")
+    return "".join(found)
+
+
+def _program_row(run: Ran, zero: float | None = None, label: str = "program") -> Row:
+    """When the run waited for answers, and when it did not."""
+    zero = run.began if zero is None else zero
+    busy = sorted((r.result.began, r.ended or run.end) for r in run.requests if r.ahead != "wasted")
+    spans: list[tuple[float, float, str]] = []
+    at = run.began
+    for begin, end in busy:
+        if begin > at:
+            spans.append((at - zero, begin - zero, "tool"))
+        if end > at:
+            spans.append((max(at, begin) - zero, end - zero, "decode"))
+        at = max(at, end)
+    if run.end > at:
+        spans.append((at - zero, run.end - zero, "tool"))
+    own = sum(e - b for b, e, kind in spans if kind == "tool")
+    return Row(label, f"{seconds(run.end - run.began)}, {seconds(own)} without a request", _joined(spans))
+
+
+def _joined(spans: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Neighbours of one kind as one."""
+    found: list[tuple[float, float, str]] = []
+    for begin, end, kind in spans:
+        if found and found[-1][2] == kind and begin - found[-1][1] < 1e-9:
+            found[-1] = found[-1][0], end, kind
+        else:
+            found.append((begin, end, kind))
+    return found
+
+
+def _request_row(r: Request, run: Ran, prices: Prices | None) -> Row:
+    where = " ".join(filter(None, [f"branch {r.branch}" if r.branch else "", _where(r.loc)]))
+    return Row(r.name, _note(r, prices), [(b - run.began, e - run.began, kind) for b, e, kind in _phases(r, run.end)], where)
+
+
+def _tool_row(name: str, begin: float, end: float) -> Row:
+    return Row(name, f"{seconds(end - begin)}, a call of the program", [(begin, end, "tool")])
+
+
+def _phases(r: Request, end: float) -> list[tuple[float, float, str]]:
+    """Begin, end and kind of what became of a request."""
+    result, begin = r.result, r.result.began
+    end = r.ended or max(end, begin)
+    if r.ahead == "wasted":
+        return [(begin, end, "vain")]
+    admitted, first = (result.answer.phases if result.answer is not None else None) or (result.first, result.first)
+    early = [(begin, "early")] if r.known > begin else []
+    cuts = [*early, (r.known, "wait"), (max(admitted, r.known), "prefill"), (max(first or end, r.known), "decode")] if admitted else [*early, (r.known, "decode")]
+    found: list[tuple[float, float, str]] = []
+    for (at, kind), after in zip(cuts, [*(at for at, _ in cuts[1:]), end]):
+        if after > at:
+            found.append((max(at, begin), min(after, end), kind))
+    return [*found, (begin, min(r.asked, end), "ahead")] if r.ahead == "used" and r.asked > begin else found
+
+
+def _note(r: Request, prices: Prices | None) -> str:
+    if r.result.error is not None:
+        return f"{'cancelled' if r.ahead == 'wasted' else 'failed'}: {type(r.result.error).__name__}"
+    if r.ended is None:
+        return "not answered yet"
+    u = r.usage
+    told = [seconds(r.seconds), f"{count(u.prompt_tokens)} in ({count(u.cached_tokens)} shared)", f"{count(u.completion_tokens)} out"]
+    told += [f"{count(u.forced_tokens)} forced"] if u.forced_tokens else []
+    told += [money(prices.of(u))] if prices is not None else []
+    return ", ".join(told)

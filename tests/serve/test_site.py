@@ -1,0 +1,97 @@
+"""The server's pages in a real browser: what it does now, its API to be tried; behind the key, at every width, in both schemes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import lmc
+from lmc.serve.keys import Key, Limits, digest_of
+from tests.browser import CHROMIUM, MISSING, browser
+from tests.serve.serving import on_a_port, talk
+from tests.test_pictures import FAINT, WIDE
+
+pytestmark = pytest.mark.api
+
+KEYS = [Key("all", digest_of("the-key"), Limits())]
+HEADERS = {"authorization": "Bearer the-key"}
+_WAIT = """new Promise(done => { const look = () => (WANTED) && done(true);
+  new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true}); look(); })"""
+
+
+@lmc.function
+def greet(s: Any, name: str) -> Any:
+    """Greets somebody."""
+    s += f"Hello {name}:" + lmc.gen("text", max_tokens=4)
+    return s["text"]
+
+
+class Full(lmc.Mock):
+    """A mock that says what an engine says of itself."""
+
+    def server_info(self) -> dict[str, Any]:
+        held = {"slots": 1000, "free_slots": 250, "evictable_tokens": 250, "waiting": 3, "running": 2, "programs": {"<b>greet</b>": 400}}
+        return {**super().server_info(), **held}
+
+
+def test_an_address_for_people_and_programs() -> None:
+    async def look(client: Any) -> None:
+        data = await client.get("/")
+        assert data.status_code == 401
+        data = await client.get("/", headers=HEADERS)
+        assert data.json()["name"] == "lmc" and "/docs" in data.json()["pages"] and "/runs" not in data.json()["pages"]
+        for path in ("/", "/docs"):
+            page = await client.get(path, headers={"accept": "text/html,*/*"})
+            assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+            assert "greet" not in page.text and "mock" not in page.text
+
+    talk(look, programs=[greet], api_keys=KEYS)
+
+
+def test_metrics_have_memory_by_program() -> None:
+    text = talk(lambda client: client.get("/metrics"), Full()).text
+    assert 'lmc_engine_program_tokens{program="<b>greet</b>"} 400.0' in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
+    with on_a_port(Full(), programs=[greet], api_keys=KEYS) as url, browser(tmp_path / "profile") as tab:
+        for _ in range(3):
+            httpx.post(f"{url}/programs/greet", json={"name": "Ann"}, headers=HEADERS).raise_for_status()
+        httpx.post(f"{url}/programs/greet", json={"nobody": 1}, headers=HEADERS)
+
+        def until(what: str) -> None:
+            assert tab.value(_WAIT.replace("WANTED", what))
+
+        tab.visit(url)
+        until("document.body.textContent.includes('no valid API key')")
+        tab.value("$('key').value = 'the-key'; $('key').onchange(); $('load').click()")
+        until("document.querySelector('#requests') && document.querySelector('#endpoints td')")
+        shown = tab.value("Object.fromEntries([...document.querySelectorAll('.card')].map(c => [c.id, c.textContent]))")
+        assert "4 so far" in shown["requests"] and "3 waiting" in shown["queue"] and "1 requests refused" in shown["errors"]
+        assert tab.value("document.querySelector('#memory').textContent").endswith("<b>greet</b>400"), "names are text"
+        assert tab.value("[...document.querySelectorAll('#memory .bar i')].map(i => i.style.width)") == ["50%", "25%"]
+        assert tab.value("[...document.querySelectorAll('#endpoints tr:last-child td')].slice(0, 3).map(c => c.textContent)") == ["program greet", "4", "1"]
+
+        for path, ready in (("/", "document.querySelector('#endpoints td')"), ("/docs", "document.querySelectorAll('.operation').length > 9")):
+            for scheme in ("light", "dark"):
+                for width in (400, 1600):
+                    with tab.width(width):
+                        tab.visit(url + path, scheme)
+                        until(ready)
+                        assert tab.value("document.documentElement.scrollWidth") <= width
+                        assert tab.value(WIDE) == [] and tab.value(FAINT) == [] and tab.complaints == []
+        assert all(request.startswith((url, "data:")) for request in tab.requests)
+
+        tab.value("document.querySelector('.operation summary').click()")
+        until("document.querySelector('.operation textarea')")
+        assert tab.value("JSON.parse(document.querySelector('.operation textarea').value)") == {"name": "Hello"}
+        assert "curl" in tab.value("document.querySelector('.operation .curl').textContent")
+        tab.value("document.querySelector('.operation button').click()")
+        until("document.querySelector('.operation [role=status]').textContent.startsWith('200')")
+        assert tab.value("JSON.parse(document.querySelector('.operation .answer').textContent).variables.text")
+        tab.value("$('search').value = 'messages'; $('search').oninput()")
+        assert tab.value("[...document.querySelectorAll('.operation:not([hidden]) code')].map(c => c.textContent)") == ["/v1/messages"]
