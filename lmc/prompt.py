@@ -535,8 +535,10 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
         from pydantic import PydanticUserError, TypeAdapter
     except ImportError:
         raise ParameterError(f"{wrong} (pydantic is not installed)") from None
+    from lmc.answers import for_pydantic
+
     try:
-        return _sets_as_lists(TypeAdapter(of).json_schema(schema_generator=_generator()))
+        return _sets_as_lists(TypeAdapter(for_pydantic(of)).json_schema(schema_generator=_generator()))
     except PydanticUserError as error:
         raise ParameterError(f"{wrong} (it says: {error.message.splitlines()[0]})") from None
 

@@ -91,8 +91,23 @@ def test_debug_levels_turn_channels_on(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_cache_dir_is_made(tmp_path: Path) -> None:
-    config(cache_dir=tmp_path / "a" / "b")
-    assert cache_dir() == tmp_path / "a" / "b"
+    config(cache_dir=tmp_path / "a")
+    assert cache_dir() == tmp_path / "a"
+    assert cache_dir().is_dir()
+
+
+def test_a_cache_dir_of_a_missing_folder_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    config(cache_dir=tmp_path / "misspelt" / "cache")
+    with pytest.raises(FileNotFoundError, match="there is no folder .*misspelt"):
+        cache_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folders_of_the_default_cache_dir_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LMC_CACHE_DIR", raising=False)
+    reset()
+    assert cache_dir() == tmp_path / ".cache" / "lmc"
     assert cache_dir().is_dir()
 
 

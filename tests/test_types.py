@@ -43,6 +43,16 @@ class Grader:
     async def later(self, s: lmc.State, essay: str) -> float:
         return 1.0
 
+    @lmc.function
+    @classmethod
+    def of_class(cls, s: lmc.State, essay: str) -> int:
+        return len(essay)
+
+    @lmc.function()
+    @staticmethod
+    def of_none(s: lmc.State, essay: str) -> int:
+        return len(essay)
+
 
 def part(text: str) -> lmc.Expr:
     return lmc.user(text)
@@ -65,6 +75,10 @@ assert_type(later.run(essay="x").ret_value, float)
 assert_type(Grader().grade.run(essay="x").ret_value, int)
 assert_type(Grader().later.run(essay="x").ret_value, float)
 assert_type(lmc.compile(Grader().grade)("x").ret_value, int)
+assert_type(Grader.of_class.run(essay="x").ret_value, int)
+assert_type(Grader().of_class("x").ret_value, int)
+assert_type(lmc.compile(Grader.of_class)("x").ret_value, int)
+assert_type(Grader.of_none.run(essay="x").ret_value, int)
 
 
 async def main() -> None:
@@ -82,6 +96,7 @@ judge("x", temperature="hot")  # wrong
 program(esay="x")  # wrong
 program.stream(essay=2)  # wrong
 Grader().grade.run(essay=1)  # wrong
+Grader.of_class.run(essay=1)  # wrong
 lmc.config(debugg=1)  # wrong
 number: int = judge.run(essay="x").ret_value  # wrong
 lmc.set_default_backend(3)  # wrong

@@ -27,6 +27,7 @@ from lmc.backend.base import (
     Output,
     Result,
     Scored,
+    Usage,
     charge,
     check_supported,
 )

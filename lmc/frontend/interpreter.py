@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, cast, overload
 
 from lmc.backend.base import Backend, ProgramRun
 from lmc.config import compiler, default_backend
@@ -76,7 +76,7 @@ def watch(own: State) -> tuple[State, Mirror]:
 # -- programs --------------------------------------------------------------------------------------------------------
 
 class Function(Call[P, "State[R]"], Generic[P, R]):
-    """A language-model program: a Python function whose first parameter is the state; of a method, the one behind `self`.
+    """A language-model program: a Python function whose first parameter is the state; of a method, the one behind `self` or `cls`.
 
     P  its parameters behind the state
     R  what it returns
@@ -89,6 +89,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         bound: Mapping[str, Any] | None = None,
     ) -> None:
         """Raises ProgramError when `func` has no parameter for the state. `bound` are arguments given by `bind`."""
+        self._wrapper: type[Any] | None = type(func) if type(func) in (classmethod, staticmethod) else None
+        if self._wrapper is not None:
+            func = cast(Any, func).__func__
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound: Mapping[str, Any] = dict(bound or {})
@@ -149,6 +152,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         try:
             bound = self.signature.bind(None, *args, **given)
         except TypeError as error:
+            if self._first == "cls" and not self.is_method:
+                raise ProgramError(f"{self.name}() is a class method: write @lmc.function above @classmethod", loc=self.loc) from None
             raise ArgumentError(f"{self.described}: {error}", loc=caller_loc()) from None
         return bound
 
@@ -192,15 +197,22 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         """It stands in a class: what is defined there is a method. A program from elsewhere is only held by the class."""
-        self.is_method = getattr(self.func, "__qualname__", "") == f"{owner.__qualname__}.{self.name}"
+        here = getattr(self.func, "__qualname__", "") == f"{owner.__qualname__}.{self.name}"
+        self.is_method = here and self._wrapper is not staticmethod
+
+    @property
+    def is_class_method(self) -> bool:
+        """Whether what stands before the state is the class."""
+        return self.is_method and self._wrapper is classmethod
 
     if not TYPE_CHECKING:  # type checkers have it from `Method`
 
         def __get__(self, obj: Any, owner: Any = None) -> Function:
-            return self.bound_to(obj) if self.is_method and obj is not None else self
+            receiver = owner if self.is_class_method else obj
+            return self.bound_to(receiver) if self.is_method and receiver is not None else self
 
     def bound_to(self, obj: Any) -> Function[P, R]:
-        """The program of a method, of the object `obj`."""
+        """The program of a method, of the object `obj`; of a class method, of the class."""
         return Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound)
 
     def bind(self, **kwargs: Any) -> Function[..., R]:
@@ -621,7 +633,8 @@ def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decor
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Decorator, bare or with arguments: makes a Python function a language-model program. Its first parameter is the state.
 
-    A method's is the one behind `self`: `obj.method.run(…)`, `lmc.compile(obj.method)`.
+    A method's is the one behind `self` (`obj.method.run(…)`, `lmc.compile(obj.method)`), a class method's the one behind `cls`. Write it above
+    `@classmethod` or `@staticmethod`.
     """
     if func is not None:
         return Function(func, num_api_spec_tokens)

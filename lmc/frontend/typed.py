@@ -135,9 +135,11 @@ def awaits_state(method: Callable[..., Any]) -> AwaitsState:
     return method  # pyright: ignore[reportReturnType]
 
 
-class Method(Protocol[S, P, R]):
-    """A program that is a method: of an object it is a `Function` without `self`."""
+class Method(Protocol[S, P, R]):  # pyright: ignore[reportInvalidTypeVarUse]  # it is, but for `self` of the first overload
+    """A program that is a method: of an object it is a `Function` without `self`, of a class method's class and its objects without `cls`."""
 
+    @overload
+    def __get__(self: Method[type[Any], P, R], obj: Any, owner: Any, /) -> Function[P, R]: ...
     @overload
     def __get__(self, obj: None, owner: Any, /) -> Any: ...
     @overload

@@ -435,7 +435,10 @@ def _blame(p: Pass | None, graph: Graph, passes: Sequence[Pass], target: Target,
         cause: Exception = e
     except Exception as e:
         cause = e
-    command = _reproducer(graph, passes, target)
+    try:
+        command = _reproducer(graph, passes, target)
+    except OSError as e:
+        command = f"a reproducer, which could not be written ({e}); set LMC_CACHE_DIR"
     who = f"pass {p.name}" if p else "the pipeline"
     raise IRError(
         f"{who} failed on @{graph.name}: {type(cause).__name__}: {cause}\n    reproduce with: {command}",

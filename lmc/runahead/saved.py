@@ -151,7 +151,7 @@ class SavedFunction(Function[..., Any]):
         self.loc = Loc(_text(data["file"]), int(data["line"]))
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = self.name, self.qualname, self.module, data["doc"]
         self.num_api_spec_tokens, self.is_async = data["spec_tokens"], bool(data["async"])
-        self._prefix, self._found, self.is_method = None, None, False
+        self._prefix, self._found, self.is_method, self._wrapper = None, None, False, None
         self.bound = {_text(name): codec.decode(x) for name, x in data["bound"]}
         state = inspect.Parameter(data["state"][0], inspect._ParameterKind(data["state"][1]))  # pyright: ignore[reportPrivateUsage]
         self._takes(inspect.Signature([state, *[_parameter(*p) for p in data["parameters"]]]))

@@ -19,6 +19,31 @@ class Grader:
     """A class with programs."""
 
     held = free  # of another place: the class only holds it
+    scales = "all scales"
+
+    @lmc.function
+    @classmethod
+    def of_class(cls, s, essay: str) -> str:
+        s += f"{cls.__name__}, {cls.scales}: {essay}" + lmc.gen("grade", max_tokens=3)
+        return s["grade"]
+
+    @lmc.function
+    @staticmethod
+    def of_none(s, essay: str) -> str:
+        s += f"{essay}" + lmc.gen("grade", max_tokens=3)
+        return s["grade"]
+
+    @classmethod
+    @lmc.function
+    def upside_down(cls, s, essay: str) -> str:
+        return essay
+
+    @lmc.function
+    def both(self, s, essay: str):
+        (f,) = s.fork(1)
+        f += lmc.gen("first", max_tokens=3)
+        first = f["first"]
+        return first, self.of_class(essay).ret_value, self.of_none(essay).ret_value
 
     def __init__(self, scale):
         self.scale = scale
@@ -97,3 +122,30 @@ def test_a_compiled_program_has_the_functions_signature():
 def test_a_wrong_argument_names_the_method():
     with pytest.raises(lmc.ArgumentError, match=r"program grade\(essay\).*no parameter 'esay'"):
         Grader("A").grade.run(esay="x")
+
+
+class Strict(Grader):
+    scales = "one scale"
+
+
+def test_a_class_method_is_a_program_of_the_class_that_it_is_read_from():
+    backend = lmc.Mock()
+    assert Grader.of_class.run("x", backend=backend).text().startswith("Grader, all scales: x")
+    assert Strict("A").of_class.run(essay="x", backend=backend).text().startswith("Strict, one scale: x")
+    assert str(inspect.signature(Strict.of_class)) == "(s, essay: str) -> str"
+    conform(Strict.of_class, [{"essay": "x"}, {"essay": "y"}])
+
+
+def test_a_static_method_is_a_program_of_its_own():
+    backend = lmc.Mock()
+    states = [program.run(essay="x", backend=backend) for program in (Grader.of_none, Grader("A").of_none)]
+    assert states[0].text() == states[1].text() and states[0].text().startswith("x")
+
+
+def test_class_methods_are_in_the_graph_of_their_callers():
+    assert 'concat("Strict", ", ", "one scale", ": ", %essay)' in lmc.compile(Strict("A").both).dump_ir(after="trace")
+
+
+def test_the_other_order_of_decorators_says_what_to_write():
+    with pytest.raises(lmc.ProgramError, match="upside_down.*write @lmc.function above @classmethod"):
+        Grader.upside_down.run(essay="x", backend=lmc.Mock())

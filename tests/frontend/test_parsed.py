@@ -2,6 +2,8 @@
 
 import enum
 import json
+import sys
+import typing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +33,20 @@ class Pair(TypedDict):
     b: str
 
 
+class Part(typing.TypedDict):
+    name: str
+    size: typing.NotRequired[int]
+
+
+class Whole(typing.TypedDict):
+    parts: list[Part]
+    best: Part | None
+
+
+class Chain(typing.TypedDict):
+    next: "Chain | None"
+
+
 class Color(enum.Enum):
     RED = "red"
     TWO = 2
@@ -58,6 +74,27 @@ def test_answers_are_objects_of_their_types(dtype, text, value):
     state = ask.run(dtype, backend=said(text))
     assert state.ret_value == value and type(state.ret_value) is type(value)
     assert state["x"] == text
+
+
+@pytest.mark.parametrize("dtype, text", [
+    (Part, '{"name": "a"}'), (list[Part], '[{"name": "a", "size": 2}]'), (Whole, '{"parts": [{"name": "a"}], "best": null}'),
+    (dict[str, Part], '{"a": {"name": "b"}}'), (Part | None, "null"), (typing.Annotated[Whole, "of parts"], '{"parts": [], "best": {"name": "a"}}'),
+], ids=str)  # fmt: skip
+def test_a_typed_dict_of_typing_is_one_on_every_python(dtype, text):
+    assert ask.run(dtype, backend=said(text)).ret_value == json.loads(text)
+
+
+def test_a_typed_dict_knows_which_keys_it_needs():
+    with pytest.raises(lmc.BackendError, match="does not allow"):
+        ask.run(Part, backend=said('{"size": 1}'))
+    with pytest.raises(lmc.BackendError, match="does not allow"):
+        ask.run(list[Part], backend=said('[{"name": 1}]'))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic takes it")
+def test_a_typed_dict_that_contains_itself_says_what_to_write():
+    with pytest.raises(lmc.ParameterError, match=r"typing_extensions\.TypedDict"):
+        ask.run(Chain, backend=said('{"next": null}'))
 
 
 def test_any_answer_of_the_mock_parses():

@@ -116,7 +116,7 @@ class Objects:
         if type(found) is Object and found.cls in _DESCRIPTORS:
             return self._bound(found, x, x.cls)
         if isinstance(found, Function) and found.is_method:
-            return found.bound_to(x)
+            return found.bound_to(x.cls if found.is_class_method else x)
         return Method(found, x) if type(found) is Closure or type(found) is types.FunctionType else found
 
     def _bound(self: Evaluation, found: Object, x: Any, cls: Any) -> Any:
