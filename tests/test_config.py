@@ -98,7 +98,7 @@ def test_cache_dir_is_made(tmp_path: Path) -> None:
 
 def test_a_cache_dir_of_a_missing_folder_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
     config(cache_dir=tmp_path / "misspelt" / "cache")
-    with pytest.raises(FileNotFoundError, match="there is no folder .*misspelt"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*misspelt"):
         cache_dir()
     assert list(tmp_path.iterdir()) == []
 

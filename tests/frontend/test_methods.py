@@ -147,5 +147,5 @@ def test_class_methods_are_in_the_graph_of_their_callers():
 
 
 def test_the_other_order_of_decorators_says_what_to_write():
-    with pytest.raises(lmc.ProgramError, match="upside_down.*write @lmc.function above @classmethod"):
+    with pytest.raises(lmc.ProgramError, match=r"upside_down.*write @lmc.function above @classmethod"):
         Grader.upside_down.run(essay="x", backend=lmc.Mock())
