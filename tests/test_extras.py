@@ -72,7 +72,7 @@ def test_another_lmc_that_is_installed_does_not_count(line, tmp_path):
 
 def test_the_extras_are_those_of_the_project():
     assert PROJECT["name"] == extras.DISTRIBUTION
-    assert set(extras.MODULES) | {"dev", "api-tests"} == set(PROJECT["optional-dependencies"])
+    assert set(extras.MODULES) | {"dev", "docs", "api-tests"} == set(PROJECT["optional-dependencies"])
 
 
 def test_messages_take_their_install_lines_from_one_place():
