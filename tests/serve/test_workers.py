@@ -233,11 +233,12 @@ def test_what_a_worker_asked_is_counted_however_its_program_ends(file, tmp_path,
                 if how != "raise":
                     call.leave()
                 await call.task
-                await until(lambda: idle(engine), 60)
+                tokens = lambda: metric(app, "lmc_prompt_tokens_total") + metric(app, "lmc_completion_tokens_total")
+                await until(lambda: tokens() >= 5 and idle(engine), 60)
                 again = ask()
                 await again.task
                 assert again.status == 429, again.text
-                counted = metric(app, "lmc_prompt_tokens_total") + metric(app, "lmc_completion_tokens_total")
+                counted = tokens()
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert sum(line.get("tokens", 0) + line.get("late_tokens", 0) for line in lines) == counted >= 5
 
