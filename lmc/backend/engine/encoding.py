@@ -118,7 +118,10 @@ class Encoder:
         if len(blocks) > 1:
             ids = np.concatenate([self._piece(block, first and i == 0) for i, block in enumerate(blocks)])
         else:
-            ids = self._checked(np.asarray(_encoded(self._words, piece, first), np.int32))
+            found = _encoded(self._words, piece, first)
+            ids = np.asarray(found, np.int32)
+            if found and max(found) >= self._embedded:
+                self._checked(ids)
         self._remember(key, ids)
         return ids
 

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +50,9 @@ class Detokenizer(Protocol):
 
 _BLOCK = 384  # characters after which a text is cut at the next word
 _WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
+_WORD_CUT = re.compile(r"(?<=\S)(?= [A-Za-z])")
+_WORDS_OF = 64  # characters: in shorter texts words are not looked up
+_NEW_WORDS, _MOST_WORDS = 24, 1 << 16  # that are learned from one text, and that are known at once
 _BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # what may stand before such a space: one of each kind that pre-tokenizers tell apart
 
 
@@ -86,6 +90,7 @@ class Tokenizer:
         self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._warned = parse_special
         self.prefixes_behind_specials = _is_legacy(raw)  # which put a space before each stretch of text, not the first alone
+        self._words: dict[str, list[int]] = {}  # ids of words that texts go on with
         self._middle = _without_prefix(raw)
         if self._middle is not raw:
             self._middle.encode_special_tokens = not parse_special
@@ -168,8 +173,30 @@ class Tokenizer:
             return []
         if not self._warned:
             self._warn_about_specials(text)
+        if len(text) < _WORDS_OF or not self._encodes_words:
+            return self._encoded(text, first)
+        words = _WORD_CUT.split(text)
+        begins = self._encoded(words.pop(0), True) if first and self._middle is not self.raw else []
+        known, new = self._words, 0
+        for word in words:
+            if word not in known:
+                new += 1
+                if new > _NEW_WORDS:
+                    return self._encoded(text, first)
+                if len(known) >= _MOST_WORDS:  # other threads may be reading it
+                    known = self._words = dict[str, list[int]]((word, known[word]) for word in words if word in known)
+                known[word] = self._encoded(word, False)
+        return [*begins, *chain.from_iterable([known[word] for word in words])]
+
+    def _encoded(self, text: str, first: bool) -> list[int]:
         raw = self.raw if first else self._middle
         return raw.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _encodes_words(self) -> bool:
+        """Whether a text's encoding is that of its words, each by itself."""
+        spaced = (token.lstrip or token.rstrip for token in self.raw.get_added_tokens_decoder().values() if self.parse_special or not token.special)
+        return self._cuts_at_words and not any(spaced)
 
     def _warn_about_specials(self, text: str) -> None:
         if self._spelling is None or (found := self._spelling.search(text)) is None:
