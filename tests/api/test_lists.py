@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lmc
-from lmc.backend.api.sglang import JoinedPart
+from lmc.backend.api.sglang import Growing
 from tests.api.http import Answer, Planted
 from tests.api.sglang_server import WORDS, SGLangModel, serve
 from tests.api.text_model import TextModel
@@ -33,7 +33,7 @@ def expected(backend, items):
 def test_a_batch_is_a_few_requests(remote):
     def plant(n, path, body):
         """The first finds out whether ids are taken; its answer comes when all are submitted."""
-        return Planted("delay", seconds=60, until=lambda: backend._loop.tasks > len(ITEMS)) if n == 0 else None
+        return Planted("delay", seconds=60, until=lambda: len(backend._works) > len(ITEMS) - 1) if n == 0 else None
 
     backend, stand_in, server = remote(TextModel(), plant=plant)
     states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
@@ -91,7 +91,7 @@ def test_events_that_have_it_all_and_events_that_have_what_is_new():
         [event("a", [1], 1), event("abc", [1, 2, 3], 3, {"type": "length"})],
         [event("a", [1], 1), event("bc", [2, 3], 3, {"type": "length"})],
     ):
-        part = JoinedPart()
+        part = Growing()
         assert part.add(events[0]) is None
         whole = part.add(events[1])
         assert whole is not None and whole["text"] == "abc" and whole["output_ids"] == [1, 2, 3]

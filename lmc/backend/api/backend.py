@@ -2,8 +2,8 @@
 
 Who keeps what alive:
 
-    Handle ──► _Ticket ──► _Work ──► the ticket of its parent (until that has answered)
-    Result ──► _Ticket     the task of a _Work knows results only weakly: when nobody wants an answer any more,
+    Handle ──► _Ticket ──► Work ──► the ticket of its parent (until that has answered)
+    Result ──► _Ticket     the task of a Work knows results only weakly: when nobody wants an answer any more,
                            the ticket goes, and with it the request
 """
 
@@ -13,9 +13,10 @@ import asyncio
 import json
 import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
@@ -56,6 +57,7 @@ from lmc.forking import belongs_here
 from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
+_NO_HINTS = Hints()
 BEGIN = 8
 """Requests at once to a service that has limits, before it has said which."""
 
@@ -107,26 +109,30 @@ class Reply:
 # -- handles ---------------------------------------------------------------------------------------------------------
 
 
-class _Work:
+class Cancellable(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Work:
     """A submission on its way: what is to be done, and what became of it. Belongs to the loop's thread once submitted."""
 
-    __slots__ = ("__weakref__", "abandoned", "after", "hints", "parent", "results", "segments", "task", "waiting")
+    __slots__ = ("__weakref__", "abandoned", "after", "hints", "parent", "results", "segments", "tally", "task", "waiting")
 
     def __init__(self, segments: Sequence[Segment], hints: Hints, parent: _Ticket | None) -> None:
         self.segments, self.hints, self.parent = tuple(segments), hints, parent
         self.results: list[weakref.ref[_ApiResult]] = []
         self.after: Place | BaseException | None = None  # the prompt's end, once known
-        self.waiting: list[asyncio.Future[None]] = []
-        self.task: asyncio.Task[Any] | None = None
+        self.waiting: list[Callable[[], object]] = []  # called once it is
+        self.task: Cancellable | None = None
+        self.tally: Tally | None = None  # what was spent for its answer before its task began
         self.abandoned = False  # nobody wants it any more
 
     def complete(self, after: Place | BaseException) -> None:
         if self.after is None:
             self.after, self.parent = after, None
-            for future in self.waiting:
-                if not future.done():
-                    future.set_result(None)
-            self.waiting.clear()
+            waiting, self.waiting = self.waiting, []
+            for wake in waiting:
+                wake()
 
     def fail(self, error: BaseException) -> None:
         """Fails what is unfinished; everything that waits for it fails with the same error. From any thread."""
@@ -141,7 +147,7 @@ class _Ticket:
 
     __slots__ = ("ledger", "loop", "role", "work")
 
-    def __init__(self, loop: Loop, work: _Work, role: str | None, ledger: Ledger) -> None:
+    def __init__(self, loop: Loop, work: Work, role: str | None, ledger: Ledger) -> None:
         self.loop, self.work, self.role, self.ledger = loop, work, role, ledger
 
     def __del__(self) -> None:
@@ -184,7 +190,7 @@ class ApiHandle:
         self.ticket.loop.post(_cancel, work, error)
 
 
-def _cancel(work: _Work, error: BaseException) -> None:
+def _cancel(work: Work, error: BaseException) -> None:
     work.complete(error)
     if work.task is not None:
         work.task.cancel()
@@ -228,7 +234,8 @@ class ApiBackend(ABC):
         self.ledger = Ledger(prices)
         self._loop = Loop(f"lmc-{name}"[:40])
         self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience(), begin)
-        self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
+        self._works: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._inbox = _Inbox()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
         self._finalizer.atexit = False
         belongs_here(self)
@@ -286,15 +293,22 @@ class ApiBackend(ABC):
         """Extends `parent` by a chain of segments; see Backend.submit."""
         ticket = self._ticket_of(parent)
         role = self._check(ticket, segments)
-        work = _Work(segments, hints or Hints(), ticket)
+        hints = hints or _NO_HINTS
+        if hints.group is not None:
+            self.ledger.submitted(hints)
+        work = Work(segments, hints, ticket)
         mine = _Ticket(self._loop, work, role, self.ledger)
         results = tuple([_ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
         work.results = [weakref.ref(r) for r in results]
         self._works.add(work)
         if not results and not work.hints.pin and (ticket is None or isinstance(ticket.work.after, Place)):
             work.complete(self._extended(ROOT if ticket is None else ticket.work.after, segments))  # type: ignore[arg-type]
-        elif not self._loop.post(_begin, weakref.ref(self), work):
-            raise BackendError(f"{self.name} is closed")
+        else:
+            self._inbox.append(work)
+            if not self._inbox.posted:
+                self._inbox.posted = True
+                if not self._loop.post(_begin, weakref.ref(self), self._inbox):
+                    raise BackendError(f"{self.name} is closed")
         return ApiHandle(mine, results)
 
     def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ApiHandle:
@@ -311,7 +325,7 @@ class ApiBackend(ABC):
         fresh = usage.prompt_tokens - usage.cached_tokens
         return Counters(
             calls=usage.calls, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens, prefilled_tokens=fresh,
-            unique_tokens=fresh, generated_tokens=usage.completion_tokens,
+            unique_tokens=fresh, generated_tokens=usage.completion_tokens, groups=self.ledger.groups, twins=self.ledger.twins,
         )  # fmt: skip
 
     def spent(self) -> Spending:
@@ -397,7 +411,16 @@ class ApiBackend(ABC):
 
     # on the loop
 
-    async def _run(self, work: _Work) -> None:
+    def begin(self, works: Sequence[Work]) -> None:
+        """Start submissions; those before them were started before."""
+        for work in works:
+            self.alone(work)
+
+    def alone(self, work: Work) -> None:
+        """Start a submission as a task of its own."""
+        work.task = self._loop.spawn(self._run(work))
+
+    async def _run(self, work: Work) -> None:
         try:
             await self._client.ready(self.prepare)
             place = await _place_of(work.parent)
@@ -420,8 +443,8 @@ class ApiBackend(ABC):
             work.fail(error)
             work.complete(error)
 
-    async def _answer(self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult]) -> Place:
-        tally = Tally(ask.name, ask.loc, work.hints.shared)
+    async def _answer(self, place: Place, ask: Gen | Select, work: Work, result: weakref.ref[_ApiResult]) -> Place:
+        tally = work.tally or Tally(ask.name, ask.loc, work.hints.shared)
         try:
             if isinstance(ask, Gen):
                 feed = _feeder(result) if work.hints.watched and ask.params.n == 1 else None
@@ -435,6 +458,11 @@ class ApiBackend(ABC):
         except LmcError as error:
             error.loc = error.loc or ask.loc
             raise
+        self.finish(work, result, output)
+        return after
+
+    def finish(self, work: Work, result: weakref.ref[_ApiResult], output: Output) -> None:
+        """An answer of a submission is there."""
         if self._prices is not None:
             cost = self._prices.of(output.usage)
             output = replace(output, metas=tuple({**meta, "cost": cost} for meta in output.metas))
@@ -442,7 +470,6 @@ class ApiBackend(ABC):
         waiting = result()
         if waiting is not None:
             waiting.finish(output)
-        return after
 
     async def _gen(self, place: Place, ask: Gen, hints: Hints, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
         before, parts = place.since_answer()
@@ -503,7 +530,10 @@ class ApiBackend(ABC):
         """Asks for one answer and nothing else. `broken`: answers to come of a plan that was not followed."""
         if ask.constraint is not None and not self.enforces(ask.constraint):
             return await self._verified(place, ask, ask.constraint, tally)
-        reply = await self._accepted(place, ask, None, feed, tally)
+        return self.output_of(place, ask, await self._accepted(place, ask, None, feed, tally), tally, broken)
+
+    def output_of(self, place: Place, ask: Gen, reply: Reply, tally: Tally, broken: int = 0) -> tuple[Place, Output]:
+        """The answer in a reply, and the prompt with it."""
         samples = [self._ended(sample, ask) for sample in reply.samples]
         return self._output(place, reply, samples, tally, broken, {})
 
@@ -611,6 +641,12 @@ class _Lazy:
         self._prepared: asyncio.Task[Any] | None = None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a request may be sent."""
+        prepared = self._prepared
+        return prepared is not None and prepared.done() and not prepared.cancelled() and prepared.exception() is None
+
+    @property
     def now(self) -> Client:
         assert self._made is not None, "no request is on its way"
         return self._made
@@ -632,15 +668,26 @@ class _Lazy:
             await asyncio.shield(self._prepared)
 
 
-def _begin(backend: weakref.ref[ApiBackend], work: _Work) -> None:
-    """On the loop: starts a submission."""
-    found = backend()
-    if found is None or work.abandoned:
-        error = CancelledError("nobody waits for the answer any more")
-        work.fail(error)
-        work.complete(error)
-    elif work.after is None:
-        work.task = found._loop.spawn(found._run(work))
+class _Inbox(deque[Work]):
+    """Submissions that the loop has not seen. `posted`: it will look, and has not begun to."""
+
+    posted = False
+
+
+def _begin(backend: weakref.ref[ApiBackend], inbox: _Inbox) -> None:
+    """On the loop: starts the submissions that are there."""
+    inbox.posted = False
+    found, works = backend(), list[Work]()
+    while inbox:
+        work = inbox.popleft()
+        if found is None or work.abandoned:
+            error = CancelledError("nobody waits for the answer any more")
+            work.fail(error)
+            work.complete(error)
+        elif work.after is None:
+            works.append(work)
+    if found is not None:
+        found.begin(works)
 
 
 async def _place_of(parent: _Ticket | None) -> Place:
@@ -649,8 +696,8 @@ async def _place_of(parent: _Ticket | None) -> Place:
         return ROOT
     work = parent.work
     if work.after is None:
-        future = asyncio.get_running_loop().create_future()
-        work.waiting.append(future)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        work.waiting.append(lambda: future.done() or future.set_result(None))
         await future
     if isinstance(work.after, BaseException):
         raise work.after

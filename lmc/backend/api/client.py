@@ -14,6 +14,7 @@ import asyncio
 import copy
 import random
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
-from lmc.backend.base import Prices, Usage
+from lmc.backend.base import Hints, Prices, Usage
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
 
@@ -40,6 +41,7 @@ class Request:
     keys   of the prompt's beginnings (prefixes.py), for choosing among several servers
     size   tokens of the prompt, about
     limit  tokens that the answer may have
+    data   the body as it is sent; None: what `body` is
     """
 
     path: str
@@ -48,6 +50,7 @@ class Request:
     keys: tuple[int, ...] = ()
     size: int = 0
     limit: int = 0
+    data: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +160,23 @@ class Spending:
 
 
 class Ledger:
-    """Adds up what is spent, from any thread."""
+    """Adds up what is submitted and spent, from any thread. `groups` and `twins` as in Counters."""
 
     def __init__(self, prices: Prices | None) -> None:
         self._prices, self._lock, self._spent = prices, threading.Lock(), Spending()
+        self.groups = self.twins = 0
+        self._latest = OrderedDict[tuple[int, ...], None]()  # groups, of which more siblings may come
+
+    def submitted(self, hints: Hints) -> None:
+        """A request of a group is to be asked."""
+        assert hints.group is not None
+        with self._lock:
+            self.twins += hints.way[0] > 0
+            if hints.group not in self._latest:
+                self.groups += 1
+                self._latest[hints.group] = None
+                if len(self._latest) > _LATEST:
+                    self._latest.popitem(last=False)
 
     def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
         with self._lock:
@@ -176,16 +192,23 @@ class Ledger:
         return spent if self._prices is None else replace(spent, cost=self._prices.of(spent.usage))
 
 
+_NO_USAGE = Usage()
+
+
 @dataclass(slots=True)
 class Tally:
-    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` what Hints do."""
+    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` what Hints do.
+
+    failed  what the latest attempt, one in a list, failed with; None: nobody has to wait because of it
+    """
 
     name: str | None = None
     loc: Loc | None = None
     shared: tuple[tuple[int, float], ...] = ()
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = _NO_USAGE
     attempts: int = 0
     unreported: int = 0
+    failed: Fault | None = None
 
     def add(self, other: Tally) -> None:
         """Counts the attempts of another one, too."""
@@ -226,6 +249,7 @@ class _Account:
 # -- the client ------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
+_LATEST = 1 << 14  # groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +287,8 @@ class Client:
 
         async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
             received = await self.wire.post(sent)
-            self._heard(ticket, received.headers)
-            reported = self._usage(usage, received.body)
+            self.heard(ticket, received.headers)
+            reported = self.usage(usage, received.body)
             account.reported(reported, received.origin)
             self._answered(ticket, sent, reported)
             return read(received.body)
@@ -287,8 +311,8 @@ class Client:
             async for last in self.wire.stream(sent):
                 if not begun:
                     begun = True
-                    self._heard(ticket, last.headers)
-                reported = self._usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
+                    self.heard(ticket, last.headers)
+                reported = self.usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
                 into.add(last.body)
             account.reported(reported, last.origin)
             self._answered(ticket, sent, reported)
@@ -296,7 +320,7 @@ class Client:
 
         return await self._patiently(request, attempt, tally)
 
-    def _heard(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
+    def heard(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
         self.rates.heard(ticket, headers, self.patience.timeout)
 
     def _answered(self, ticket: Ticket, sent: Request, usage: Usage | None) -> None:
@@ -304,6 +328,10 @@ class Client:
 
     async def _patiently(self, request: Callable[[], Request], attempt: Callable[[Request, Ticket, _Account], Any], tally: Tally) -> Any:
         number = 0
+        if tally.failed is not None:
+            fault, number, tally.failed = tally.failed, tally.attempts - 1, None
+            await self._before_another(fault, number, tally)
+            number += 1
         while True:
             account, ticket = _Account(self.ledger, tally), None
             try:
@@ -319,17 +347,21 @@ class Client:
             except Fault as error:
                 fault = error.redacted(self.wire.secrets)
             if ticket is not None:
-                self._heard(ticket, fault.headers)
+                self.heard(ticket, fault.headers)
                 self.rates.refused(ticket, fault.status)
             if fault.status is None:
                 account.close()
-            if not fault.transient:
-                raise fault
-            if number >= self.patience.retries:
-                raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}")
-            log("backend", f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again")
-            await self._back_off(fault, number)
+            await self._before_another(fault, number, tally)
             number += 1
+
+    async def _before_another(self, fault: Fault, number: int, tally: Tally) -> None:
+        """What attempt `number` failed with; waits until another may be made, and raises where none may."""
+        if not fault.transient:
+            raise fault
+        if number >= self.patience.retries:
+            raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}")
+        log("backend", f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again")
+        await self._back_off(fault, number)
 
     def failed(self, fault: Fault, tally: Tally, how: str = "") -> LmcError:
         """What the user sees of a fault."""
@@ -337,7 +369,7 @@ class Client:
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"
         return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}", loc=tally.loc)
 
-    def _usage(self, usage: Callable[[Body], Usage | None], body: Body) -> Usage | None:
+    def usage(self, usage: Callable[[Body], Usage | None], body: Body) -> Usage | None:
         """What a body reports, if it can be: what cannot is as good as no report, since a sum that it is part of would be wrong for good."""
         try:
             found = usage(body)

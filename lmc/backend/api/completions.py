@@ -210,7 +210,7 @@ class Completions(ApiBackend):
     async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         chat = self.by_messages(place, ask)
         prompt, expected, meta = self._prompt(place, beyond, chat)
-        sent_stops, headers = self._sent_stops(ask, beyond), self.headers(place)
+        sent_stops, headers = self.sent_stops(ask, beyond), self.headers(place)
         extra = self._extra if ask.tools else {k: v for k, v in self._extra.items() if k not in _OF_TOOLS}
         cache = {"prompt_cache_key": key_of(beginning(place))} if self._own == "openai" else {}
 
@@ -225,10 +225,7 @@ class Completions(ApiBackend):
             return self.completion(body, headers)
 
         def read(body: Body) -> Reply:
-            self._check_model(body)
-            samples = tuple(self._sample(choice, ask, chat, reasoned_of(body)) for choice in choices_of(body, ask.params.n))
-            tier = {"service_tier": body["service_tier"]} if body.get("service_tier") else {}
-            return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, {**meta, **tier})
+            return self.reply(body, ask, chat, sent_stops, expected, meta)
 
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
         if self._firsts is None:
@@ -303,7 +300,7 @@ class Completions(ApiBackend):
         """Sent with every request about a prompt."""
         return {}
 
-    def _sent_stops(self, ask: Gen, beyond: Beyond | None) -> tuple[str, ...]:
+    def sent_stops(self, ask: Gen, beyond: Beyond | None) -> tuple[str, ...]:
         """OpenAI takes four; the others are looked for here."""
         if "stop" in self._cannot:
             return ()
@@ -346,6 +343,13 @@ class Completions(ApiBackend):
         return {}
 
     # -- what comes back
+
+    def reply(self, body: Body, ask: Gen, chat: bool, stops: tuple[str, ...], expected: str = "", meta: Mapping[str, Any] = NOTHING) -> Reply:
+        """What a body answers. Raises Malformed."""
+        self._check_model(body)
+        samples = tuple([self._sample(choice, ask, chat, reasoned_of(body)) for choice in choices_of(body, ask.params.n)])
+        tier = {"service_tier": body["service_tier"]} if body.get("service_tier") else {}
+        return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, stops, {**meta, **tier})
 
     def _sample(self, choice: Body, ask: Gen, chat: bool, reasoned: int | None) -> Sample:
         tokens, top = tokens_of(choice.get("logprobs"))

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from lmc.backend.api.client import Fault, Received, Request, Wire
 from lmc.backend.api.prefixes import BLOCK, Prefixes
@@ -70,6 +70,17 @@ class Server:
         }  # fmt: skip
 
 
+class Prompted(Protocol):
+    """What is about a prompt, as a Request is."""
+
+    @property
+    def keys(self) -> tuple[int, ...]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+
+
 class Fleet:
     """A wire over servers. Belongs to one event loop, but for `add` and `said`. `make` gives the wire to a URL."""
 
@@ -103,9 +114,10 @@ class Fleet:
         """No more requests go to it; its connections are closed when its last answer is there."""
         server.dropped = True
         self.prefixes.forget(server.bit)
-        await self._end(server)
+        await self.end(server)
 
-    async def _end(self, server: Server) -> None:
+    async def end(self, server: Server) -> None:
+        """A request to it is over: close it if it was the last of one that was dropped."""
         if server.dropped and not server.running and server in self._servers:
             self._servers = [s for s in self._servers if s is not server]
             await server.wire.close()
@@ -113,23 +125,23 @@ class Fleet:
     async def post(self, request: Request) -> Received:
         with self._sent(request) as server:
             received = await server.wire.post(request)
-            self._answered(server, request)
-        await self._end(server)
+            self.answered(server, request)
+        await self.end(server)
         return Received(received.body, received.headers, server)
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         with self._sent(request) as server:
             async for received in server.wire.stream(request):
-                self._answered(server, request)
+                self.answered(server, request)
                 yield Received(received.body, received.headers, server)
-        await self._end(server)
+        await self.end(server)
 
     async def close(self) -> None:
         await asyncio.gather(*[server.wire.close() for server in self._servers])
 
     # -- placing
 
-    def pick(self, request: Request) -> Server:
+    def pick(self, request: Prompted) -> Server:
         """Where a request goes."""
         servers = self.servers
         if len(servers) == 1:
@@ -139,15 +151,26 @@ class Fleet:
         up = [s for s in servers if not s.fell or (s.until <= now and not s.running)] or servers
         return min(up, key=lambda s: (2 * self._missing(s, request) + s.load, s.requests))
 
-    def unread(self, request: Request) -> int:
+    def unread(self, request: Prompted) -> int:
         """Tokens of a prompt that the server which would get it now has not read yet, as far as is known here."""
         return request.size - BLOCK * self.prefixes.read(request.keys, self.pick(request).bit)
 
-    def _missing(self, server: Server, request: Request) -> int:
+    def _missing(self, server: Server, request: Prompted) -> int:
         return request.size - BLOCK * self.prefixes.sent(request.keys, server.bit)
 
     @contextmanager
     def _sent(self, request: Request) -> Iterator[Server]:
+        server, cost = self.take(request)
+        try:
+            yield server
+        except Fault as fault:
+            self.failed(server, fault)
+            raise
+        finally:
+            self.leave(server, cost)
+
+    def take(self, request: Prompted) -> tuple[Server, int]:
+        """The server that a request goes to, and what it costs there until it is given to `leave`."""
         server = self.pick(request)
         missing = self._missing(server, request)
         cost = missing + 2 * request.limit
@@ -156,21 +179,21 @@ class Fleet:
         server.known += request.size - missing
         server.load += cost
         self.prefixes.send(request.keys, server.bit)
-        try:
-            yield server
-        except Fault as fault:
-            if fault.status is None or fault.status in _GONE:
-                self._failed(server, fault)
-            raise
-        finally:
-            server.running -= 1
-            server.load -= cost
+        return server, cost
 
-    def _answered(self, server: Server, request: Request) -> None:
+    def leave(self, server: Server, cost: int) -> None:
+        """A request is no longer on its way."""
+        server.running -= 1
+        server.load -= cost
+
+    def answered(self, server: Server, request: Prompted) -> None:
         server.fell, server.until = 0, 0.0  # both, or a failure right behind an answer that was still on its way would not count
         self.prefixes.answered(request.keys, server.bit)
 
-    def _failed(self, server: Server, fault: Fault) -> None:
+    def failed(self, server: Server, fault: Fault) -> None:
+        """A request failed there; if the server could not be reached, `elsewhere` of the fault says whether others are there."""
+        if fault.status is not None and fault.status not in _GONE:
+            return
         server.failures += 1
         others = any(not s.fell for s in self.servers if s is not server)
         fault.elsewhere = others

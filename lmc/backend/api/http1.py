@@ -86,7 +86,7 @@ class HttpWire:
     async def _exchange(
         self, request: Request, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None = None
     ) -> tuple[int, dict[str, str]]:
-        body = dumped(request.body)
+        body = dumped(request.body) if request.data is None else request.data
         more = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
         head = f"POST {self._path}{request.path} HTTP/1.1\r\n{self._head}{more}content-length: {len(body)}\r\n\r\n"
         connection = await self._connection()

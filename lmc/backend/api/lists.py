@@ -1,43 +1,35 @@
-"""Lists: requests that go to a server at the same time travel as one, and their answers come back one by one, by index.
+"""Lists: answers that are asked at the same time go to a server as one list, with one task for all, and come back one by one, by index.
 
-    posted in one turn of the loop   a  b  c            one body  {"input_ids": [a, b, c], "stream": true}
-    answered as they end                  b  a  c       events    {"index": 1, …} {"index": 0, …} {"index": 2, …}
+    submitted in one turn of the loop   a  b  c            one body  {"input_ids": [a, b, c], "stream": true}
+    answered as they end                     b  a  c       events    {"index": 1, …} {"index": 0, …} {"index": 2, …}
 
-A list whose request fails as a whole says nothing of its members: what must not be tried again as it is goes out alone, so that
-no request takes another along.
+What is out of the ordinary has a task of its own (backend.py), and so has every member of a list that failed: what must not be tried again as
+it is goes out alone, so that no request takes another along.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from lmc.backend.api.client import Body, Fault, Received, Request, Wire
+from lmc.backend.api.backend import Reply, Work
+from lmc.backend.api.client import NOTHING, Body, Client, Fault, Request, Tally
+from lmc.backend.api.completions import Completions
+from lmc.backend.api.fleet import Fleet, Server
+from lmc.backend.api.place import ROOT, Place
+from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
+from lmc.backend.base import Usage
 from lmc.config import log
+from lmc.errors import CancelledError, LmcError
+from lmc.prompt import Gen, Given, Text
 
 _MOST = 256  # requests of a list
 _REFUSED = 3  # lists in a row, after which no more are tried
 _TURNS = 8  # of the loop that a list waits at most while others join it
-
-
-class Joining(Protocol):
-    """How a server takes lists."""
-
-    def kind(self, request: Request) -> Hashable | None:
-        """Requests of equal kinds may go together; None: this one goes alone."""
-        ...
-
-    def join(self, requests: Sequence[Request]) -> Request:
-        """One for all, answered as a stream."""
-        ...
-
-    def part(self) -> Part: ...
-
-    def refused(self, fault: Fault) -> None:
-        """A list was not taken as it was: what to do without."""
-        ...
 
 
 class Part(Protocol):
@@ -48,6 +40,342 @@ class Part(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class Member:
+    """A prompt that may go as one of a list, and the answer to it that is wanted; `ask` None: the prompt is only to be read.
+
+    kind    members of equal kinds may be in one list; None: this one is asked without a list
+    params  how it is sampled, as JSON
+    stops   that end the answer
+    keys, size, limit, headers  as of a Request
+    """
+
+    place: Place
+    ask: Gen | None
+    prompt: str | Sequence[int]
+    params: bytes
+    kind: Hashable
+    stops: tuple[str, ...] = ()
+    keys: tuple[int, ...] = ()
+    size: int = 0
+    limit: int = 0
+    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    tally: Tally = field(default_factory=Tally)
+
+
+class Seat:
+    """A submission on its way in a list, as the one task of `Work`: whoever no longer wants it cancels this."""
+
+    __slots__ = ("asking", "cost", "member", "over", "task", "work")
+
+    def __init__(self, work: Work, member: Member) -> None:
+        self.work, self.member = work, member
+        self.over = False  # it has its answer, or nobody wants it any more
+        self.asking: Sequence[Seat] = ()  # the list that it is in
+        self.task: asyncio.Task[None] | None = None
+        self.cost = 0
+
+    def cancel(self) -> None:
+        """Nobody wants it any more. A list ends with its last member."""
+        if self.over:
+            return
+        self.fail(CancelledError("the request was cancelled before its answer was complete"))
+        if self.task is not None and all(seat.over for seat in self.asking):
+            self.task.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        self.over = True
+        self.work.fail(error)
+        self.work.complete(error)
+
+
+class Listed(Completions):
+    """A backend of servers that take lists. A subclass says how a list is written, and what its events mean."""
+
+    path = ""
+    _fleet: Fleet
+
+    # what a subclass says
+
+    def member(self, place: Place, ask: Gen | None) -> Member | None:
+        """How this is asked as one of a list; None: it needs a task of its own, or (`ask` None) is not worth being read."""
+        raise NotImplementedError
+
+    def listed(self, members: Sequence[Member]) -> bytes:
+        """The JSON of one request for members of a kind, answered as a stream if they are several."""
+        raise NotImplementedError
+
+    def part(self) -> Part:
+        raise NotImplementedError
+
+    def usage_in(self, body: Body) -> Usage | None:
+        """What the answer to a member reports."""
+        raise NotImplementedError
+
+    def reply_to(self, member: Member, body: Body) -> Reply:
+        """The answer to a member. Raises Malformed."""
+        raise NotImplementedError
+
+    def learned(self, fault: Fault) -> bool:
+        """Whether a refusal said what to leave out, so that the same may be asked again."""
+        return False
+
+    # submissions
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting: deque[Seat] = deque()
+        self._scheduled = False
+        self._refused = 0  # lists in a row
+
+    def begin(self, works: Sequence[Work]) -> None:
+        if self._client.is_ready:
+            for work in works:
+                self._begin_one(work)
+        else:  # what is found out about the server decides how prompts are written
+            self._loop.spawn(self._begin_later(works))
+
+    async def _begin_later(self, works: Sequence[Work]) -> None:
+        try:
+            await self._client.ready(self.prepare)
+        except Exception:
+            for work in works:
+                self.alone(work)  # each of them meets it
+        else:
+            for work in works:
+                if work.after is None and not work.abandoned:
+                    self._begin_one(work)
+                elif work.after is None:
+                    error = CancelledError("nobody waits for the answer any more")
+                    work.fail(error)
+                    work.complete(error)
+
+    def _begin_one(self, work: Work) -> None:
+        if not self._is_plain(work):
+            return self.alone(work)
+        parent = work.parent.work if work.parent is not None else None
+        if parent is not None and parent.after is None:
+            loop = asyncio.get_running_loop()
+            parent.waiting.append(lambda: loop.call_soon(self._go_on, work))  # not at once: chains may be long
+        else:
+            self._go_on(work)
+
+    @staticmethod
+    def _is_plain(work: Work) -> bool:
+        """Whether it is text and one answer behind it, or text to be read ahead."""
+        *before, last = work.segments or (None,)
+        if not all(isinstance(segment, Text | Given) for segment in before) or work.hints.beyond is not None or work.hints.watched:
+            return False
+        return isinstance(last, Text) if work.hints.pin else isinstance(last, Gen) and last.params.n == 1 and not last.tools and not last.params.return_logprob
+
+    def _go_on(self, work: Work) -> None:
+        """Its prompt is known."""
+        if work.after is not None:
+            return
+        before = work.parent.work.after if work.parent is not None else ROOT
+        if isinstance(before, BaseException):
+            work.fail(before)
+            return work.complete(before)
+        assert before is not None
+        last = work.segments[-1]
+        ask = last if isinstance(last, Gen) else None
+        seat = None
+        if not before.broken and before.rest is None:
+            try:
+                place = self._extended(before, work.segments if ask is None else work.segments[:-1])
+                member = self.member(place, ask)
+                if member is None and ask is None:
+                    return work.complete(place)
+                seat = Seat(work, member) if member is not None else None
+            except Exception as error:  # it belongs to this request: whoever reads the answer sees it
+                if isinstance(error, LmcError) and ask is not None:
+                    error.loc = error.loc or ask.loc
+                work.fail(error)
+                return work.complete(error)
+        if seat is None:
+            return self.alone(work)
+        if ask is not None:
+            seat.member.tally = work.tally or Tally(ask.name, ask.loc)
+        work.task = seat
+        self._waiting.append(seat)
+        self._schedule()
+
+    # going out
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._gather, 0, 0)
+
+    def _gather(self, turns: int, before: int) -> None:
+        """Send what waits when a turn of the loop has brought nothing more."""
+        if len(self._waiting) > before and turns < _TURNS:
+            asyncio.get_running_loop().call_soon(self._gather, turns + 1, len(self._waiting))
+            return
+        self._scheduled = False
+        self._send()
+
+    def _send(self) -> None:
+        client = self._client.now
+        while self._waiting:
+            if not client.rates.quiet:
+                self.alone(self._waiting.popleft().work)  # by the limits of the server, one after another
+                continue
+            free = client.rates.room.free
+            if free <= 0:
+                client.rates.room.freed = self._schedule
+                return
+            seats: list[Seat] = []
+            while self._waiting and len(seats) < min(free, _MOST):
+                seat = self._waiting.popleft()
+                if not seat.over:
+                    seats.append(seat)
+            self._divide(client, seats)
+
+    def _divide(self, client: Client, seats: Sequence[Seat]) -> None:
+        """Send seats to their servers, those of a kind together."""
+        lists: dict[Hashable, tuple[Server, list[Seat]]] = {}
+        for seat in seats:
+            server, seat.cost = self._fleet.take(seat.member)
+            kind = seat.member.kind if self._refused < _REFUSED else None
+            key = (server.bit, id(seat) if kind is None else kind)
+            lists.setdefault(key, (server, []))[1].append(seat)
+        client.rates.room.enter(len(seats))
+        # what follows gives each of them its place back, in `_leaves`
+        for server, some in lists.values():
+            task = self._loop.spawn(self._ask(client, server, some))
+            for seat in some:
+                seat.asking, seat.task = some, task
+
+    async def _ask(self, client: Client, server: Server, seats: Sequence[Seat]) -> None:
+        """Ask for a list, or for one answer."""
+        left = dict(enumerate(seats))
+        ticket = Ticket(asyncio.get_running_loop().time(), {}, {})
+        try:
+            try:
+                request = Request(self.path, {}, seats[0].member.headers, data=self.listed([seat.member for seat in seats]))
+                async with asyncio.timeout(client.patience.timeout):
+                    if len(seats) == 1:
+                        received = await server.wire.post(request)
+                        client.heard(ticket, received.headers)
+                        self._came(client, server, ticket, left.pop(0), received.body)
+                    else:
+                        await self._stream(client, server, ticket, request, left)
+            except TimeoutError:
+                raise Fault(f"no answer within {client.patience.timeout:g} s") from None
+        except Fault as fault:
+            self._failed(client, server, ticket, fault.redacted(self._fleet.secrets), [*left.values()], len(seats))
+        except asyncio.CancelledError:
+            client.ledger.add(attempts=len(left))
+            for seat in left.values():
+                self._leaves(client, server, seat)
+                seat.cancel()
+            raise
+        except Exception as error:  # a mistake in lmc: whoever waits sees it
+            for seat in left.values():
+                self._leaves(client, server, seat)
+                seat.fail(error)
+        finally:
+            await self._fleet.end(server)
+
+    async def _stream(self, client: Client, server: Server, ticket: Ticket, request: Request, left: dict[int, Seat]) -> None:
+        parts = [self.part() for _ in left]
+        heard = False
+        async for received in server.wire.stream(request):
+            if not heard:
+                heard = True
+                client.heard(ticket, received.headers)
+            if not left:
+                continue  # what the server says at the end of them all
+            index = index_of(received.body)
+            if not 0 <= index < len(parts):
+                raise Fault(f"an event of a list is about answer {index} of {len(parts)}")
+            body = parts[index].add(received.body) if index in left else None
+            if body is not None:
+                self._refused = 0
+                self._came(client, server, ticket, left.pop(index), body)
+        if left:
+            raise Fault("a list's stream ended before all of its answers were there")
+
+    def _leaves(self, client: Client, server: Server, seat: Seat) -> None:
+        self._fleet.leave(server, seat.cost)
+        client.rates.room.leave()
+
+    # coming back
+
+    def _came(self, client: Client, server: Server, ticket: Ticket, seat: Seat, body: Body) -> None:
+        """A member's answer is there."""
+        self._leaves(client, server, seat)
+        member, work = seat.member, seat.work
+        self._fleet.answered(server, member)
+        usage = client.usage(self.usage_in, body)
+        client.rates.room.grow()
+        if usage is not None:
+            server.used(usage)
+            member.tally.usage += usage
+        member.tally.attempts += 1
+        member.tally.unreported += usage is None
+        client.ledger.add(usage=usage, attempts=1, retries=member.tally.attempts > 1, unreported=usage is None)
+        if seat.over:
+            return
+        try:
+            if member.ask is None:
+                seat.over = True
+                return work.complete(member.place)
+            reply = self.reply_to(member, body)
+            after, output = self.output_of(member.place, member.ask, reply, member.tally)
+        except Fault as fault:
+            return self._again(seat, fault)
+        except LmcError as error:
+            error.loc = error.loc or member.tally.loc
+            return seat.fail(error)
+        seat.over = True
+        self.finish(work, work.results[0], output)
+        work.complete(after)
+
+    def _failed(self, client: Client, server: Server, ticket: Ticket, fault: Fault, left: Sequence[Seat], members: int) -> None:
+        """A request failed with all that had no answer yet."""
+        client.heard(ticket, fault.headers)
+        client.rates.refused(ticket, fault.status)
+        self._fleet.failed(server, fault)
+        for seat in left:
+            self._leaves(client, server, seat)
+        if fault.transient:
+            lost = fault.status is None
+            client.ledger.add(attempts=len(left), unreported=len(left) if lost else 0, retries=sum(seat.member.tally.attempts > 0 for seat in left))
+            for seat in left:
+                seat.member.tally.attempts += 1
+                seat.member.tally.unreported += lost
+        elif members > 1:
+            self._refused += 1
+            log("backend", f"a list of {members} requests was refused ({redacted(fault.message, self._fleet.secrets)}); {'they are sent without that' if (learned := self.learned(fault)) else 'they are sent one by one'}")
+            if learned:
+                for seat in left:
+                    seat.work.tally = seat.member.tally if seat.member.ask is not None else None
+                    if not seat.over:
+                        self._go_on(seat.work)
+                return
+        for seat in left:
+            if not seat.over:
+                self._again(seat, fault if fault.transient else None)
+
+    def _again(self, seat: Seat, fault: Fault | None) -> None:
+        """A member is asked again: on another server with others, or by itself, after what made it fail."""
+        member, work = seat.member, seat.work
+        patience = self._client.now.patience
+        if member.ask is None:  # nobody needs it: what is asked next will fail by itself if the server is gone
+            log("prefix", f"{self.name}: a prompt was not computed ahead: {fault}")
+            seat.over = True
+            return work.complete(member.place)
+        if fault is not None and fault.elsewhere and member.tally.attempts <= patience.retries:
+            self._waiting.append(seat)
+            return self._schedule()
+        seat.over = True
+        member.tally.failed = fault
+        work.tally = member.tally
+        self.alone(work)
+
+
 def index_of(body: Body) -> int:
     """Which member an event is about. Raises Fault if it does not say."""
     choices = body.get("choices")
@@ -55,114 +383,3 @@ def index_of(body: Body) -> int:
     if not isinstance(index, int):
         raise Fault("an event of a list does not say which of its answers it is about")
     return index
-
-
-_Member = tuple[Request, "asyncio.Future[Received | None]"]
-
-
-class Lists:
-    """A wire that joins what it is given. Belongs to one event loop. `requests` went out, `joined` of them were lists."""
-
-    def __init__(self, wire: Wire, joining: Joining) -> None:
-        self._wire, self._joining = wire, joining
-        self._open: dict[Hashable, list[_Member]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._refused = 0  # lists in a row
-        self.requests = self.joined = 0
-
-    async def post(self, request: Request) -> Received:
-        kind = self._joining.kind(request) if self._refused < _REFUSED else None
-        if kind is not None:
-            loop = asyncio.get_running_loop()
-            members = self._open.get(kind)
-            if members is None:
-                members = self._open[kind] = []
-                loop.call_soon(self._close, kind, members, 0, 0)
-            future: asyncio.Future[Received | None] = loop.create_future()
-            members.append((request, future))
-            if len(members) >= _MOST:
-                del self._open[kind]
-                self._send(members)
-            received = await future
-            if received is not None:
-                return received
-        self.requests += 1
-        return await self._wire.post(request)
-
-    def _close(self, kind: Hashable, members: list[_Member], turns: int, before: int) -> None:
-        """Ends a list's growth when a turn of the loop has brought nobody."""
-        if self._open.get(kind) is not members:
-            return  # full, and gone
-        if len(members) > before and turns < _TURNS:
-            asyncio.get_running_loop().call_soon(self._close, kind, members, turns + 1, len(members))
-            return
-        del self._open[kind]
-        self._send(members)
-
-    def _send(self, members: list[_Member]) -> None:
-        members = [member for member in members if not member[1].done()]  # those who wait no more are not asked
-        if len(members) <= 1:
-            for _, future in members:
-                future.set_result(None)  # goes out alone
-            return
-        task = asyncio.get_running_loop().create_task(self._ask(members))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        left = len(members)
-
-        def ended(_: object) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                task.cancel()  # all have their answers, or nobody waits any more
-
-        for _, future in members:
-            future.add_done_callback(ended)
-
-    async def _ask(self, members: list[_Member]) -> None:
-        self.requests += 1
-        self.joined += 1
-        parts = [self._joining.part() for _ in members]
-        try:
-            async for received in self._wire.stream(self._joining.join([request for request, _ in members])):
-                index = index_of(received.body)
-                if not 0 <= index < len(members):
-                    raise Fault(f"an event of a list is about answer {index} of {len(members)}")
-                body = parts[index].add(received.body)
-                future = members[index][1]
-                if body is not None and not future.done():
-                    self._refused = 0
-                    future.set_result(Received(body, received.headers))
-            raise Fault("a list's stream ended before all of its answers were there")
-        except Fault as fault:
-            if not fault.transient:
-                self._refused += 1
-                self._joining.refused(fault)
-                log("backend", f"a list of {len(members)} requests was refused ({redacted(fault.message, self.secrets)}); they are sent one by one")
-            for _, future in members:
-                if not future.done():
-                    if fault.transient:
-                        future.set_exception(fault)
-                    else:
-                        future.set_result(None)  # it may be another's fault: alone, each hears of its own
-        except Exception as error:  # a mistake in lmc: whoever waits sees it
-            for _, future in members:
-                if not future.done():
-                    future.set_exception(error)
-        finally:
-            for _, future in members:
-                future.cancel()  # the list itself was cancelled: it has no effect on what is done
-
-    @property
-    def secrets(self) -> Iterable[str]:
-        return self._wire.secrets
-
-    async def stream(self, request: Request) -> AsyncIterator[Received]:
-        self.requests += 1
-        async for received in self._wire.stream(request):
-            yield received
-
-    async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await self._wire.close()

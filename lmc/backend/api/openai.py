@@ -22,6 +22,7 @@ from lmc.config import log
 from lmc.errors import ArgumentError, ParameterError, UnsupportedOpError
 
 _CHAT = "/chat/completions"
+_PATHS = (_CHAT, "/completions", responses.PATH)
 _INSTRUCT = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
 
 
@@ -120,6 +121,8 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         raise missing("openai", "openai", error) from None
     if base_url and not base_url.startswith(("http://", "https://")):
         raise ParameterError(f"base_url={without_userinfo(base_url)!r} is not a URL: http://host:port/v1")
+    if base_url and (path := next((path for path in _PATHS if base_url.rstrip("/").endswith(path)), None)):
+        raise ParameterError(f"base_url={without_userinfo(base_url)!r} is the URL of a request; give that of the API: {without_userinfo(base_url.rstrip('/').removesuffix(path))!r}")
     kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
     if base_url and urlsplit(base_url).hostname != "api.openai.com":
@@ -201,7 +204,7 @@ class OpenAIWire:
         try:
             raw = await self._resource(request).with_raw_response.create(**self._arguments(request.body), extra_headers=dict(request.headers))
         except openai.APIError as error:
-            raise _fault(error) from None
+            raise self._fault(error) from None
         except http_errors() as error:
             raise broken(error) from None
         return Received(parsed(raw.http_response.content), lowered(raw.headers))
@@ -243,17 +246,21 @@ class OpenAIWire:
                 async for body in events(response.iter_lines(), last):
                     yield Received(body, headers)
         except openai.APIError as error:
-            raise _fault(error) from None
+            raise self._fault(error) from None
         except http_errors() as error:
             raise broken(error) from None
 
     async def close(self) -> None:
         await self._client.close()
 
+    def _fault(self, error: Any) -> Fault:
+        import openai
 
-def _fault(error: Any) -> Fault:
-    import openai
-
-    if isinstance(error, openai.APIStatusError):
-        return refused(error.status_code, lowered(error.response.headers), json.dumps({"error": error.body} if error.body else {"error": error.message}))
-    return unanswered(error)
+        if not isinstance(error, openai.APIStatusError):
+            return unanswered(error)
+        message = json.dumps({"error": error.body} if error.body else {"error": error.message})
+        fault = refused(error.status_code, lowered(error.response.headers), message)
+        base = without_userinfo(str(self._client.base_url).rstrip("/"))
+        if fault.status in (404, 405) and not urlsplit(base).path and "model" not in f"{fault.param} {fault.code} {fault.message}".lower():
+            fault.message += f"; base_url has no path, and servers mostly have their API at {base}/v1"
+        return fault

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmc.config import log
@@ -79,6 +79,7 @@ class Room:
         self._probing = begin is not None  # nothing is known of the server's limits yet
         self._inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self.freed: Callable[[], object] | None = None  # called once when there are free places
 
     @property
     def window(self) -> int:
@@ -95,13 +96,22 @@ class Room:
             await future
         except asyncio.CancelledError:
             if not future.cancelled():  # it had its turn already: the next one has it
-                self._leave()
+                self.leave()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._leave()
+        self.leave()
 
-    def _leave(self) -> None:
+    @property
+    def free(self) -> int:
+        """How many more may enter at once; those who wait go first."""
+        return 0 if self._waiting else self.window - self._inside
+
+    def enter(self, count: int) -> None:
+        """So many of the `free` places are taken; each is to be left."""
+        self._inside += count
+
+    def leave(self) -> None:
         self._inside -= 1
         self._admit()
 
@@ -111,6 +121,9 @@ class Room:
             if not future.done():
                 self._inside += 1
                 future.set_result(None)
+        if self.freed is not None and self.free > 0:
+            freed, self.freed = self.freed, None
+            freed()
 
     def grow(self) -> None:
         """A request was answered."""
@@ -150,10 +163,15 @@ class Rates:
         limits = {name: {"limit": bucket.limit, "a_minute": bucket.rate * 60} for name, bucket in self._buckets.items()}
         return {"at_once": self.room.window, **({"limits": limits} if limits else {})}
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing but the room holds a request back."""
+        return not self._buckets and asyncio.get_running_loop().time() >= self._paused_until
+
     async def admit(self, body: Mapping[str, Any]) -> Ticket:
         """Wait until a request with this body may be sent."""
         clock = asyncio.get_running_loop().time
-        if not self._buckets and clock() >= self._paused_until:
+        if self.quiet:
             return Ticket(clock(), {}, {})
         async with self._turn:
             cost = self._cost(body) if self._buckets else {}

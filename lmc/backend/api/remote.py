@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 
 from lmc.backend.api.bodies import usage_of
 from lmc.backend.api.client import Body, Fault, Patience, Request, Tally, Wire
-from lmc.backend.api.completions import Completions
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.http1 import HttpWire, authorization
-from lmc.backend.api.lists import Joining, Lists
+from lmc.backend.api.lists import Listed, Member
 from lmc.backend.api.place import Place
 from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
 from lmc.backend.api.redaction import redacted, secrets_of_headers, without_userinfo
@@ -53,7 +52,9 @@ def _addresses(url: str) -> bool:
 
 
 class NoServer(BackendError):
-    """Nobody answers at a URL, or not as a server of the kind does."""
+    """Nobody answers at a URL, or not as a server of the kind does. `speaks`: something answers there."""
+
+    speaks = False
 
 
 class _Staying(urllib.request.HTTPRedirectHandler):
@@ -76,9 +77,57 @@ def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str)
                 return parsed(response.read())
         except urllib.error.HTTPError as error:
             said = f"HTTP {error.code} for {path}"
+            if error.code in (401, 403):
+                said += "; it wants a key, or another one: api_key=…"
+            if error.code != 404:
+                break
         except (OSError, HTTPException, Fault) as error:
-            raise NoServer(f"no {what} server at {bare}: {redacted(str(error), secrets_of_headers(headers))}") from None
-    raise NoServer(f"no {what} server at {bare}: {said}")
+            reason = redacted(str(error), secrets_of_headers(headers)).removeprefix("<urlopen error ").removesuffix(">")
+            silent = NoServer(f"no {what} server at {bare}: {reason}{_of_scheme(bare, reason)}")
+            silent.speaks = isinstance(error, Fault)
+            raise silent from None
+    other = NoServer(f"no {what} server at {bare}: {said}")
+    other.speaks = True
+    raise other
+
+
+def asked_of(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
+    """As `asked`; of another server that answers there, the error says how it is reached."""
+    try:
+        return asked(url, paths, headers, what)
+    except NoServer as error:
+        if not error.speaks:
+            raise
+        raise NoServer(f"{error.message}{_described(url, headers)}") from None
+
+
+def _of_scheme(url: str, reason: str) -> str:
+    """What to do about a server that speaks TLS where it should not, or the other way round."""
+    if url.startswith("https:") and "WRONG_VERSION_NUMBER" in reason:
+        return "; it speaks http, not https"
+    return "; if it speaks https, write https:// in its URL" if url.startswith("http:") and ("closed connection without response" in reason or "400" in reason) else ""
+
+
+def _described(url: str, headers: Mapping[str, str]) -> str:
+    """What answers at a URL where no server of the kind that was looked for does, and how it is reached; "" if that cannot be told."""
+    bare = without_userinfo(url)
+    at = urlsplit(bare)
+    origin = f"{at.scheme}://{at.netloc}"
+    for root in dict.fromkeys((bare, origin)):
+        try:
+            models: Any = asked(root, ("/v1/models",), headers, "").get("data")
+        except NoServer:
+            continue
+        if not isinstance(models, list):
+            continue
+        owner = str(models[0].get("owned_by")) if models and isinstance(models[0], dict) else ""
+        if owner in _CLIENTS:
+            return f"; {_CLIENTS[owner][0]} answers there: {_CLIENTS[owner][1]}({root!r})"
+        return f"; a server of OpenAI's API answers there: lmc.OpenAI(model, base_url='{root}/v1')"
+    return f"; give its URL alone, {origin}" if at.path.strip("/") else ""
+
+
+_CLIENTS = {"vllm": ("a vLLM server", "lmc.VLLM"), "sglang": ("an SGLang server", "lmc.SGLang")}
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:
@@ -200,7 +249,12 @@ class Prompts:
         return "token ids" if self.tokens is not None else f"text: {self.why}"
 
 
-class Remote(Completions):
+def without_root(urls: Sequence[str]) -> tuple[str, ...]:
+    """URLs without the `/v1` with which clients of OpenAI's API are given them."""
+    return tuple([url.removesuffix("/v1") for url in urls])
+
+
+class Remote(Listed):
     """A backend of servers that run one model: which of them gets a request, and what of its prompt that one has read already.
 
     base   of all paths, under a server's URL
@@ -213,14 +267,14 @@ class Remote(Completions):
     worth = 256
     _sees = True  # unless the server says that its model does not
 
-    def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, joining: Joining, patience: Patience, concurrency: int) -> Fleet:
-        """The servers behind this backend; to be called before the backend's own constructor."""
+    def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, patience: Patience, concurrency: int, router: bool | None) -> Fleet:
+        """The servers behind this backend; to be called before the backend's own constructor. `router`: whether one stands in front; None: ask."""
 
         def wire(url: str) -> Wire:
-            sent = ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
-            return Lists(sent, joining)
+            return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
 
         self._prompts, self._fleet = prompts, Fleet(urls, wire)
+        self._routed = is_router(urls[0], headers) if router is None else router
         return self._fleet
 
     def ask(self, url: str) -> str:
@@ -229,7 +283,7 @@ class Remote(Completions):
 
     def url_of(self, url: str) -> str:
         """A server's URL as it is kept."""
-        return urls_of(url)[0]
+        return without_root(urls_of(url))[0]
 
     def add_server(self, url: str) -> None:
         """Take in another server of the model, while requests run. Raises BackendError if it is none."""
@@ -278,6 +332,19 @@ class Remote(Completions):
     def request(self, body: Body, prompt: str | list[int], headers: Mapping[str, str], limit: int = 0) -> Request:
         """About one prompt, which is in the body."""
         return Request(self.path, body, headers, keys_of(prompt), self._prompts.size(prompt), limit)
+
+    def _member(self, place: Place, ask: Gen | None, params: bytes, limit: int, stops: tuple[str, ...] = (), *alike: Hashable, together: bool = True) -> Member:
+        """A member of lists. Behind a router, which looks at the beginning of a list, only what begins alike goes together.
+
+        alike     what else members of a list have in common
+        together  whether it may be one of a list
+        """
+        prompt, headers = self._prompts.write(place, self.name), self.headers(place)
+        kind = (isinstance(prompt, str), headers[ROUTING[0]] if self._routed else None, *alike) if together else None
+        return Member(place, ask, prompt, params, kind, stops, keys_of(prompt), self._prompts.size(prompt), limit, headers)
+
+    def _worth_reading(self, member: Member) -> Member | None:
+        return member if self._fleet.unread(member) >= self.worth else None
 
     async def warm(self, place: Place, hints: Hints) -> None:
         if not self._written_there(place):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 from lmc.backend.api.backend import Feed, Reply, Sample
 from lmc.backend.api.bodies import Listed, count_of, shared
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
+from lmc.backend.api.lists import Member
 from lmc.backend.api.place import Place
-from lmc.backend.api.prefixes import ROUTING
-from lmc.backend.api.remote import Prompts, Remote, asked, headers_of, is_router, one_model, urls_of
+from lmc.backend.api.redaction import without_userinfo
+from lmc.backend.api.remote import Prompts, Remote, asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.scoring import Row, Scoring, aligned, chosen
 from lmc.backend.api.streams import Watch
 from lmc.backend.api.tokens import spelled
+from lmc.backend.api.wire import dumped
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
-from lmc.errors import LmcError, UnsupportedOpError
+from lmc.errors import BackendError, LmcError, UnsupportedOpError
 from lmc.fsm.sources import ebnf_of
 from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 
@@ -48,6 +50,7 @@ class SGLang(Remote):
 
     root = "/v1"
     _able: Capabilities | None = None
+    _sparse = True  # it takes `stream_interval`
 
     def __init__(
         self,
@@ -68,21 +71,24 @@ class SGLang(Remote):
     ) -> None:
         if verify not in (None, True):
             raise UnsupportedOpError(f"RuntimeEndpoint(verify={verify!r})", "lmc", "set SSL_CERT_FILE for another certificate authority")
-        urls, self._auth = urls_of(base_url), headers_of(api_key)
+        self._written = dict[tuple[SamplingParams, Constraint | None, tuple[str, ...]], bytes]()
+        urls, self._auth = without_root(urls_of(base_url)), headers_of(api_key)
         info = one_model(urls, self._asked_of, _model)
         model = _model(info)
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         self._sees = info.get("has_image_understanding") is not False  # older servers do not say
         patience = patience or Patience(retries=retries, timeout=timeout)
-        joining = Joined(routed=is_router(urls[0], self._auth) if router is None else router)
-        fleet = self._serve(urls, self._auth, prompts, joining, patience, concurrency)
+        fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
         super().__init__(
             f"SGLang({model})", model, lambda: fleet, chat=False, template=prompts.template,
             server="sglang", served_as="*", concurrency=concurrency, patience=patience, prices=prices, speculate=speculate,
         )  # fmt: skip
 
     def _asked_of(self, url: str) -> dict[str, Any]:
-        return asked(url, ("/model_info", "/get_model_info"), self._auth, "SGLang")
+        info = asked_of(url, ("/model_info", "/get_model_info"), self._auth, "SGLang")
+        if info.get("is_generation") is False:
+            raise BackendError(f"the model of the server at {without_userinfo(url)}, {_model(info)}, only makes embeddings: it generates nothing")
+        return info
 
     def ask(self, url: str) -> str:
         return _model(self._asked_of(url))
@@ -167,6 +173,16 @@ class SGLang(Remote):
         return await self.client.stream(lambda: streamed, _usage, lambda: _Growing(watch, read), tally)
 
     def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
+        body = self._sampled_alike(ask, beyond, stops)
+        return {**body, "sampling_seed": ask.seed % _MAX_SEED} if self._seeded(ask) else body
+
+    def _seeded(self, ask: Gen) -> bool:
+        params = ask.params
+        return params.temperature > 0 and params.n == 1 and "sampling_seed" not in self._cannot  # n answers of one seed would be one
+
+    @staticmethod
+    def _sampled_alike(ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
+        """The parameters without the seed."""
         params = ask.params
         body = dict(_written(params))
         body["max_new_tokens"] += 0 if beyond is None else beyond.tokens
@@ -175,9 +191,54 @@ class SGLang(Remote):
             body["stop"] = list(stops)
         if params.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
-        if params.temperature > 0 and params.n == 1 and "sampling_seed" not in self._cannot:  # n answers of one seed would be one
-            body["sampling_seed"] = ask.seed % _MAX_SEED
         return {**body, **(_constrained(ask.constraint) if ask.constraint is not None else {})}
+
+    # -- as one of a list: prompts and parameters of each, answered as events by index
+
+    def member(self, place: Place, ask: Gen | None) -> Member | None:
+        if self._written_there(place):
+            return None
+        if ask is None:
+            return self._worth_reading(self._member(place, None, _READING, 0))
+        stops = self._stops(ask)
+        return self._member(place, ask, self._params(ask, stops), ask.params.max_new_tokens, stops)
+
+    def _params(self, ask: Gen, stops: tuple[str, ...]) -> bytes:
+        key = (ask.params, ask.constraint, stops)
+        if (known := self._written.get(key)) is None:
+            if len(self._written) >= _WRITTEN:
+                self._written.clear()
+            known = self._written[key] = dumped(self._sampled_alike(ask, None, stops))
+        return b'%b,"sampling_seed":%d}' % (known[:-1], ask.seed % _MAX_SEED) if self._seeded(ask) else known
+
+    def listed(self, members: Sequence[Member]) -> bytes:
+        name = b"text" if isinstance(members[0].prompt, str) else b"input_ids"
+        if len(members) == 1:
+            return b'{"%b":%b,"sampling_params":%b}' % (name, dumped(members[0].prompt), members[0].params)
+        params = [member.params for member in members]
+        if self._sparse:  # two events an answer, its first token and its end, in place of one a token
+            params = [b'%b,"stream_interval":%d}' % (each[:-1], max(1, member.limit)) for each, member in zip(params, members, strict=True)]
+        return b'{"%b":%b,"sampling_params":[%b],"stream":true}' % (name, dumped([member.prompt for member in members]), b",".join(params))
+
+    def part(self) -> Growing:
+        return Growing()
+
+    def usage_in(self, body: Body) -> Usage | None:
+        return _usage(body)
+
+    def reply_to(self, member: Member, body: Body) -> Reply:
+        (item,) = _items(body)
+        return Reply((self._item(item),), str(item["meta_info"].get("id", "")), self.model, stops=member.stops)
+
+    def learned(self, fault: Fault) -> bool:
+        if self._sparse and "stream_interval" in fault.message:
+            self._sparse = False
+            return True
+        if "sampling_seed" in fault.message and "sampling_seed" not in self._cannot:
+            self._cannot.add("sampling_seed")
+            log("backend", f"{self.name} takes no seeds: {fault.message}")
+            return True
+        return False
 
     def _item(self, item: Body) -> Sample:
         meta: Body = item["meta_info"]
@@ -299,38 +360,7 @@ _SCORED: Body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "re
 _WORTH_OF_ROWS = 128  # tokens that several prompts would compute more than one, from which on it is computed first
 
 
-class Joined:
-    """How an SGLang server takes lists: prompts and parameters of each, answered as events by index.
-
-    routed  a router looks at the beginning of a list: only what begins alike goes together
-    """
-
-    def __init__(self, *, routed: bool) -> None:
-        self._routed, self._sparse = routed, True
-
-    def kind(self, request: Request) -> Hashable | None:
-        body = request.body
-        if request.path != "/generate" or not body.keys() <= _JOINED or body["sampling_params"].get("n", 1) != 1:
-            return None
-        return "text" in body, request.headers.get(ROUTING[0]) if self._routed else None
-
-    def join(self, requests: Sequence[Request]) -> Request:
-        name = "text" if "text" in requests[0].body else "input_ids"
-        params = [request.body["sampling_params"] for request in requests]
-        if self._sparse:  # two events an answer, its first token and its end, in place of one a token
-            params = [{**each, "stream_interval": max(1, each["max_new_tokens"])} for each in params]
-        body: Body = {name: [request.body[name] for request in requests], "sampling_params": params, "stream": True}
-        return replace(requests[0], body=body)
-
-    def part(self) -> JoinedPart:
-        return JoinedPart()
-
-    def refused(self, fault: Fault) -> None:
-        if self._sparse and "stream_interval" in fault.message:
-            self._sparse = False
-
-
-class JoinedPart:
+class Growing:
     """Events of one answer. Each has all of it so far, or, of a server that streams incrementally, what is new: then its ids are
     fewer than the tokens that it counts."""
 
@@ -349,7 +379,8 @@ class JoinedPart:
         return None if meta.get("finish_reason") is None else {**body, "text": text, "output_ids": ids}
 
 
-_JOINED = {"text", "input_ids", "sampling_params"}
+_READING = b'{"max_new_tokens":0,"temperature":0}'
+_WRITTEN = 1024  # parameters that are kept as JSON
 
 
 def _model(info: Mapping[str, Any]) -> str:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lmc.backend.api.backend import Reply
 from lmc.backend.api.bodies import choices_of, usage_of
 from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally
+from lmc.backend.api.lists import Member
 from lmc.backend.api.place import Place
-from lmc.backend.api.prefixes import ROUTING
 from lmc.backend.api.redaction import without_userinfo
-from lmc.backend.api.remote import Prompts, Remote, asked, headers_of, is_router, one_model, urls_of
+from lmc.backend.api.remote import Prompts, Remote, asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.scoring import Row, Scoring
 from lmc.backend.api.streams import UNWATCHED, Pieces
-from lmc.backend.base import Capabilities, Output, Prices
+from lmc.backend.api.wire import dumped
+from lmc.backend.base import Capabilities, Output, Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError
-from lmc.prompt import Select
+from lmc.prompt import Gen, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import Vocabulary
@@ -61,31 +63,32 @@ class VLLM(Remote):
         extra_body: Mapping[str, Any] | None = None,
         router: bool | None = None,
     ) -> None:
-        urls, self._auth, self._wanted = _without_root(urls_of(url)), headers_of(api_key), model
+        self._written = dict[tuple[Any, ...], tuple[bytes, bool]]()
+        urls, self._auth, self._wanted = without_root(urls_of(url)), headers_of(api_key), model
         found = one_model(urls, self._asked_of, lambda info: str(info["id"]))
         name = str(found["id"])
         self._max_context: int | None = found.get("max_model_len")
         prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
         patience = patience or Patience(retries=retries, timeout=timeout)
-        joining = Joined(routed=is_router(urls[0], self._auth) if router is None else router)
-        fleet = self._serve(urls, self._auth, prompts, joining, patience, concurrency)
+        fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
         super().__init__(
             f"VLLM({name})", name, lambda: fleet, chat=False, template=prompts.template,
             server="vllm", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
         )  # fmt: skip
 
     def _asked_of(self, url: str) -> dict[str, Any]:
-        listed: Any = asked(url, ("/v1/models",), self._auth, "vLLM").get("data") or []
-        found = next((m for m in listed if self._wanted in (None, m.get("id"))), None)
+        data: Any = asked_of(url, ("/v1/models",), self._auth, "vLLM").get("data")
+        listed: list[Body] = [m for m in data if isinstance(m, dict) and "id" in m] if isinstance(data, list) else []
+        if any(m.get("owned_by") == "sglang" for m in listed):
+            raise BackendError(f"the server at {without_userinfo(url)} is an SGLang server: lmc.SGLang({without_userinfo(url)!r})")
+        found = next((m for m in listed if self._wanted in (None, m["id"])), None)
         if found is None:
-            raise BackendError(f"the server at {without_userinfo(url)} has no model {self._wanted!r}; it has {', '.join(str(m.get('id')) for m in listed) or 'none'}")
+            has = ", ".join(str(m["id"]) for m in listed) or "none"
+            raise BackendError(f"the server at {without_userinfo(url)} has no model{f' {self._wanted!r}' if self._wanted else 's'}; it has {has}")
         return found
 
     def ask(self, url: str) -> str:
         return str(self._asked_of(url)["id"])
-
-    def url_of(self, url: str) -> str:
-        return _without_root(urls_of(url))[0]
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "max_context": self._max_context}
@@ -110,6 +113,49 @@ class VLLM(Remote):
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
         else:
             self._extra.setdefault("return_token_ids", True)
+
+    # -- as one of a list: prompts with one set of parameters, answered as pieces by index
+
+    def member(self, place: Place, ask: Gen | None) -> Member | None:
+        if self._written_there(place) or (ask is not None and not ask.params.max_new_tokens):
+            return None
+        if ask is None:
+            params = dumped({"model": self.model, "max_tokens": 1, "temperature": 0})
+            return self._worth_reading(self._member(place, None, params, 1, (), params))
+        stops = self.sent_stops(ask, None)
+        params, together = self._params(ask, stops)
+        return self._member(place, ask, params, ask.params.max_new_tokens, stops, params, together=together)
+
+    def _params(self, ask: Gen, stops: tuple[str, ...]) -> tuple[bytes, bool]:
+        """The body without its prompt, and whether others may go with it."""
+        key = (ask.params, ask.constraint, stops, len(self._cannot), "return_token_ids" in self._extra)
+        sampled = ask.params.temperature > 0  # with a seed of its own
+        known = None if sampled else self._written.get(key)
+        if known is None:
+            body = {"model": self.model, **self._sampling(ask, None, 0, False), **self._constrained(ask.constraint, False), **self._extra}
+            body |= {"stop": list(stops)} if stops else {}
+            if len(self._written) >= _WRITTEN:
+                self._written.clear()
+            known = dumped(body), body["max_tokens"] <= _SHORT and _NOT_JOINED.isdisjoint(body) and body.get("n", 1) == 1
+            if not sampled:
+                self._written[key] = known
+        return known
+
+    def listed(self, members: Sequence[Member]) -> bytes:
+        params = members[0].params[:-1]
+        if len(members) == 1:
+            return b'%b,"prompt":%b}' % (params, dumped(members[0].prompt))
+        return b'%b,"prompt":%b,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}' % (params, dumped([member.prompt for member in members]))
+
+    def part(self) -> Growing:
+        return Growing()
+
+    def usage_in(self, body: Body) -> Usage | None:
+        return usage_of(body)
+
+    def reply_to(self, member: Member, body: Body) -> Reply:
+        assert member.ask is not None
+        return self.reply(body, member.ask, False, member.stops)
 
     def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> Request:
         return self.request(body, body["prompt"], headers, body["max_tokens"])
@@ -237,56 +283,22 @@ def _named(choice: Body) -> dict[int, float]:
     return {int(name.removeprefix("token_id:")): lp for name, lp in top[0].items() if name.startswith("token_id:")}
 
 
-class Joined:
-    """How a vLLM server takes lists: prompts with one set of parameters, answered as pieces by index.
-
-    routed  a router looks at the beginning of a list: only what begins alike goes together
-    """
-
-    def __init__(self, *, routed: bool) -> None:
-        self._routed = routed
-
-    def kind(self, request: Request) -> Hashable | None:
-        body = request.body
-        if request.path != "/completions" or body.get("n", 1) != 1 or body["max_tokens"] > _SHORT or not _NOT_JOINED.isdisjoint(body):
-            return None
-        prompt = body["prompt"]
-        if not isinstance(prompt, str) and not isinstance(prompt[0], int):
-            return None  # a list already
-        return (
-            isinstance(prompt, str),
-            request.headers.get(ROUTING[0]) if self._routed else None,
-            *[(name, repr(value)) for name, value in body.items() if name != "prompt"],
-        )
-
-    def join(self, requests: Sequence[Request]) -> Request:
-        prompts = [request.body["prompt"] for request in requests]
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        return replace(requests[0], body={**requests[0].body, "prompt": prompts, "stream": True, "stream_options": options})
-
-    def part(self) -> JoinedPart:
-        return JoinedPart()
-
-    def refused(self, fault: Fault) -> None:
-        """There is nothing to do without."""
-
-
-class JoinedPart:
+class Growing:
     """Pieces of one answer, each with what it has cost so far."""
 
     def __init__(self) -> None:
-        self._pieces = Pieces(False, UNWATCHED, lambda body: body)
+        self._pieces: Pieces | None = None
 
     def add(self, body: Body) -> Body | None:
+        ended = body["choices"][0].get("finish_reason") is not None
+        if ended and self._pieces is None:
+            return body  # all of it at once
+        if self._pieces is None:
+            self._pieces = Pieces(False, UNWATCHED, lambda body: body)
         self._pieces.add(body)
-        if body["choices"][0].get("finish_reason") is None:
-            return None
-        return {**self._pieces.result(), "usage": body.get("usage")}
+        return {**self._pieces.result(), "usage": body.get("usage")} if ended else None
 
 
 _SHORT = 32  # tokens: each is an event of its own in a stream, so longer answers cost less by themselves
+_WRITTEN = 1024  # parameters that are kept as JSON
 _NOT_JOINED = {"stream", "logprobs", "prompt_logprobs", "seed"}
-
-
-def _without_root(urls: Sequence[str]) -> tuple[str, ...]:
-    return tuple(url.removesuffix("/v1") for url in urls)

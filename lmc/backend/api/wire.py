@@ -153,7 +153,7 @@ class ProxiedWire:
 
     async def post(self, request: Request) -> Received:
         try:
-            response = await self._client.post(request.path, content=dumped(request.body), headers=dict(request.headers))
+            response = await self._client.post(request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers))
         except http_errors() as error:
             raise broken(error) from None
         if response.status_code >= 400:
@@ -162,7 +162,7 @@ class ProxiedWire:
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         try:
-            async with self._client.stream("POST", request.path, content=dumped(request.body), headers=dict(request.headers)) as response:
+            async with self._client.stream("POST", request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers)) as response:
                 headers = lowered(response.headers)
                 if response.status_code >= 400:
                     raise refused(response.status_code, headers, await response.aread())
