@@ -272,14 +272,16 @@ class Result:
 
     began, first, ended  when it was asked for, when its first text came (0: it did not stream), and when the answer was there, by `time.perf_counter()`
     checked       the journaled run that asked for it, and a check of what was asked, once it is known (lmc.checks)
+    raised        somebody has read the error that it failed with
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "checked", "ended", "first")
+    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "checked", "ended", "first", "raised")
 
     def __init__(self) -> None:
         self.began = perf_counter()
         self.first = self.ended = 0.0
         self.checked: tuple[object, int] | None = None
+        self.raised = False
         self._output: Output | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Result], None]] | None = None
@@ -375,6 +377,7 @@ class Result:
         if not self.done:
             self.wait()
         if self._error is not None:
+            self.raised = True
             raise self._error
         assert self._output is not None
         return self._output

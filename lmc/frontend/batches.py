@@ -202,6 +202,12 @@ def _cancel(state: State) -> None:
     state.emitter.cancel()
 
 
+def failure_of(state: State) -> BaseException | None:
+    """What an item's program raised, or the error of an answer in its prompt that nothing has read, as a model's name that no server knows."""
+    assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
+    return state.failure or state.emitter.unread_error(state.ctx)
+
+
 def _run(state: State) -> Run:
     assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
     return state.emitter.run

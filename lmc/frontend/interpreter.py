@@ -24,7 +24,7 @@ from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE
-from lmc.frontend.batches import Batch, in_flight
+from lmc.frontend.batches import Batch, failure_of, in_flight
 from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, signature
@@ -612,11 +612,11 @@ def _run_of(state: State) -> Run:
 def _raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -> Iterator[State]:
     """The states; the first failure is raised in its place, after every item has run."""
     for index, state in enumerate(states):
-        if state.failure is not None:
+        if (failure := failure_of(state)) is not None:
             for _ in states:
                 pass  # the others run to their end: one item never takes the rest along
-            note_item(state.failure, index, items[index])
-            raise state.failure
+            note_item(failure, index, items[index])
+            raise failure
         yield state
 
 

@@ -228,7 +228,16 @@ class LiveEmitter:
 
     def error(self, ctx: Prompt) -> BaseException | None:
         self.wait(ctx)
-        return next((answer.error for answer in _answers(ctx) if answer.error is not None), None)  # of what was asked
+        failed = next((answer for answer in _answers(ctx) if answer.error is not None), None)  # of what was asked
+        if failed is None:
+            return None
+        failed.raised = True
+        return failed.error
+
+    def unread_error(self, ctx: Prompt) -> BaseException | None:
+        """The first error of a prompt's answers, if none of their errors has been raised to a reader. Does not wait."""
+        failed = [answer for answer in _answers(ctx) if answer.error is not None]
+        return failed[0].error if failed and not any(answer.raised for answer in failed) else None
 
     def usage(self, answers: Iterable[Result], stream: str = "") -> Usage:
         total = Usage()

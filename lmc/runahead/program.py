@@ -18,6 +18,7 @@ from lmc.backend import recording
 from lmc.backend.base import Backend, Counters
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
+from lmc.frontend.batches import failure_of
 from lmc.frontend.interpreter import ACTIVE, Function
 from lmc.frontend.live import LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
@@ -403,9 +404,9 @@ def _in_order(states: Mapping[int, State[R]], items: Sequence[inspect.BoundArgum
     in_order = [states[i] for i in range(len(states))]
     if errors == "raise":
         for index, state in enumerate(in_order):
-            if state.failure is not None:
-                note_item(state.failure, index, items[index])
-                raise state.failure
+            if (failure := failure_of(state)) is not None:
+                note_item(failure, index, items[index])
+                raise failure
     return in_order
 
 
