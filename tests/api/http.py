@@ -103,12 +103,14 @@ class Server:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
-        server.close()
-        self._loop.run_until_complete(self._end())
+        self._loop.run_until_complete(self._end(server))
         self._loop.close()
 
-    async def _end(self) -> None:
-        """Breaks all connections, also those that were accepted just now."""
+    async def _end(self, server: asyncio.Server) -> None:
+        """Breaks all connections, also those that were accepted just now: a closed server would leave their sockets open for ever."""
+        while any(getattr(task.get_coro(), "__name__", "") == "_accept_connection2" for task in asyncio.all_tasks()):
+            await asyncio.sleep(0)
+        server.close()
         for _ in range(3):
             await asyncio.sleep(0)
             for writer in list(self._writers):

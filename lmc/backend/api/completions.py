@@ -108,6 +108,7 @@ class Completions(ApiBackend):
 
     lookahead = True  # there is nothing to compute ahead that would be cheap to go on from
     root = ""
+    renames = True  # whether it takes `served_as`
 
     def __init__(
         self,
@@ -385,7 +386,8 @@ class Completions(ApiBackend):
         if self._served_as == "*" or not isinstance(came, str) or not came:
             return
         if came != wanted and not came.startswith(f"{wanted}-") and came.rsplit("/")[-1] != wanted.rsplit("/")[-1]:
-            raise Malformed(f"the answer is of the model {came!r}, not of {wanted!r}; if that is right, say served_as={came!r}")
+            remedy = f"if that is right, say served_as={came!r}" if self.renames else "all servers behind a URL have to run one model under one name"
+            raise Malformed(f"the answer is of the model {came!r}, not of {wanted!r}; {remedy}")
 
     def _learn(self, fault: Fault, known: frozenset[str]) -> None:
         """A parameter that the model does not take and that can be done without is left out from now on; else raises."""

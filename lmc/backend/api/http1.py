@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -19,6 +20,14 @@ from lmc.backend.api.wire import dumped, parsed, refused
 
 _CONNECT = 30.0  # seconds to reach a server
 _LONGEST_HEAD = 1 << 16
+_ALIVE = [  # a machine that is gone closes no connection: after 30 s without a sign of life it is broken
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *[
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
+        if hasattr(socket, name)
+    ],
+]
 
 OnPiece = Callable[[bytes], None]
 
@@ -168,6 +177,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:  # uvloop's are no asyncio.Transport
         self._transport = transport
+        if (sock := transport.get_extra_info("socket")) is not None:
+            for level, option, value in _ALIVE:
+                sock.setsockopt(level, option, value)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True

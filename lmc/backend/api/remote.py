@@ -46,7 +46,7 @@ def _addresses(url: str) -> bool:
     """Whether a URL has a host, and a port that can be one if it has any."""
     try:
         at = urlsplit(url)
-        return at.hostname is not None and at.port != 0
+        return at.hostname is not None and at.port != 0 and not any(c.isspace() for c in url)
     except ValueError:
         return False
 
@@ -103,9 +103,9 @@ def asked_of(url: str, paths: Sequence[str], headers: Mapping[str, str], what: s
 
 def _of_scheme(url: str, reason: str) -> str:
     """What to do about a server that speaks TLS where it should not, or the other way round."""
-    if url.startswith("https:") and "WRONG_VERSION_NUMBER" in reason:
-        return "; it speaks http, not https"
-    return "; if it speaks https, write https:// in its URL" if url.startswith("http:") and ("closed connection without response" in reason or "400" in reason) else ""
+    if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in reason or "handshake operation timed out" in reason):
+        return "; if it speaks http, write http:// in its URL"
+    return "; if it speaks https, write https:// in its URL" if url.startswith("http:") and "closed connection without response" in reason else ""
 
 
 def _described(url: str, headers: Mapping[str, str]) -> str:
@@ -265,6 +265,7 @@ class Remote(Listed):
     base = ""
     path = "/generate"
     worth = 256
+    renames = False
     _sees = True  # unless the server says that its model does not
 
     def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, patience: Patience, concurrency: int, router: bool | None) -> Fleet:
