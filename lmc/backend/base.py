@@ -521,6 +521,7 @@ class Capabilities:
     raw_text: bool = True  # takes text outside of chat messages
     lookahead: bool = False  # one request can cover a chain of gens (an API); there is no cache of ours to prefill
     local: bool = False  # in this process: plans reach its memory, and are made before the first request
+    plans: bool = False  # a server elsewhere, whose plans are made before the first request, too
     max_context: int | None = None
     prices: Prices | None = None  # for budgets of cost
     seed: int | None = None  # of runs that are given none; None: one never seen before

@@ -55,10 +55,11 @@ class Planner:
             self._annotations.clear()
 
     def known(self, backend: Backend, greedy: bool) -> Annotations | None:
-        """What `annotations` has made already, or makes now where the first run needs it: on a backend of this process, on an API of which one
-        request answers several, or for what the user asked of the plan. None: one may be made while a run waits for answers."""
+        """What `annotations` has made already, or makes now where the first run needs it: on a backend of this process, on servers that share what
+        requests begin with, on an API of which one request answers several, or for what the user asked of the plan. None: one may be made while
+        a run waits for answers."""
         able = backend.capabilities
-        if able.local or able.lookahead or self.aggressive or self.outputs is not None:
+        if able.local or able.plans or able.lookahead or self.aggressive or self.outputs is not None:
             return self.annotations(backend, greedy)
         return self._annotations.get((able.name, id(backend.chat_template), greedy))
 

@@ -325,7 +325,7 @@ class Remote(Listed):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, images=self._sees)
+        return replace(super().capabilities, images=self._sees, plans=True)
 
     def headers(self, place: Place) -> Mapping[str, str]:
         return self._prompts.headers(place)

@@ -97,7 +97,7 @@ class SGLang(Remote):
     def capabilities(self) -> Capabilities:
         if self._able is None:
             kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
-            self._able = Capabilities(self.name, kinds, select=True, logprobs=True, images=self._sees, n=True, streams=True, tools=True, prices=self._prices)
+            self._able = Capabilities(self.name, kinds, select=True, logprobs=True, images=self._sees, n=True, streams=True, tools=True, plans=True, prices=self._prices)
         return self._able
 
     def check(self, ask: Gen | Select) -> None:
