@@ -55,13 +55,8 @@ def shown(ids: Sequence[int]) -> str:
 
 
 def scored(model: TextModel, ids: Sequence[int]) -> list[float]:
-    """A log-probability of each token: of its first character, so that how a text is cut does not matter much."""
-    found, before = [], ""
-    for token in ids:
-        text = shown([token])
-        found.append(model.logprob(before, text))
-        before += text
-    return found
+    """A log-probability of each token behind those before it."""
+    return model.row("", [shown([token]) for token in ids])
 
 
 class PrefixCache:
@@ -210,11 +205,11 @@ class VLLMModel:
                 if body.get("return_token_ids"):
                     choice["token_ids"] = [*out, *([EOS] if finish["type"] == "stop" and finish.get("matched") is None else [])]
                 if body.get("logprobs") is not None:
-                    values = scored(self.model, [*tokens, *out])[len(tokens) :]
+                    values = self.model.row(shown(tokens), [shown([t]) for t in out])
                     choice["logprobs"] = {"tokens": [shown([t]) for t in out], "token_logprobs": values, "top_logprobs": None, "text_offset": []}
                 if body.get("return_tokens_as_token_ids"):
                     named = [out[0], *(body["logprob_token_ids"] if self.names_tokens else ())]
-                    top = {f"token_id:{t}": self.model.logprob(shown(tokens), shown([t])) for t in named}
+                    top = {f"token_id:{t}": lp for t, lp in zip(named, self.model.logprobs(shown(tokens), [shown([t]) for t in named]))}
                     choice["logprobs"] = {"tokens": [f"token_id:{out[0]}"], "token_logprobs": [-1.0], "top_logprobs": [top], "text_offset": []}
                 if body.get("prompt_logprobs") is not None:
                     self.scored += len(tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -17,6 +17,18 @@ from lmc.prompt import Gen, Select
 
 _WORDS = "ab ba do go hi in no of so to we un ve mi la ru".split()
 _ENDS = (" ", " ", " ", " ", " ", ", ", ".\n", "\n", '"', "; ")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _drawn(begun: Any, text: str) -> float:
+    """A log-probability of a text behind what was hashed."""
+    drawing = begun.copy()
+    drawing.update(_bytes(f"\0{text}"))
+    return -0.01 - int.from_bytes(drawing.digest(), "big") / 2**29
+
 
 Script = Callable[[str], str | None]
 """From a prompt to all that the model would say after it, or None: nonsense."""
@@ -31,21 +43,31 @@ class TextModel:
         scripted = self.script(prompt)
         if scripted is not None:
             return scripted
-        text = ""
+        text, begun = "", blake2b(_bytes(f"{seed}\0{prompt}"), digest_size=4)
         while len(text) < 400:
-            draw = blake2b(f"{seed}\0{prompt}{text}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+            draw = begun.digest()
             if draw[0] < 36 and text:
                 break
-            text += _WORDS[draw[1] % 16] + _ENDS[draw[2] % 10]
+            word = _WORDS[draw[1] % 16] + _ENDS[draw[2] % 10]
+            begun.update(word.encode())
+            text += word
         return text
 
     def logprob(self, before: str, char: str) -> float:
-        draw = blake2b(f"{before}\0{char}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
-        return -0.01 - int.from_bytes(draw, "big") / 2**29
+        return self.logprobs(before, (char,))[0]
 
-    def row(self, before: str, text: str) -> list[float]:
-        """Log-probabilities of a text's characters."""
-        return [self.logprob(before + text[:i], char) for i, char in enumerate(text)]
+    def logprobs(self, before: str, texts: Iterable[str]) -> list[float]:
+        """Of each of the texts right behind `before`."""
+        begun = blake2b(_bytes(before), digest_size=4)
+        return [_drawn(begun, text) for text in texts]
+
+    def row(self, before: str, texts: Iterable[str]) -> list[float]:
+        """Log-probabilities of a text's characters, or of several texts, one behind the other."""
+        begun, found = blake2b(_bytes(before), digest_size=4), list[float]()
+        for text in texts:
+            found.append(_drawn(begun, text))
+            begun.update(_bytes(text))
+        return found
 
     def answer(self, prompt: str, ask: Ask) -> Any:
         """As `Mock(answers=…)` wants it."""
