@@ -453,7 +453,7 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         raise ParameterError(f"Anthropic(…): {error}") from None
     if "default_headers" not in options and not any(getattr(tried, key, None) for key in ("api_key", "auth_token", "credentials")):
         raise ParameterError("Anthropic(…): no key; pass api_key=… or set ANTHROPIC_API_KEY")  # the SDK says so at the first request, without a place
-    return lambda: anthropic.AsyncAnthropic(**given)
+    return lambda: tried  # it opens nothing before it is used
 
 
 class AnthropicWire:

@@ -112,7 +112,7 @@ class OpenAI(Completions):
 
 
 def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float, options: Mapping[str, Any]) -> Any:
-    """What makes the client on the loop; that the SDK is there and takes the options is known before."""
+    """What gives the client on the loop; that the SDK is there and takes the options is known before."""
     if client is not None:
         return lambda: client.with_options(max_retries=0)
     try:
@@ -128,10 +128,10 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
     if base_url and urlsplit(base_url).hostname != "api.openai.com":
         given.setdefault("api_key", os.environ.get("OPENAI_API_KEY", "none"))
     try:
-        kind(**given)
+        made = kind(**given)
     except (openai.OpenAIError, TypeError) as error:
         raise ParameterError(f"OpenAI(…): {error}") from None
-    return lambda: kind(**given)
+    return lambda: made  # it opens nothing before it is used
 
 
 class OpenAIWire:
