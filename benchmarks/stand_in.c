@@ -82,7 +82,7 @@ static void answer(Conn *c, const char *path, const char *body, const char *end)
     } else {
       const char *open = "{\"id\":\"cmpl-0123456789abcdef\",\"object\":\"text_completion\",\"created\":1,\"model\":\"m\",\"choices\":[";
       if (!stream) fprintf(f, "%s", open);
-      for (int i = 0; i < count; i++) fprintf(f, stream ? "data: %s{\"index\":%d,%s]}\n\n" : "%s{\"index\":%d,%s", stream ? open : i ? "," : "", i, CHOICE);
+      for (int i = 0; i < count; i++) fprintf(f, stream ? "data: %s{\"index\":%d,%s],\"usage\":{\"prompt_tokens\":200,\"completion_tokens\":4,\"total_tokens\":204}}\n\n" : "%s{\"index\":%d,%s", stream ? open : i ? "," : "", i, CHOICE);
       const char *usage = "\"usage\":{\"prompt_tokens\":200,\"completion_tokens\":4,\"total_tokens\":204}}";
       fprintf(f, stream ? "data: {\"id\":\"c\",\"model\":\"m\",\"choices\":[],%s\n\ndata: [DONE]\n\n" : "],%s", usage);
     }

@@ -86,7 +86,7 @@ def test_what_else_answers_at_a_url_is_named(opened):
 def test_a_server_that_wants_a_key(opened, backend):
     refusing = Answer({"error": "no"}, 401)
     server = opened(Server(lambda path, body: refusing, get={"/model_info": refusing, "/v1/models": refusing}))
-    with pytest.raises(lmc.BackendError, match="HTTP 401 for /.*; it wants a key, or another one: api_key=…"):
+    with pytest.raises(lmc.BackendError, match=r"HTTP 401 for /.*; it wants a key, or another one: api_key=…"):
         backend(server.url, api_key="sk-wrong-key-1234")
 
 

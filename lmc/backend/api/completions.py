@@ -93,6 +93,7 @@ SERVERS: Mapping[str, Server] = {
 }
 
 _MAX_STOPS = 4
+_CHECKED = 1024  # parameters that are known to be taken
 _MAX_SEED = 1 << 53  # what survives every JSON reader
 
 
@@ -141,6 +142,7 @@ class Completions(ApiBackend):
         self._select = select or ("constrained" if chat else "logprobs")
         self._served_as, self._extra = served_as, dict(extra_body or {})
         self._cannot: set[str] = set()  # parameters that the model has refused
+        self._checked: set[SamplingParams] = set()
         self.cache_rules = AUTOMATIC if server == "openai" else None
         self._sizes = [0, 0]  # bytes of prompts whose tokens the server has counted, and those tokens
         self._firsts = Firsts() if chat and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
@@ -173,10 +175,12 @@ class Completions(ApiBackend):
     def check(self, ask: Gen | Select) -> None:
         if isinstance(ask, Select):
             return
-        for f in fields(SamplingParams):
+        for f in fields(SamplingParams) if ask.params not in self._checked else ():
             value = getattr(ask.params, f.name)
             if value != f.default and f.name not in _BASE and f.name not in self.server.params and not (f.name == "logprob_start_len" and value == -1):
                 raise UnsupportedOpError(f"gen({_SHOWN.get(f.name, f.name)}=…)", self.name, f"leave it out, or say what the server is: OpenAI(…, server=…), one of {', '.join(SERVERS)}", loc=ask.loc)
+        if len(self._checked) < _CHECKED:
+            self._checked.add(ask.params)
         if ask.constraint is not None and not self.enforces(ask.constraint):
             verify.check(ask.constraint)
 

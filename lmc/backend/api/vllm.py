@@ -40,6 +40,7 @@ class VLLM(Remote):
     What has to do with tools is asked as messages, which the server writes by the template it was started with; all else as tokens or text.
     """
 
+    _able: Capabilities | None = None
     lookahead = False  # it has a prefix cache: what comes next is cheap to ask
     base = "/v1"
     path = "/completions"
@@ -95,7 +96,10 @@ class VLLM(Remote):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, tools=True)
+        known = "logprobs" not in self._cannot
+        if self._able is None or self._able.logprobs != known:
+            self._able = replace(super().capabilities, tools=True)
+        return self._able
 
     async def prepare(self) -> None:
         """Routers in front of servers may refuse ids."""
