@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 import lmc
 from lmc.backend.api.sglang import Growing
+from lmc.backend.base import Hints
+from lmc.prompt import Gen, SamplingParams, Text
 from tests.api.http import Answer, Planted
 from tests.api.sglang_server import WORDS, SGLangModel, serve
+from tests.api.test_remote import asked, asked_of
 from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
@@ -20,6 +26,13 @@ def asking(s, q):
 
 
 ITEMS = [{"q": f"item {i}"} for i in range(40)]
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def values(states):
@@ -69,6 +82,33 @@ def test_what_a_router_would_tear_apart_goes_alone(remote):
     backend, _, server = remote(TextModel(), router=True)
     lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
     assert len(server.seen) == 41
+
+
+def test_no_more_are_on_their_way_than_may_be(remote):
+    backend, stand_in, server = remote(TextModel(), concurrency=8)
+    states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
+    assert values(states) == expected(backend, ITEMS) and len(stand_in.texts) == 41
+    assert max(map(asked, server.seen)) <= 8 and len(server.seen) >= 6
+    assert backend._client.now.rates.room.free == 8
+
+
+def test_who_no_longer_waits_takes_no_other_along_and_the_last_ends_the_list(remote):
+    """Submissions are dropped one after another while the server is silent."""
+    silent = threading.Event()
+    backend, _, server = remote(TextModel(), plant=lambda n, path, body: Planted("delay", seconds=60, until=silent.is_set) if asked_of(body) > 1 else None)
+    submit = lambda i: backend.submit(None, (Text((f"About {i}:",)), Gen(SamplingParams(max_new_tokens=6, temperature=0))), Hints(more=True))
+    submit(0).results[0].output()
+    room = backend._client.now.rates.room
+    for last in (1, 0):
+        handles = [submit(i) for i in range(20)]
+        until(lambda: asked(server.seen[-1]) == 20 and room.free == 1024 - 20)
+        del handles[last:]
+        until(lambda last=last: sum(work.after is None for work in set(backend._works)) == last)
+        if last:
+            silent.set()
+            assert handles[0].results[0].output().text
+            silent.clear()
+        until(lambda: room.free == 1024 and server.open_connections <= 1)
 
 
 def test_a_server_that_knows_no_intervals_is_asked_without(opened):

@@ -11,7 +11,7 @@ import pytest
 import lmc
 from lmc.backend.api.client import Patience
 from tests.api.conftest import nothing_is_left
-from tests.api.http import Seen, Server
+from tests.api.http import Body, Seen, Server
 from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, VLLMModel, serve, shown
 from tests.api.test_conformance import ITEMS, plain_text, turns
 from tests.api.test_faults import planted
@@ -24,7 +24,11 @@ pytestmark = pytest.mark.api
 
 def asked(seen: Seen) -> int:
     """How many prompts a request has."""
-    prompt = seen.body.get("input_ids", seen.body.get("text", seen.body.get("prompt")))
+    return asked_of(seen.body)
+
+
+def asked_of(body: Body) -> int:
+    prompt = body.get("input_ids", body.get("text", body.get("prompt")))
     return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 
 
