@@ -205,6 +205,17 @@ def test_mixed_versions_behind_a_router_are_asked_by_what_all_of_them_know(opene
         assert [state.error() for state in states] == [None] * 5 and {state.ret_value for state in states} <= {" x", " y"}
 
 
+def test_one_of_several_servers_that_takes_no_ids(opened):
+    model = TextModel()
+    newer, older = SGLangModel(model), SGLangModel(model, takes_ids=False)
+    server = opened(Server(Mixed(older, newer).handle, get=newer.get))  # the first request, which asks whether ids are taken, goes to the newer one
+    backend = opened(lmc.SGLang(server.url, tokenizer=WORDS, chat_template="chatml", patience=QUICK, router=False))
+    for _ in range(2):
+        states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
+        assert [state.error() for state in states] == [None] * 5
+    assert backend.server_info()["prompts"].startswith("text: ids are refused")
+
+
 def test_other_models_behind_a_router(opened):
     other = VLLMModel(TextModel())
 

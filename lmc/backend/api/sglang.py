@@ -140,10 +140,13 @@ class SGLang(Remote):
                 ask = replace(ask, constraint=Constraint("ebnf", ebnf_of("lark", ask.constraint.source)))
             return await super().generate(place, ask, beyond, feed, tally)
         while True:
-            known = frozenset(self._cannot)  # others may learn while this is on its way
+            known, ids = frozenset(self._cannot), self._prompts.tokens is not None  # others may learn while this is on its way
             try:
                 return await self._generated(place, ask, beyond, feed, tally)
             except Fault as fault:
+                if ids and fault.status in (400, 422) and "field `text`" in fault.message:  # one server of several, of which others took them
+                    self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
+                    continue
                 if fault.status not in (400, 422) or "sampling_seed" in known or "sampling_seed" not in fault.message:
                     raise
                 self._cannot.add("sampling_seed")
