@@ -35,6 +35,10 @@ def until(condition):
         time.sleep(0.005)
 
 
+def submit(backend, i):
+    return backend.submit(None, (Text((f"About {i}:",)), Gen(SamplingParams(max_new_tokens=6, temperature=0))), Hints(more=True))
+
+
 def values(states):
     return [s.ret_value for s in states]
 
@@ -53,6 +57,17 @@ def test_a_batch_is_a_few_requests(remote):
     assert values(states) == expected(backend, ITEMS)
     assert len(stand_in.texts) == 41 and len(server.seen) == 2
     assert [s.usage.calls for s in states] == [1] * 40 and backend.spent().usage.calls == 41
+
+
+def test_a_batch_has_a_task_for_each_list_and_none_for_a_request(remote, monkeypatch):
+    backend, _, server = remote(TextModel())
+    submit(backend, 0).results[0].output()
+    spawn, tasks = backend._loop.spawn, []
+    monkeypatch.setattr(backend._loop, "spawn", lambda work: tasks.append(work.__name__) or spawn(work))
+    before = len(server.seen)
+    for handle in [submit(backend, i) for i in range(300)]:
+        handle.results[0].output()
+    assert tasks == ["_ask"] * (len(server.seen) - before) and len(tasks) < 300
 
 
 def test_a_request_that_is_refused_takes_no_other_along(sglang):
@@ -96,11 +111,10 @@ def test_who_no_longer_waits_takes_no_other_along_and_the_last_ends_the_list(rem
     """Submissions are dropped one after another while the server is silent."""
     silent = threading.Event()
     backend, _, server = remote(TextModel(), plant=lambda n, path, body: Planted("delay", seconds=60, until=silent.is_set) if asked_of(body) > 1 else None)
-    submit = lambda i: backend.submit(None, (Text((f"About {i}:",)), Gen(SamplingParams(max_new_tokens=6, temperature=0))), Hints(more=True))
-    submit(0).results[0].output()
+    submit(backend, 0).results[0].output()
     room = backend._client.now.rates.room
     for last in (1, 0):
-        handles = [submit(i) for i in range(20)]
+        handles = [submit(backend, i) for i in range(20)]
         until(lambda: asked(server.seen[-1]) == 20 and room.free == 1024 - 20)
         del handles[last:]
         until(lambda last=last: sum(work.after is None for work in set(backend._works)) == last)

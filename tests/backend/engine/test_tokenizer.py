@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
+from lmc.backend.engine import tokenizer
 from lmc.backend.engine.encoding import Encoder
 from lmc.backend.engine.tokenizer import Tokenizer, from_file, from_gguf
 from lmc.errors import ModelLoadError, ProgramError
@@ -228,6 +229,32 @@ def test_blocks_of_a_long_text_have_its_ids(tokens):
 @pytest.mark.model
 def test_blocks_of_a_long_text_have_its_ids_in_the_small_model(smollm):
     check_blocks(smollm, 20)
+
+
+def check_words(tokens: Tokenizer, monkeypatch) -> None:
+    """Words that are looked up, and few of which are known at once, have the ids that the vocabulary gives the whole text."""
+    for most in (1 << 16, 5):
+        monkeypatch.setattr(tokenizer, "_MOST_WORDS", most)
+        for seed in range(60):
+            text = long_text(random.Random(seed), 80)
+            assert quiet(tokens, [text]) == tokens.raw.encode(text, add_special_tokens=False).ids
+        assert tokens._words
+
+
+def test_known_words_have_the_ids_of_the_text(tokens, monkeypatch):
+    check_words(tokens, monkeypatch)
+
+
+@pytest.mark.model
+def test_known_words_have_the_ids_of_the_text_in_the_small_model(smollm, monkeypatch):
+    check_words(smollm, monkeypatch)
+
+
+def test_where_an_added_token_takes_spaces_no_words_are_looked_up():
+    raw = tiny().raw
+    raw.add_tokens([AddedToken("<pad>", special=False, lstrip=True, rstrip=True)])
+    tokens, text = Tokenizer(raw), "the cat <pad> the cat in the hat " * 8
+    assert quiet(tokens, [text]) == raw.encode(text, add_special_tokens=False).ids and not tokens._words
 
 
 def check_parts(tokens: Tokenizer, seeds: int) -> None:
