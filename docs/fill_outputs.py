@@ -13,6 +13,7 @@ import io
 import re
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?P<gap>\n*)(?:^```text\n(?P<shown>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -20,7 +21,8 @@ BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?P<gap>\n*)(?:^```text\n(?P
 
 def filled(page: str, name: str) -> str:
     """The page with the outputs of today; `name` stands for the file of its code."""
-    names: dict[str, object] = {"__name__": "page"}
+    module = sys.modules["page"] = types.ModuleType("page")  # where types that name others look for them
+    names = vars(module)
     folder = Path(tempfile.mkdtemp())
 
     def run(match: re.Match[str]) -> str:
