@@ -398,7 +398,7 @@ _NO_LIMIT_SAID = SamplingParams().max_new_tokens
 
 def _whitespace(name: str, value: Any) -> str:
     if value not in ("model", "compact", "any"):
-        raise ParameterError(f'{name}={value!r}: one of "model", "compact", "any"')
+        raise ParameterError(f'{name}={value!r}: must be one of "model", "compact", "any"')
     return value
 
 

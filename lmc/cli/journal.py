@@ -240,7 +240,7 @@ def _json(option: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text!r:.60} is no JSON: {error}") from None
+        raise UsageError(f"{option} {text!r:.60} is not JSON: {error}") from None
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -119,7 +119,7 @@ def _api_keys(path: Path | None) -> Collection[Key]:
     with as_usage():
         keys = parse(text, str(path))
     if not keys:
-        raise UsageError(f"{path} holds no key: one a line is expected")
+        raise UsageError(f"{path} holds no key: one per line is expected")
     if any(key.name.startswith("line ") for key in keys):
         say(f"warning: {path} has keys in plain text; lmc new-key NAME makes one of which the file has the digest alone")
     return keys

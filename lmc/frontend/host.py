@@ -187,20 +187,20 @@ def host(
                 asks the world, and returns `lmc.Done(result)` if it did, None if it did not and is to be made. What it raises leaves the call in doubt
     """
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"timeout={timeout!r}: a number of seconds", loc=caller_loc())
+        raise ArgumentError(f"timeout={timeout!r}: must be a number of seconds", loc=caller_loc())
     if timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX:
-        raise ParameterError(f"timeout={timeout!r}: a number of seconds above 0", loc=caller_loc())
+        raise ParameterError(f"timeout={timeout!r}: must be a number of seconds above 0", loc=caller_loc())
     for name, value in (("ordered", ordered), ("idempotent", idempotent)):
         if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"{name}={value!r}: True or False", loc=caller_loc())
+            raise ArgumentError(f"{name}={value!r}: must be True or False", loc=caller_loc())
     if check is not None and not callable(check):
-        raise ArgumentError(f"check={check!r}: a function of the same arguments", loc=caller_loc())
+        raise ArgumentError(f"check={check!r}: must be a function of the same arguments", loc=caller_loc())
     again = Retry(retry) if type(retry) is int else retry
     if again is not None and not isinstance(again, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"retry={retry!r}: an lmc.Retry, or a number of further attempts", loc=caller_loc())
+        raise ArgumentError(f"retry={retry!r}: must be an lmc.Retry, or a number of further attempts", loc=caller_loc())
     if again is not None and again.on is None and check is None and not idempotent:
-        raise ParameterError("retry= of a call that may have happened although it failed: say idempotent=True, give a check=, or say behind which "
-                             "exceptions it may be made again, lmc.Retry(on=…)", loc=caller_loc())  # fmt: skip
+        raise ParameterError("retry= needs idempotent=True, a check=, or exceptions after "
+                             "which the call may be made again, lmc.Retry(on=…): a call that failed may have happened all the same", loc=caller_loc())  # fmt: skip
 
     def mark(fn: Callable[..., Any]) -> HostFunction:
         seconds = None if timeout is None else float(timeout)
@@ -211,7 +211,7 @@ def host(
 
 def _checked(fn: Any, what: str) -> Callable[..., Any]:
     if isinstance(fn, HostFunction):
-        raise ArgumentError(f"lmc.{what}: {fn.name} is marked already: {fn!r}", loc=caller_loc())
+        raise ArgumentError(f"lmc.{what}: {fn.name} is already marked: {fn!r}", loc=caller_loc())
     if not callable(fn):
         raise ArgumentError(f"lmc.{what} takes a function, not {fn!r}", loc=caller_loc())
     return fn

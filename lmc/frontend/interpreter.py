@@ -463,7 +463,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         run_options = self._run_options(options, BATCH_OPTIONS, "run_batch()")
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
-            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
+            raise ParameterError(f"errors={errors!r}: must be 'raise' or 'return'", loc=caller_loc())
         bound = self._bind_all(batch)
         results = self._batch(bound, range(len(bound)), run_options, {**options, "generator_style": generator_style})
         if errors == "raise":
@@ -494,7 +494,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                     bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
                 else:
                     raise ArgumentError(
-                        f"{self.described}: an item is a dict or a tuple, not {item!r}", loc=caller_loc()
+                        f"{self.described}: an item must be a dict or a tuple, not {item!r}", loc=caller_loc()
                     )
             except ArgumentError as error:
                 error.message = f"item {i} of the batch: {error.message}"

@@ -60,7 +60,7 @@ def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Ma
     if name not in known:
         raise ToolError(f"there is no tool {name!r}; there are {', '.join(known)}")
     if not isinstance(arguments, Mapping):
-        raise ToolError(f"the arguments of {name} are no JSON object: {arguments!r}")
+        raise ToolError(f"the arguments of {name} are not a JSON object: {arguments!r}")
     try:
         inspect.signature(known[name]).bind(**arguments)
     except TypeError as error:

@@ -53,9 +53,9 @@ def compile(  # the name of the field: torch.compile, re.compile
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}", loc=caller_loc())
     if opt not in (0, 1):
-        raise ParameterError(f"opt={opt!r}: 0 or 1", loc=caller_loc())
+        raise ParameterError(f"opt={opt!r}: must be 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):
-        raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]", loc=caller_loc())
+        raise ParameterError(f"outputs={outputs!r}: must be a list of variable names, such as [{outputs!r}]", loc=caller_loc())
     return Program(fn, backend=backend_of(backend), outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
 
 
@@ -258,7 +258,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
         if errors not in ("raise", "return"):
-            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
+            raise ParameterError(f"errors={errors!r}: must be 'raise' or 'return'", loc=caller_loc())
         return self.function._bind_all(items)
 
     def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:
