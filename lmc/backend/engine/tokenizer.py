@@ -1,4 +1,4 @@
-"""Tokens: literal parts to ids and ids to text. Plain text never becomes a special token (semantics.md §3)."""
+"""Tokens: literal parts to ids and ids to text. Plain text never becomes a special token."""
 
 from __future__ import annotations
 
