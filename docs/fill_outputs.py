@@ -20,20 +20,25 @@ BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?P<gap>\n*)(?:^```text\n(?P
 
 
 def filled(page: str, name: str) -> str:
-    """The page with the outputs of today; `name` stands for the file of its code."""
+    """The page with the outputs of today. In them `name` is the file into which a reader has copied its blocks, one below another."""
     module = sys.modules["page"] = types.ModuleType("page")  # where types that name others look for them
     names = vars(module)
     folder = Path(tempfile.mkdtemp())
+    lines = 0
 
     def run(match: re.Match[str]) -> str:
-        file = folder / f"block{match.start()}.py"  # a real file: lmc.function reads its source
-        file.write_text(match["code"])
+        nonlocal lines
+        file = folder / str(match.start()) / name  # a real file: lmc.function reads its source
+        file.parent.mkdir()
+        code = "\n" * lines + match["code"]
+        lines += match["code"].count("\n")
+        file.write_text(code)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(match["code"], str(file), "exec"), names)
+            exec(compile(code, str(file), "exec"), names)
         if match["shown"] is None:
             return match[0]
-        shown = printed.getvalue().replace(str(file), name)
+        shown = printed.getvalue().replace(f"{file.parent}/", "")
         return f"```python\n{match['code']}```\n{match['gap']}```text\n{shown}```\n"
 
     return BLOCK.sub(run, page)
