@@ -151,7 +151,7 @@ class HostFunction:
 
 
 def pure(fn: Callable[..., Any]) -> HostFunction:
-    """Promises that a function's result depends on its arguments alone, and that it changes nothing.
+    """Promise that a function's result depends only on its arguments, and that the function changes nothing.
 
     A run that is asked ahead may call it before the program does, on a worker thread, once for equal arguments that are plain
     data; the program's own call takes that result, a copy of it if it can change.
@@ -173,12 +173,12 @@ def host(
     fn: Callable[..., Any] | None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
     check: Callable[..., Any] | None = None,
 ) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:  # fmt: skip
-    """Marks a function that does something outside of the program; also a decorator, bare or with arguments.
+    """Mark a function that does something outside the program; also a decorator, bare or with arguments.
 
     It is called where the program calls it, and never ahead. In a journaled run it is one recorded call, wherever it is called.
 
-    ordered     False: its calls need no order: a journaled run that is resumed finds their results in any
-    idempotent  a run that is taken up again may call it again with the same arguments
+    ordered     False: the order of its calls does not matter; a resumed journaled run finds their results in any order
+    idempotent  a resumed run may call it again with the same arguments
     timeout     seconds; a call (each attempt) that takes longer raises HostTimeout (a TimeoutError) in the program, and its thread is
                 left to itself
     retry       an `lmc.Retry`, or how often a call that failed is made again: behind connection errors and time-outs, if it is idempotent or has a

@@ -312,7 +312,7 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """An answer of the model, stored under `name`.
 
-    What is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
+    Parameters that are not given come from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
     `structural_tag` constrain the answer, at most one of them. JSON may be written on one line, compact or indented, as the model begins;
     `json_whitespace="compact"` leaves out all white space, "any" allows it wherever JSON does. `strict=True` refuses schemas with keywords that
     would be ignored or could only be checked when the answer ends. `choices` makes it a `select`. `tools` are functions that the
@@ -557,13 +557,13 @@ def special(text: str) -> SpecialExpr:
 
 @users_frames
 def image(source: Any, detail: str = "auto") -> ImageExpr:
-    """A picture for a model that sees.
+    """An image for a vision model.
 
     source  a path, the bytes of a PNG, JPEG, GIF or WebP file, a data URL, a PIL image, an array or tensor of pixels (uint8, or floats
             from 0 to 1; [height, width, 3] or channels first), or a web address, where the backend fetches it
-    detail  "low" or "high": at what size an API that has a choice looks at it
+    detail  "low" or "high": the size at which an API that offers the choice looks at it
 
-    It is read once, where it is appended. What is no picture (damaged, animated, empty, beyond 64 million pixels, of more than
+    It is read once, where it is appended. Anything that is not a valid image (damaged, animated, empty, beyond 64 million pixels, of more than
     8 bits or CMYK) is an error at that line, before the model is asked.
     """
     loc = caller_loc()
@@ -573,7 +573,7 @@ def image(source: Any, detail: str = "auto") -> ImageExpr:
 
 
 def video(path: Any, num_frames: int) -> VideoExpr:
-    """`num_frames` frames of the video at `path`."""
+    """A video as `num_frames` frames of the file at `path`."""
     return VideoExpr(path, num_frames, caller_loc())
 
 

@@ -41,10 +41,10 @@ def compile(  # the name of the field: torch.compile, re.compile
     fn: Function[P, R], *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
     ahead: Literal["off", "certain", "likely"] = "certain",
 ) -> Program[P, R]:  # fmt: skip
-    """Return a program that means what `fn` means: Python runs `fn`, and while it waits, what it asks next is asked already.
+    """Return a program that does what `fn` does: Python runs `fn`, and while it waits for an answer, the requests that come next are already made.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
-    outputs  names of the only variables that will be read: whatever else is asked only if it is read after all
+    outputs  names of the only variables that will be read; everything else is requested only if it is read after all
     opt      0: nothing is planned, merged or left out; 1: the default pipeline
     aggressive  also changes what is sent: constant paragraphs move in front of arguments, so that runs share more. `explain`
              shows what moves; the state's text stays as it was written. Answers may differ from those of the program as it was written
