@@ -91,7 +91,7 @@ class State:
 
 
 class Ledger:
-    def __init__(self, model: Model, run_ahead: Callable[[Ledger], None], groups: Mapping[Address, Any]) -> None:
+    def __init__(self, model: Model, run_ahead: Callable[[Ledger], object], groups: Mapping[Address, Any]) -> None:
         self.model, self.run_ahead, self.groups = model, run_ahead, groups
         self.asked: dict[Address, Answer] = {}
         self.guesses: dict[Address, tuple[Prompt, Answer]] = {}
@@ -254,7 +254,7 @@ def batch_forks(graph: Graph) -> Mapping[Address, Any]:
 # -- 6. A program, three ways ------------------------------------------------------------------------------------------
 
 
-def run(program: Callable[..., Any], model: Model, args: tuple[Any, ...], run_ahead: Callable[[Ledger], None], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
+def run(program: Callable[..., Any], model: Model, args: tuple[Any, ...], run_ahead: Callable[[Ledger], object], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
     ledger = Ledger(model, run_ahead, plan)
     result = program(State(ledger), *args)  # Python itself runs the function, once
     ledger.wasted += len(ledger.guesses)

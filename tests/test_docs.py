@@ -112,6 +112,15 @@ def test_every_public_name_is_in_the_reference():
     assert set(lmc.__all__) - set(named) == set()
 
 
+def test_parameters_of_a_docstring_are_a_list_in_the_reference():
+    pytest.importorskip("griffe", reason="make docs installs it")
+    listed = runpy.run_path(str(ROOT / "docs" / "site_docstrings.py"))["listed"]
+    table = "What it is for.\n\nname     a text\n         of two lines\nverbose_one  a longer name\n\nIt raises."
+    assert listed(table) == "What it is for.\n\n* `name`: a text of two lines\n* `verbose_one`: a longer name\n\nIt raises."
+    prose = "Words in a row.\nNo table."
+    assert listed(prose) == prose
+
+
 def test_the_pictures_show_what_the_pages_say():
     done = subprocess.run([sys.executable, str(ROOT / "docs" / "make_pictures.py"), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
