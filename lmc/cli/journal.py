@@ -145,7 +145,7 @@ def compact(
     key_file: KeyFile = None,
     new_key_file: Annotated[Path | None, typer.Option("--new-key-file", metavar="FILE", show_default=False, help="Encrypt it with this key from now on.")] = None,
 ) -> None:
-    """Writes the file anew, without what no run needs any more. A run that was deleted cannot be resumed, and is not made again."""
+    """Rewrites the file without what no run needs any more. A run that was deleted cannot be resumed, and is not made again."""
     with as_usage():
         before, now, deleted = _open(path, key_file).compact(_seconds(older_than), new_key=None if new_key_file is None else _key(new_key_file))
     say(f"{path}: {before} bytes before, {now} now" + (f"; {deleted} runs deleted" if older_than else ""))
