@@ -312,7 +312,7 @@ def test_what_cannot_be_added_or_dropped_is_named(several, opened):
         backend.drop_server(one.url)
     with pytest.raises(lmc.ParameterError, match=r"has no server http://127.0.0.1:9; it has http"):
         backend.drop_server("http://127.0.0.1:9")
-    with pytest.raises(lmc.ParameterError, match=r"has the server .* already"):
+    with pytest.raises(lmc.ParameterError, match=r"already has the server http"):
         backend.add_server(one.url)
     with pytest.raises(lmc.BackendError, match=r"server at http://127.0.0.1:9"):
         backend.add_server("http://127.0.0.1:9")

@@ -146,7 +146,7 @@ class Listed(Completions):
                 if work.after is None and not work.abandoned:
                     self._begin_one(work)
                 elif work.after is None:
-                    error = CancelledError("nobody waits for the answer any more")
+                    error = CancelledError("the answer is no longer awaited")
                     work.fail(error)
                     work.complete(error)
 
