@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lmc import config as _config
+from lmc import observing as _observing
 from lmc.errors import ParameterError
 
 __version__ = "0.1.0.dev0"
@@ -166,6 +167,15 @@ def _opened(name: str) -> Any:
     return open_backend(name)
 
 
+def _open_telemetry() -> Any:
+    from lmc.extras import require
+
+    require("LMC_OTEL=1, or lmc.config(otel=True),", "otel")
+    from lmc.integrations.otel import OpenTelemetry
+
+    return OpenTelemetry()
+
+
 def _small_model() -> Any:
     return _opened(_config.settings().model or "smollm2")
 
@@ -207,6 +217,7 @@ sys.modules["lmc.config"].__class__ = _CallableModule
 _config.set_default_factory(_small_model)
 _config.set_compiler(_compiled)
 _config.set_opener(_opened)
+_observing.set_observer(_open_telemetry)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     config: _CallableModule

@@ -20,6 +20,7 @@ from operator import index
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
+from lmc import observing
 from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
 
 if TYPE_CHECKING:
@@ -756,7 +757,7 @@ class Prompt:
         """This prompt followed by the answer to `ask`, which the backend starts on at once."""
         if self.forked is not None and hints is not None and getattr(backend, "wants_shared", False):
             hints = hints._replace(shared=self.forked.shared(hints.shared))
-        handle = backend.submit(self._begun(), self._segments(ask), hints)
+        handle = observing.submit(backend, self._begun(), self._segments(ask), hints, self)
         return Prompt(self, (), handle.results[0], handle, ())
 
     def prefill(self, backend: Backend, hints: Hints | None = None) -> Prompt:

@@ -478,6 +478,7 @@ class Hints(NamedTuple):
     account  whose share that is
     shared   beginnings of the prompt that requests to come have in common with it: whole messages (-1: all of them), and how many
              requests. Of a prompt of messages; what is not listed is not known
+    trace    headers with which a server of HTTP goes on with the trace that the request is part of
     """
 
     pin: bool = False
@@ -496,6 +497,7 @@ class Hints(NamedTuple):
     priority: float = 1.0
     account: str = ""
     shared: tuple[tuple[int, float], ...] = ()
+    trace: tuple[tuple[str, str], ...] = ()
 
     @property
     def owner(self) -> str:
