@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lmc import config as _config
-from lmc import observing as _observing
 from lmc.errors import ParameterError
 
 __version__ = "0.1.0.dev0"
@@ -217,7 +216,7 @@ sys.modules["lmc.config"].__class__ = _CallableModule
 _config.set_default_factory(_small_model)
 _config.set_compiler(_compiled)
 _config.set_opener(_opened)
-_observing.set_observer(_open_telemetry)
+_config.set_observing(_open_telemetry)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     config: _CallableModule

@@ -269,6 +269,20 @@ def compiler() -> Callable[[Any], Any]:
     return _compiler
 
 
+_observing: Callable[[], Any] | None = None
+
+
+def set_observing(make: Callable[[], Any]) -> None:
+    """How to make the observer that the setting `otel` asks for (lmc/observing.py)."""
+    global _observing
+    _observing = make
+
+
+def new_observer() -> Any:
+    assert _observing is not None, "set by `import lmc`"
+    return _observing()
+
+
 def has_default_backend() -> bool:
     """Whether a default backend is set or was made already."""
     return _default is not None

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc.config import Settings, settings
+from lmc.config import Settings, new_observer, settings
 
 if TYPE_CHECKING:
     from lmc.backend.base import Backend, Handle, Hints, Result
@@ -79,23 +79,15 @@ class Observer(Protocol):
         ...
 
 
-_make: Callable[[], Observer] | None = None
 _observer: Observer | None = None
 _seen: Settings | None = None
-
-
-def set_observer(make: Callable[[], Observer]) -> None:
-    """How to make the observer that the setting `otel` asks for."""
-    global _make
-    _make = make
 
 
 def observer() -> Observer | None:
     """Who observes, by the settings in force. Raises MissingPackageError where its package is not installed."""
     global _observer, _seen
     if _seen is not (now := settings()):
-        assert _make is not None, "set by `import lmc`"
-        _observer = (_observer or _make()) if now.otel else None
+        _observer = (_observer or new_observer()) if now.otel else None
         _seen = now
     return _observer
 
