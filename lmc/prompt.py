@@ -20,8 +20,8 @@ from operator import index
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
-from lmc import observing
 from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
+from lmc.observing import submit
 
 if TYPE_CHECKING:
     from lmc.backend.base import Backend, Handle, Hints, Result
@@ -757,7 +757,7 @@ class Prompt:
         """This prompt followed by the answer to `ask`, which the backend starts on at once."""
         if self.forked is not None and hints is not None and getattr(backend, "wants_shared", False):
             hints = hints._replace(shared=self.forked.shared(hints.shared))
-        handle = observing.submit(backend, self._begun(), self._segments(ask), hints, self)
+        handle = submit(backend, self._begun(), self._segments(ask), hints, self)
         return Prompt(self, (), handle.results[0], handle, ())
 
     def prefill(self, backend: Backend, hints: Hints | None = None) -> Prompt:
