@@ -29,6 +29,7 @@ MODULES = {
     "dspy": ("dspy",),
     "journals": ("cryptography",),
     "otel": ("opentelemetry.sdk",),
+    "types": ("pydantic",),
 }
 """What the parts of lmc that an extra is for import of it."""
 

@@ -535,7 +535,9 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
     try:
         from pydantic import PydanticUserError, TypeAdapter
     except ImportError:
-        raise ParameterError(f"{wrong} (pydantic is not installed)") from None
+        from lmc.extras import missing
+
+        raise missing(f"the JSON schema of {of!r}", ["pydantic"], "types") from None
     from lmc.answers import for_pydantic
 
     try:
