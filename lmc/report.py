@@ -130,7 +130,7 @@ def text_of(state: State[Any]) -> str:
     ran, prices = of_state(state), _prices(state)
     lines = [state.name or "run", *(f"  {line}" for line in sums([ran], prices))]
     for r in ran.requests:
-        line = f"{_where(r.loc)} {r.kind} {r.name}" + (f" (branch {r.branch})" if r.branch else "")
+        line = f"{_where(r.loc)} {r.kind}" + (f" {r.name}" if r.name != r.kind else "") + (f" (branch {r.branch})" if r.branch else "")
         lines.append(f"    {line.strip()}: {_note(r, prices)}")
     return "\n".join(lines)
 
