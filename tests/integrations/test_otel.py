@@ -1,14 +1,18 @@
 """OpenTelemetry: one tree of spans whatever runs a program, by the conventions for generative AI; and nothing at all when it is off."""
 
 import asyncio
+import gc
 import json
 import linecache
+from types import SimpleNamespace
 
 import pytest
 
 import lmc
 from lmc import observing
+from lmc.backend.base import Result
 from lmc.errors import BackendError
+from lmc.prompt import Gen
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 
@@ -367,6 +371,18 @@ def test_what_is_refused_at_once_and_what_nobody_reads(spans):
     assert spans["invoke_workflow raises"].attributes["error.type"] == "ValueError"
     cancelled = spans["text_completion mock"]
     assert cancelled.attributes["lmc.cancelled"] is True and cancelled.status.status_code is StatusCode.UNSET
+
+
+def test_an_answer_that_nobody_can_read_any_more(spans):
+    class Backend(lmc.Mock):
+        def submit(self, parent, segments, hints=None):
+            return SimpleNamespace(results=[Result()])  # nobody else has it, as with an API whose answer nobody wants
+
+    observing.submit(Backend(), None, (Gen(),), None)
+    gc.collect()
+    assert spans.all == (), "a destructor only posts"
+    closed.run("q", backend=lmc.Mock()).sync()
+    assert spans["text_completion mock"].attributes["lmc.cancelled"] is True
 
 
 # -- off ---------------------------------------------------------------------------------------------------------------
