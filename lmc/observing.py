@@ -50,6 +50,10 @@ class Observer(Protocol):
         """Return what a host function gives, which `make` calls."""
         ...
 
+    def awaiting(self, made: object) -> AbstractContextManager[object]:
+        """A journaled run awaits within this what a call gave."""
+        ...
+
     def submit(self, backend: Backend, parent: Any, segments: Sequence[Segment], hints: Hints | None, before: Prompt | None) -> Handle:
         """Hand a submission to its backend. `before`: the prompt that its segments end, if there is one."""
         ...
@@ -96,6 +100,12 @@ def within(headers: Headers) -> AbstractContextManager[object]:
     """Where what another thread or process began goes on."""
     watching = observer() if headers else None
     return nullcontext() if watching is None else watching.within(headers)
+
+
+def awaiting(made: object) -> AbstractContextManager[object]:
+    """Where a journaled run awaits what a call of a host function gave."""
+    watching = observer()
+    return nullcontext() if watching is None else watching.awaiting(made)
 
 
 def submit(backend: Backend, parent: Any, segments: Sequence[Segment], hints: Hints | None, before: Prompt | None = None) -> Handle:

@@ -15,6 +15,7 @@ import os
 import queue
 import re
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
@@ -27,6 +28,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, use_span
 import lmc
 from lmc.backend.base import Backend, Handle, Hints, Output, Result
 from lmc.errors import CancelledError, Loc
+from lmc.frontend.active import ACTIVE
 from lmc.observing import Headers
 from lmc.prompt import Excerpt, Gen, Mark, Prompt, Segment, Select, Special, Text
 
@@ -50,6 +52,7 @@ class OpenTelemetry:
         self._tracer = trace.get_tracer("lmc", lmc.__version__)
         self._content = os.environ.get(_CONTENT, "").strip().lower() in ("true", "1", "span_only", "span_and_event")
         self._guesses: dict[int, _Request] = {}  # made ahead, and not settled: by the identity of their results, which their ledger holds
+        self._calls: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()  # of async tools that a journaled run has not awaited yet
         self._abandoned: queue.SimpleQueue[Span] = queue.SimpleQueue()  # a destructor may put into it, and nothing else
 
     # -- runs, batches, tools
@@ -86,25 +89,48 @@ class OpenTelemetry:
             attributes["lmc.ahead"] = "asked"
         if self._content:
             attributes["gen_ai.tool.call.arguments"] = _json(given)
-        span = self._tracer.start_span(f"execute_tool {name}", attributes={**attributes, "gen_ai.tool.name": name})
+        attributes["gen_ai.tool.name"] = name
+        if inspect.iscoroutinefunction(fn.fn):  # it is called when it is awaited
+            return self._later(make(), attributes)
+        span = self._tracer.start_span(f"execute_tool {name}", attributes=attributes)
         with _ended_by_errors(span):
             result = make()
-            if not inspect.iscoroutine(result):
-                self._give(span, result)
-                return result
-        awaited = self._awaited(span, result)
-        awaited.__qualname__ = result.__qualname__
-        return awaited
+        if inspect.iscoroutine(result) and not _is_journaled():
+            return _named(self._awaited(span, result), result)
+        self._give(span, result)
+        return result
+
+    def _later(self, made: Any, attributes: Attributes) -> Any:
+        if _is_journaled():  # the journal knows awaitables by what they are, and says when it awaits one
+            self._calls[made] = attributes
+            return made
+
+        async def awaited() -> Any:
+            span = self._tracer.start_span(f"execute_tool {attributes['gen_ai.tool.name']}", attributes=attributes)
+            return await self._awaited(span, made)
+
+        return _named(awaited(), made)
 
     async def _awaited(self, span: Span, made: Any) -> Any:
         with _ended_by_errors(span):
             result = await made
-            self._give(span, result)
+        self._give(span, result)
         return result
 
     def _give(self, span: Span, result: Any) -> None:
-        if self._content:
+        if self._content and not inspect.isawaitable(result):
             span.set_attribute("gen_ai.tool.call.result", _json(result))
+        span.end()
+
+    @contextmanager
+    def awaiting(self, made: object) -> Generator[None]:
+        attributes = self._calls.pop(made, None) if inspect.iscoroutine(made) else None
+        if attributes is None:
+            yield
+            return
+        span = self._tracer.start_span(f"execute_tool {attributes['gen_ai.tool.name']}", attributes=attributes)
+        with _ended_by_errors(span):
+            yield
         span.end()
 
     # -- requests
@@ -360,6 +386,17 @@ def _ended_by_errors(span: Span) -> Generator[None]:
             _failed(span, error)
             span.end()
             raise
+
+
+def _named(wrapper: Any, made: Any) -> Any:
+    """A coroutine with the name of the one that it awaits."""
+    wrapper.__qualname__ = made.__qualname__
+    return wrapper
+
+
+def _is_journaled() -> bool:
+    state: Any = ACTIVE.get()
+    return state is not None and state.emitter.run.journal is not None
 
 
 def _epoch(at: float) -> int:

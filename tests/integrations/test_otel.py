@@ -333,6 +333,31 @@ def test_a_resumed_run_has_no_spans_of_what_its_journal_knows(spans, tmp_path):
     assert len(spans.of(RUN)) == 2 and len(spans.of("execute_tool search")) == 1 and len(spans.of("chat mock")) == 4
 
 
+@lmc.host
+async def fetch(x):
+    await asyncio.sleep(0)
+    return f"got {x}"
+
+
+@lmc.function
+async def fetching(s, q):
+    found = await asyncio.gather(fetch(q), fetch(q + "!"))
+    s += lmc.user(found[0]) + lmc.assistant(lmc.gen("a", max_tokens=4))
+    return s["a"]
+
+
+@pytest.mark.parametrize("first", (False, True))
+def test_async_tools_of_a_journaled_run(spans, tmp_path, first):
+    """Whether somebody observes is nothing to the journal: one that was written without goes on with, and the other way round."""
+    for on in (first, not first):
+        lmc.config(otel=on)
+        found = asyncio.run(fetching.arun("q", backend=lmc.Mock(), journal=str(tmp_path / "j"), seed=1))
+        assert found.ret_value == found["a"]
+    assert len(spans.of("execute_tool fetch")) == (2 if first else 0) and len(spans.of("invoke_workflow fetching")) == 1
+    if first:
+        assert {spans.parent(span).name for span in spans.of("execute_tool fetch")} == {"invoke_workflow fetching"}
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
