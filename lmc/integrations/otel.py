@@ -454,14 +454,15 @@ def _json(value: Any) -> str:
 
 def provide() -> None:
     """Export spans as the standard OTEL_… variables say, by OTLP over HTTP, unless the process has a tracer provider already."""
-    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    wanted = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip()
+    if wanted == "none" or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 
     exporter: SpanExporter
-    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "console":
+    if wanted == "console":
         exporter = ConsoleSpanExporter()
     else:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
