@@ -197,7 +197,7 @@ _NO_USAGE = Usage()
 
 @dataclass(slots=True)
 class Tally:
-    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` what Hints do.
+    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` and `trace` what Hints do.
 
     failed  what the latest attempt, one in a list, failed with; None: nobody has to wait because of it
     """
@@ -205,6 +205,7 @@ class Tally:
     name: str | None = None
     loc: Loc | None = None
     shared: tuple[tuple[int, float], ...] = ()
+    trace: tuple[tuple[str, str], ...] = ()
     usage: Usage = _NO_USAGE
     attempts: int = 0
     unreported: int = 0
@@ -337,6 +338,8 @@ class Client:
             try:
                 async with self.rates.room:
                     sent = request()
+                    if tally.trace:
+                        sent = replace(sent, headers={**sent.headers, **dict(tally.trace)})
                     ticket = await self.rates.admit(sent.body)
                     tally.attempts += 1
                     self.ledger.add(attempts=1, retries=number > 0)

@@ -164,8 +164,8 @@ class Listed(Completions):
     def _is_plain(work: Work) -> bool:
         """Whether it is text and one answer behind it, or text to be read ahead."""
         *before, last = work.segments or (None,)
-        if not all(isinstance(segment, Text | Given) for segment in before) or work.hints.beyond is not None or work.hints.watched:
-            return False
+        if not all(isinstance(segment, Text | Given) for segment in before) or work.hints.beyond is not None or work.hints.watched or work.hints.trace:
+            return False  # one that is traced has headers of its own
         return isinstance(last, Text) if work.hints.pin else isinstance(last, Gen) and last.params.n == 1 and not last.tools and not last.params.return_logprob
 
     def _go_on(self, work: Work) -> None:
