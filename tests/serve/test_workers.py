@@ -266,7 +266,8 @@ def test_a_program_that_spins_is_killed_when_its_client_leaves(file, tmp_path, h
                 marker = tmp_path / "begun"
                 body = {"how": how, "marker": str(marker)}
                 call = ByHand(app, f"/programs/wild{path}", json.dumps({"items": [body]} if path == "/batch" else body).encode())
-                await until(lambda: begun(marker), 60)
+                await until(lambda: begun(marker) or call.task.done(), 60)
+                assert not call.task.done(), call.text
                 process = begun(marker)
                 beside = returned(await ask(app, "/programs/fine", name="x"))["process"]
                 assert beside != process, "others go on"
