@@ -78,8 +78,6 @@ def serve(
     programs = [userfiles.load_program(target) for target in targets or ()]
     if len(twice := {p.name for p in programs}) < len(programs):
         raise UsageError(f"two programs have one name (there are {', '.join(sorted(twice))}); publish them from two servers")
-    if journals is not None and workers:
-        raise UsageError("--journals keeps runs of the server's own process; leave --workers out")
     crew = _workers(targets or (), workers, worker_memory, worker_cpu)
     keys = _api_keys(api_keys)
     tls = _tls(tls_cert, tls_key, main.Tls)

@@ -183,7 +183,7 @@ def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) ->
     """Whether a search is over soon, whatever the text: it holds the interpreter, and so the answer that its program waits for."""
     try:
         given = inspect.signature(fn).bind(*args, **kwargs).arguments
-        pattern: Any = given["pattern"] if "pattern" in given else fn.__self__
+        pattern: Any = given.get("pattern", getattr(fn, "__self__", None))
         text, flags = given["string"], given.get("flags", 0)
         if isinstance(pattern, re.Pattern):
             pattern, flags = pattern.pattern, pattern.flags
