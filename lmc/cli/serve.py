@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmc import userfiles
+from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend
@@ -93,7 +93,7 @@ def serve(
         if restart:
             with closing(where):
                 raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
-    names = tuple(name) if name else (model,)
+    names = tuple(name) if name else (named.public(model),)
     settings = Settings(
         names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
         lenient=lenient, journals=journals, media_hosts=frozenset(map(str.lower, allow_remote_media or ())),
