@@ -284,6 +284,20 @@ def test_a_program_that_spins_is_killed_when_its_client_leaves(file, tmp_path, h
     go(work())
 
 
+def test_a_program_begins_though_what_is_behind_its_answer_never_ends(file, tmp_path):
+    """While it waits for the answer, what comes next is evaluated: not a search that may go on for ever."""
+
+    async def work():
+        async with running(file, lmc.Mock(latency=lambda ask: 1.0 if ask.name == "a" else 0.0)) as app:
+            marker = tmp_path / "begun"
+            call = ByHand(app, "/programs/wild", json.dumps({"how": "regex", "marker": str(marker)}).encode())
+            await until(lambda: begun(marker), 60)
+            call.leave()
+            await call.task
+
+    go(work())
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
 @pytest.mark.parametrize("how", ("", "/batch"))
 def test_a_program_that_calls_nothing_unknown_is_killed_as_well(file, how):
