@@ -171,8 +171,15 @@ def _bounded(name: str, args: list[Any]) -> None:
         op.bound("pow", args[0], args[1])
     if name == "pow" and any(isinstance(a, int) and a.bit_length() > op.LARGEST_NUMBER // 10 for a in args[1:]):
         raise Stop("a number is too large")
-    if name in ("math.prod", "textwrap.indent", "textwrap.shorten") and args and isinstance(args[0], (str, list)) and len(args[0]) > op.LARGEST_REGEX_TEXT:
+    if (name == "math.prod" or name.startswith(_WRITTEN_IN_PYTHON)) and any(isinstance(a, (str, list)) and len(a) > op.LARGEST_REGEX_TEXT for a in args):
         raise Stop("too large")
+    if name == "difflib.get_close_matches" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], list | tuple) and len(args[0]) * sum(len(a) for a in args[1] if isinstance(a, str)) > _MOST_COMPARED:
+        raise Stop("too large")
+
+
+_WRITTEN_IN_PYTHON = ("textwrap.", "shlex.", "html.", "ast.", "string.", "urllib.")
+_MOST_COMPARED = 1_000_000
+"""Characters of one text times those of the texts that it is compared with."""
 
 
 def _is_regex(fn: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +140,10 @@ def searches(s: Any, how: str) -> Any:
         found = re.match("(a|a)*b", "a" * 60)
     elif how == "method":
         found = re.compile("(a|a)*b").search("a" * 60)
+    elif how == "alike":
+        found = difflib.get_close_matches("ab" * 5000, ["ba" * 5000])
+    elif how == "grows":
+        found = ("a" * 10_000).replace("a", "b" * 1_000_000)
     else:
         found = re.findall(r"(\w+)=(\w+)", "a=1, b=2")
     s += f"{found}" + lmc.gen("b", max_tokens=3)
@@ -151,6 +156,12 @@ def test_an_evaluation_leaves_a_search_alone_that_may_not_end(how: str) -> None:
     asked, outcome = evaluate(searches, how=how)
     assert isinstance(outcome.value, Unknown) and not outcome.entire
     assert [each.prompt for each in asked] == ["x", None]
+
+
+@pytest.mark.parametrize("how", ("alike", "grows"))
+def test_an_evaluation_stops_where_more_would_take_long(how: str) -> None:
+    asked, outcome = evaluate(searches, how=how)
+    assert outcome.reason.endswith("too large") and [each.prompt for each in asked] == ["x"]
 
 
 def test_an_evaluation_searches_where_that_is_quick() -> None:
