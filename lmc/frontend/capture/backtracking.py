@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import groupby
+from operator import or_
 from typing import Any, NamedTuple
 
 MOST_WORK = 5_000_000
@@ -60,12 +62,25 @@ class _Found(NamedTuple):
 
 def work(pattern: str | bytes, flags: int, text: str | bytes, how: str) -> float:
     """Steps that `re.compile(pattern, flags)` takes at most with a text, by the name of its method. Raises what is wrong with the pattern."""
+    most = _of_any(pattern, flags, 1 << len(text).bit_length(), how)
+    if most <= MOST_WORK:
+        return most
     tree = _parsed(pattern, flags)
-    reader = _Reader(text, int(tree.state.flags))
+    return _work(tree, _OneText(text, int(tree.state.flags)), len(text), how)
+
+
+@lru_cache(1024)
+def _of_any(pattern: str | bytes, flags: int, length: int, how: str) -> float:
+    """The same for any text of that length, which is known at once where a pattern is used again and again."""
+    tree = _parsed(pattern, flags)
+    return _work(tree, _AnyText(length, int(tree.state.flags)), length, how)
+
+
+def _work(tree: Any, reader: _Reader, length: int, how: str) -> float:
     found = reader.sequence(tree, _Rest(0, True) if how == "fullmatch" else _Rest(reader.alphabet, False))
     if how in ("match", "fullmatch"):
         return found.work
-    return len(text) + found.work * (len(text) + 1 if found.empty else reader.occurrences(found.first))
+    return length + found.work * (length + 1 if found.empty else reader.occurrences(found.first))
 
 
 @lru_cache(256)
@@ -73,30 +88,19 @@ def _parsed(pattern: str | bytes, flags: int) -> Any:
     return _re._parser.parse(pattern, flags & ~re.DEBUG)
 
 
-class _Reader:
-    """Reads the tree of a pattern for one text."""
+class _Reader(ABC):
+    """Reads the tree of a pattern. alphabet: characters of the text."""
 
-    def __init__(self, text: str | bytes, flags: int) -> None:
-        self._text, self._flags = text.decode("latin-1") if isinstance(text, bytes) else text, flags
-        self._counts = Counter(self._text)
-        self._bits = {letter: _bit(ord(letter)) for letter in self._counts}
-        self._runs: dict[int, int] = {}
-        self.alphabet = 0
-        for bit in self._bits.values():
-            self.alphabet |= bit
+    def __init__(self, length: int, flags: int, alphabet: int) -> None:
+        self._length, self._flags, self.alphabet = length, flags, alphabet
 
+    @abstractmethod
     def occurrences(self, characters: int) -> int:
-        """How many places of the text have one of these characters."""
-        return sum(count for letter, count in self._counts.items() if self._bits[letter] & characters)
+        """How many places of the text have one of these characters, at most."""
 
+    @abstractmethod
     def longest(self, characters: int) -> int:
-        """Characters of the longest run of these in the text."""
-        found = self._runs.get(characters)
-        if found is None:
-            among = {letter for letter, bit in self._bits.items() if bit & characters}
-            runs = (sum(1 for _ in run) for inside, run in groupby(self._text, among.__contains__) if inside)
-            found = self._runs[characters] = len(self._text) if len(among) == len(self._bits) else max(runs, default=0)
-        return found
+        """Characters of the longest run of these in the text, at most."""
 
     def sequence(self, nodes: Any, rest: _Rest) -> _Found:
         work, ways, size, read, empty, decided, behind = 1.0, 1.0, 0, 0, True, True, rest
@@ -153,7 +157,7 @@ class _Reader:
         )  # fmt: skip
 
     def reference(self, op: Any, argument: Any, rest: _Rest) -> _Found:
-        return _Found(self.alphabet, True, 1 + len(self._text) * _SCAN, empty=True, read=self.alphabet)
+        return _Found(self.alphabet, True, 1 + self._length * _SCAN, empty=True, read=self.alphabet)
 
     def failure(self, op: Any, argument: Any, rest: _Rest) -> _Found:
         return _Found(0, True)
@@ -161,12 +165,14 @@ class _Reader:
     def repeat(self, op: Any, argument: Any, rest: _Rest) -> _Found:
         low, high, nodes = int(argument[0]), int(argument[1]), argument[2]
         alone = self.sequence(nodes, _Rest(0, True))
+        if alone.empty and high > 1:  # iterations that read nothing are ways, too
+            return _Found(alone.first | rest.first, rest.fails or low > 0, math.inf, math.inf, True, False, alone.size, alone.read)
         most = min(high, max(low, self.longest(alone.read)) + 1)
         again = _Rest(alone.first | rest.first, rest.fails or low > 1)
         body = self.sequence(nodes, again if most > 1 else rest)
         first = alone.first | (rest.first if low == 0 or alone.empty else 0)
-        decided = low == high or not (alone.first & rest.first or (alone.empty and most > 1))
-        exits = 1.0 if decided or not rest.fails else min(max(1, most - low + 1), 1 + self.occurrences(rest.first))
+        decided = low == high or not (alone.empty or alone.first & rest.first)
+        exits = 1.0 if decided or not rest.fails else min(max(1, most - low + 1), 1 + alone.empty + self.occurrences(rest.first))
         passes = _power(body.ways, most if rest.fails else max(0, low - 1))
         if len(nodes) == 1 and nodes[0][0] in _CHARACTERS:
             steps = 1 + most * _SCAN
@@ -224,6 +230,41 @@ class _Reader:
         within, beyond = _CLASSES[kind]
         found = (_PLAIN_SPACE if plain and kind == "s" else within) | (0 if plain else beyond)
         return _ALL & ~found if negated else found
+
+
+class _AnyText(_Reader):
+    """Of any text of a length."""
+
+    def __init__(self, length: int, flags: int) -> None:
+        super().__init__(length, flags, _ALL)
+
+    def occurrences(self, characters: int) -> int:
+        return self._length
+
+    def longest(self, characters: int) -> int:
+        return self._length
+
+
+class _OneText(_Reader):
+    """Of one text, by the characters that it has."""
+
+    def __init__(self, text: str | bytes, flags: int) -> None:
+        self._text = text.decode("latin-1") if isinstance(text, bytes) else text
+        self._counts = Counter(self._text)
+        self._bits = {letter: _bit(ord(letter)) for letter in self._counts}
+        self._runs: dict[int, int] = {}
+        super().__init__(len(text), flags, reduce(or_, self._bits.values(), 0))
+
+    def occurrences(self, characters: int) -> int:
+        return sum(count for letter, count in self._counts.items() if self._bits[letter] & characters)
+
+    def longest(self, characters: int) -> int:
+        found = self._runs.get(characters)
+        if found is None:
+            among = {letter for letter, bit in self._bits.items() if bit & characters}
+            runs = (sum(1 for _ in run) for inside, run in groupby(self._text, among.__contains__) if inside)
+            found = self._runs[characters] = len(self._text) if len(among) == len(self._bits) else max(runs, default=0)
+        return found
 
 
 def _bit(code: int) -> int:

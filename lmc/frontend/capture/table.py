@@ -186,10 +186,20 @@ def _is_regex(fn: Any) -> bool:
     return isinstance(getattr(fn, "__self__", None), re.Pattern) or (getattr(fn, "__module__", None) == "re" and fn not in (re.compile, re.escape))
 
 
+_signatures: dict[str, inspect.Signature] = {}
+
+
+def _signature(name: str, fn: Any) -> inspect.Signature:
+    """That of a function or method of `re`, by its name: of two objects' methods it is the same."""
+    if name not in _signatures:
+        _signatures[name] = inspect.signature(fn)
+    return _signatures[name]
+
+
 def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a search is over soon, whatever the text: it holds the interpreter, and so the answer that its program waits for."""
     try:
-        given = inspect.signature(fn).bind(*args, **kwargs).arguments
+        given = _signature(fn.__qualname__, fn).bind(*args, **kwargs).arguments
         pattern: Any = given.get("pattern", getattr(fn, "__self__", None))
         text, flags = given["string"], given.get("flags", 0)
         if isinstance(pattern, re.Pattern):
