@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import lmc
+from lmc.backend.api.redaction import without_userinfo
 from lmc.errors import ParameterError
 
 FORMS = ("mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json and *.safetensors, a hub id such as "
          "HuggingFaceTB/SmolLM2-135M-Instruct, openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL")
+
+
+_AT = re.compile(r"@(?=https?://)")
+"""Between a model and the URL where it is asked."""
 
 
 def open_backend(name: str) -> Any:
@@ -34,6 +39,14 @@ def open_backend(name: str) -> Any:
     return lmc._engine(name)
 
 
+def public(name: str) -> str:
+    """A backend's name for those who are not to know where it is asked, nor with which password."""
+    kind, colon, _ = name.partition(":")
+    if not colon or kind not in _SERVICES:
+        return name
+    return without_userinfo(name if kind in _SERVERS else _AT.split(name, maxsplit=1)[0])
+
+
 def is_model(name: str) -> bool:
     """Whether opening it loads a model, which takes a while."""
     return name != "mock" and name.partition(":")[0] not in _SERVICES
@@ -47,12 +60,12 @@ def check_model(name: str) -> None:
     if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
         near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1)
         hint = f"did you mean {near[0]}{':…' if near[0] in _SERVICES else ''}? " if near else ""
-        raise ParameterError(f"no model {name!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected is {FORMS}")
+        raise ParameterError(f"no model {without_userinfo(name)!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected is {FORMS}")
 
 
 def _api(make: Callable[..., Any]) -> Callable[[str], Any]:
     def opened(rest: str) -> Any:
-        model, *url = re.split(r"@(?=https?://)", rest, maxsplit=1)
+        model, *url = _AT.split(rest, maxsplit=1)
         return make(model, base_url=url[0]) if url else make(model)
 
     return opened

@@ -70,3 +70,16 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 def test_the_real_ones_are_there():
     assert isinstance(named.open_backend("mock"), lmc.Mock)
+
+
+@pytest.mark.parametrize("name, shown", [
+    ("openai:m@http://user:pw@host/v1", "openai:m"), ("anthropic:claude", "anthropic:claude"), ("vllm:http://user:pw@host:1", "vllm:http://host:1"), ("mock", "mock"), ("a/b@http://x", "a/b@http://x"),
+])  # fmt: skip
+def test_the_name_for_clients_has_no_password(name, shown):
+    assert named.public(name) == shown
+
+
+def test_a_mistaken_name_is_said_without_its_password():
+    with pytest.raises(ParameterError) as raised:
+        named.open_backend("opneai:m@http://user:pw1234@host/v1")
+    assert "pw1234" not in str(raised.value) and "did you mean openai:…?" in str(raised.value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmc import userfiles
+from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend
@@ -78,8 +78,6 @@ def serve(
     programs = [userfiles.load_program(target) for target in targets or ()]
     if len(twice := {p.name for p in programs}) < len(programs):
         raise UsageError(f"two programs have one name (there are {', '.join(sorted(twice))}); publish them from two servers")
-    if journals is not None and workers:
-        raise UsageError("--journals keeps runs of the server's own process; leave --workers out")
     crew = _workers(targets or (), workers, worker_memory, worker_cpu)
     keys = _api_keys(api_keys)
     tls = _tls(tls_cert, tls_key, main.Tls)
@@ -95,7 +93,7 @@ def serve(
         if restart:
             with closing(where):
                 raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
-    names = tuple(name) if name else (model,)
+    names = tuple(name) if name else (named.public(model),)
     settings = Settings(
         names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
         lenient=lenient, journals=journals, media_hosts=frozenset(map(str.lower, allow_remote_media or ())),

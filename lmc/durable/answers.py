@@ -148,6 +148,8 @@ class Answers:
         """Raises what ended the run, whatever the program made of it."""
         if self.broken is not None:
             raise self.broken
+        if self.journal.left:
+            raise CancelledError("the run was cancelled")
 
     def differs(self, what: str, loc: Loc | None) -> JournalError:
         """What is raised where the program does something else than it did; it ends the run."""

@@ -92,6 +92,11 @@ class Calls(Answers):
 
         caller  the state of the program that makes the call, which counts the programs that are run
         """
+        with self.journal.held():
+            return self._made(stream, caller, fn, args, kwargs, make, loc)
+
+    def _made(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+              make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         self.go_on()
         name, reached = name_of(fn), Snapshot(fn, args, kwargs)
         number, known = self.begin(stream, name, args, kwargs, loc, ordered=self._is_ordered(fn))

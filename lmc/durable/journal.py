@@ -9,11 +9,13 @@ lmc.durable.records says what is in them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
@@ -26,6 +28,8 @@ from lmc.durable.records import Contents
 from lmc.durable.room import Room
 from lmc.errors import JournalError
 from lmc.forking import REMEDY, belongs_here
+
+log = logging.getLogger("lmc.journal")
 
 GROUP = 0.05
 """Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
@@ -54,6 +58,8 @@ class Journal:
         self._some, self._urgent = threading.Event(), threading.Event()
         self._rung = False  # the writing thread will look at the entries
         self._closing = False
+        self.left = False  # its runs were cancelled: nothing more begins
+        self._calls, self._held = 0, threading.Lock()  # calls of host code whose outcome is to be written
         self._error: Exception | None = None
         self._sum, self._groups = contents.sum, contents.groups  # of the last group
         self._cipher, self._room, self._end = contents.cipher, Room(file.fileno()), contents.size
@@ -67,6 +73,7 @@ class Journal:
         self._file.close()
         self._sidecar.close()
         self._gathering, self._writing, self._some, self._urgent = threading.Lock(), threading.Lock(), threading.Event(), threading.Event()
+        self._held = threading.Lock()
         self._error = JournalError(f"it is written by the process {parent}, and this is a fork of it: {REMEDY}")
         self.entries.clear()
 
@@ -153,6 +160,34 @@ class Journal:
         await written
         self._check()
 
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """While a call is made whose outcome is written here: the journal stays open, also if the run is cancelled meanwhile."""
+        with self._held:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._held:
+                self._calls -= 1
+                last = self.left and not self._calls and not self._closing
+            if last:
+                self._alone(self.close)
+
+    def leave(self) -> None:
+        """The runs were cancelled. Calls that go on write what they came to, and the last of them closes the journal; where there is none, it is closed now."""
+        with self._held:
+            self.left = True
+            last = not self._calls
+        self._alone(self.close if last else self.sync)
+
+    def _alone(self, act: Callable[[], None]) -> None:
+        """Where nobody is there to be told."""
+        try:
+            act()
+        except JournalError as error:
+            log.error("%s", error.message)
+
     def close(self) -> None:
         """Writes what was put and closes the file. Raises JournalError if it cannot be written."""
         self._closing = True
@@ -163,6 +198,7 @@ class Journal:
         self._file.close()
         self._sidecar.close()
         self._check()
+        self._error = JournalError("it was closed")
 
     def _check(self) -> None:
         if self._error is not None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import json
@@ -84,8 +85,13 @@ def journaled(
         _enter(journal, bound, numbers)
         with few_full_collections(_FEW) if batch and journal.contents.finished(numbers) else nullcontext():
             yield replace(options, journal=journal, seed=journal.seed)
-    finally:
+    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):  # threads of its runs may be in calls
+        journal.leave()
+        raise
+    except BaseException:
         journal.close()
+        raise
+    journal.close()
 
 
 def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:

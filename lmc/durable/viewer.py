@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -67,6 +68,11 @@ class _Shelf:
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path, self.contents, self.entries = path, contents, list[Any]()
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.left = False
+
+    def held(self) -> AbstractContextManager[None]:
+        """There is nothing to be kept open."""
+        return nullcontext()
 
     def put(self, item: int, record: Any) -> None:
         """Nothing is written."""

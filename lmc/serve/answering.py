@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from lmc.backend.base import UNSCORED, Output, Scored
-from lmc.backend.families import Call, Family
+from lmc.backend.families import Family
 from lmc.serve.asking import Grown
 
 Json = dict[str, Any]
@@ -83,19 +83,30 @@ def scored_of(output: Output, scored: Scored | None = None) -> Scored:
 
 def chat_choice(index: int, output: Output, family: Family | None, token_bytes: TokenBytes | None) -> Json:
     """`token_bytes`: for log-probabilities; None where nobody asked for them."""
-    content, calls = (output.text, []) if family is None else family.split(output.text)
+    content, calls = _split(output.text, output, family)
     message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     finish = finish_of(output.metas[0])
     if calls:
-        message["tool_calls"] = [_tool_call(call) for call in calls]
+        message["tool_calls"] = calls
         finish = {"finish_reason": "tool_calls"}
     logprobs = None if token_bytes is None else chat_logprobs(scored_of(output), token_bytes)
     return {"index": index, "message": message, "logprobs": logprobs, **finish}
 
 
-def _tool_call(call: Call) -> Json:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function}
+def _split(text: str, output: Output, family: Family | None) -> tuple[str, list[Json]]:
+    """Content and calls of a complete answer: those that an API gave, or that the text spells."""
+    if family is None:
+        return text, [_tool_call(call["id"], call["name"], _arguments(call["arguments"])) for call in output.metas[0].get("tool_calls") or ()]
+    content, calls = family.split(text)
+    return content, [_tool_call(f"call_{secrets.token_hex(8)}", call.name, call.arguments) for call in calls]
+
+
+def _arguments(given: Any) -> str:
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
+def _tool_call(id: str, name: str, arguments: str) -> Json:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class ChatDeltas:
@@ -118,12 +129,12 @@ class ChatDeltas:
 
     def _end(self, output: Output) -> list[Json]:
         self._scored = scored_of(output, self._scored)
-        content, calls = (self._text, []) if self._family is None else self._family.split(self._text)
+        content, calls = _split(self._text, output, self._family)
         chunks = self._upto(len(content))
         self._sent = len(self._text)
         finish = finish_of(output.metas[0])
         if calls:
-            deltas = [{"index": i, **_tool_call(call)} for i, call in enumerate(calls)]
+            deltas = [{"index": i, **call} for i, call in enumerate(calls)]
             chunks.append(self._choice({"tool_calls": deltas}))
             finish = {"finish_reason": "tool_calls"}
         return [*chunks, {**self._choice({}), **finish}]

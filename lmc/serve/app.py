@@ -56,10 +56,10 @@ def create_app(
     pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
     ender = Ender(metrics)
-    crew = None if workers is None else Workers(backend, workers, metrics)
+    crew = None if workers is None else Workers(backend, workers, metrics, settings.journals)
     published: list[Published | Remote] = []
     for program in programs:
-        published.append(Published(program, backend, loop, pool, ender.end, settings.journals) if crew is None else Remote(program, crew))
+        published.append(Published(program, backend, loop, pool, ender.end, settings.journals) if crew is None else Remote(program, crew, pool, settings.journals))
     for counted in published if crew is None else [crew]:
         metrics.counts_ahead(partial(getattr, counted, "ahead"))
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
@@ -110,7 +110,7 @@ def create_app(
             route("POST", f"{at}/stream", f"stream of {each.name}", each.stream, program=each.name),
             route("POST", f"{at}/batch", f"batch of {each.name}", each.batch, program=each.name),
         ]
-        if isinstance(each, Published) and each.runs is not None:
+        if each.runs is not None:
             routes += [
                 route("GET", f"{at}/runs", f"runs of {each.name}", each.runs.listed, program=each.name, **free),
                 route("GET", f"{at}/runs/{{run}}", f"a run of {each.name}", each.runs.status, program=each.name, **free),

@@ -26,6 +26,7 @@ class Ask:
     """One prompt and how its `n` answers are sampled. A seed of None is the backend's, or one that nobody had before.
 
     salt      what is cached of the prompt is shared with asks of the same salt only
+    tools     those that the answer may call, as `Gen.tools`
     priority  its share of the model, and account: whose that is
     watched   the answer is read while it grows
     """
@@ -36,6 +37,7 @@ class Ask:
     n: int = 1
     seed: int | None = None
     salt: str = ""
+    tools: str = ""
     priority: float = 1.0
     account: str = ""
     watched: bool = False
@@ -150,7 +152,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
                 hints = Hints(namespace=ask.salt, priority=ask.priority, account=_of_sample(ask.account, i), watched=ask.watched)
                 if ask.n > 1:
                     hints = hints._replace(group=(ticket,), members=ask.n, way=(i, ask.n))
-                gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))
+                gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0), tools=ask.tools)
                 handles.append(observing.submit(backend, None, (*segments_of(ask.parts), gen), hints))
     except BaseException:
         for handle in handles:

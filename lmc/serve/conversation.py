@@ -1,4 +1,5 @@
-"""Messages to a prompt: by the constant pieces of the model's template, or by the whole of it where tools are involved.
+"""Messages to a prompt: by the constant pieces of the model's template, or by the whole of it where tools are involved. A chat API beneath
+the server gets messages and tools as such.
 
 Contents stay plain text: no message can write a special token (semantics of the language: appended text is plain).
 """
@@ -7,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from lmc.backend.base import Backend
 from lmc.backend.families import Family, family_of
-from lmc.chat import conversation
-from lmc.prompt import Image, Part
+from lmc.chat import ChatTemplate, conversation
+from lmc.errors import ArgumentError, ParameterError
+from lmc.prompt import Image, Mark, Part
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.media import picture
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
+from lmc.tools import call_line, call_of, described
 
 
 @runtime_checkable
@@ -30,15 +34,29 @@ class WholeTemplate(Protocol):
         ...
 
 
-def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = ()) -> tuple[tuple[Part | Image, ...], Family | None]:
-    """The prompt, and how calls in the answer are written; None where none may come. `hosts`: where pictures may be fetched."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A chat as a backend is asked.
+
+    family  how calls in the answer are written, None where none may come;  tools  those that a chat API is told of, as `Gen.tools`
+    """
+
+    parts: tuple[Part | Image, ...]
+    family: Family | None = None
+    tools: str = ""
+
+
+def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = ()) -> Asked:
+    """What a backend is asked. `hosts`: where pictures may be fetched."""
     messages = request.messages
     _check_ids(messages)
     offered = bool(request.tools) and request.tool_choice != "none"
     if not request.tools and request.tool_choice not in (None, "none"):
         raise bad("tool_choice needs tools", "tool_choice")
+    if not backend.capabilities.raw_text:
+        return Asked(_in_pieces(request, backend, hosts), tools=_told(request, backend) if offered else "")
     if not offered and not any(m.tool_calls for m in messages):
-        return _in_pieces(request, backend, hosts), None
+        return Asked(_in_pieces(request, backend, hosts))
     if any(m.has_images for m in messages):
         raise bad("tools and pictures exclude each other: this server does not write both into one prompt", "tools", "unsupported")
     whole = getattr(backend, "whole_template", None)
@@ -50,7 +68,32 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
     if request.continue_final_message or request.add_generation_prompt is False:
         raise bad("tools and continue_final_message exclude each other", "continue_final_message")
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if offered else []
-    return whole.render([_as_template_sees(m) for m in messages], tools), family if offered else None
+    return Asked(whole.render([_as_template_sees(m) for m in messages], tools), family if offered else None)
+
+
+def _told(request: ChatRequest, backend: Backend) -> str:
+    """The tools, for a chat API."""
+    if not backend.capabilities.tools:
+        raise bad("tools: the API beneath this server is not told of tools", "tools", "unsupported")
+    if request.tool_choice not in (None, "auto"):
+        raise bad("tool_choice: the API beneath this server is left to choose; send auto or none", "tool_choice", "unsupported")
+    try:
+        return described([tool.model_dump(exclude_none=True) for tool in request.tools or ()])
+    except (ArgumentError, ParameterError) as error:
+        raise bad(f"tools: {error.message}", "tools") from None
+
+
+class _Marked:
+    """A template that says where messages begin and end, which is what chat APIs go by."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template, self.name, self.stop = template, template.name, template.stop
+
+    def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
+        return (*self._template.begin(role, previous), Mark(role, "begin"))
+
+    def end(self, role: str) -> tuple[Part, ...]:
+        return (Mark(role, "end"), *self._template.end(role))
 
 
 def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]]:
@@ -66,8 +109,10 @@ def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]
 
 
 def _in_pieces(request: ChatRequest, backend: Backend, hosts: Collection[str]) -> tuple[Part | Image, ...]:
-    template = backend.chat_template
+    template: ChatTemplate = backend.chat_template if backend.capabilities.raw_text else _Marked(backend.chat_template)
     turns = [("system" if m.role == "developer" else m.role, _content(m, f"messages.{i}.content", backend, hosts)) for i, m in enumerate(request.messages)]
+    if not backend.capabilities.raw_text:
+        turns = [(role, text if role != "tool" else _result(request.messages, i)) for i, (role, text) in enumerate(turns)]
     answer = template.begin("assistant", turns[-1][0])
     parts = conversation(template, turns)
     if request.continue_final_message:
@@ -93,6 +138,18 @@ def _content(message: Message, where: str, backend: Backend, hosts: Collection[s
         part.text or "" if part.image_url is None else picture(part.image_url.url, part.image_url.detail or "auto", f"{where}.{i}.image_url", hosts)
         for i, part in enumerate(message.content)
     ]
+
+
+def _result(messages: Sequence[Message], at: int) -> str:
+    """The result of a call, as `lmc.tool_result` has it: with the call that it answers."""
+    message = messages[at]
+    for before in reversed(messages[:at]):
+        for call in before.tool_calls or ():
+            if call.id == message.tool_call_id:
+                return call_line(call_of(call.id, call.function.name, call.function.arguments)) + message.text
+        if before.role != "tool":
+            break
+    raise bad(f"messages.{at}.tool_call_id: the message before it has no call {message.tool_call_id!r:.80}", "messages")
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:

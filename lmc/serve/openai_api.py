@@ -124,12 +124,13 @@ class OpenAIApi:
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices)
         params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens)
-        parts, family = await self._in_pool(prompt_of, request, self._backend, self._settings.media_hosts)
+        asked = await self._in_pool(prompt_of, request, self._backend, self._settings.media_hosts)
+        family = asked.family
         if family is not None and (called := tools_called(request)):
             if constraint is not None:
                 raise bad("tool_choice and a constraint exclude each other", "tool_choice")
             constraint = family.required(called)
-        ask = Ask(parts, params, constraint, request.choices, _item_seed(request.seed, 0), request.cache_salt or "", **call.share, watched=bool(request.stream))
+        ask = Ask(asked.parts, params, constraint, request.choices, _item_seed(request.seed, 0), request.cache_salt or "", asked.tools, **call.share, watched=bool(request.stream))
         arrived = time.perf_counter()
         generation = await self._begin([ask])
         token_bytes = self._token_bytes if request.logprobs else None

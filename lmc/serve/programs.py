@@ -88,11 +88,10 @@ class ProgramLoop:
 class Described:
     """A program as requests name it, with the types of their bodies. Raises ProgramError for one whose arguments no JSON can give."""
 
-    runs: Runs | None = None
-    """Its runs that have an id, where the server keeps them; only in its own process."""
-
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, pool: Executor, journals: Path | None = None) -> None:
         self.name, self.function = function.name, function
+        self.runs = None if journals is None else Runs(journals / self.name, pool)
+        """Its runs that have an id, where the server keeps them."""
         self.arguments = arguments_model(function)
         several: Any = list.__class_getitem__(self.arguments)
         self.items: Any = create_model(f"{self.name}_items", __config__=_STRICT, items=(several, Field(min_length=1, max_length=_MOST_ITEMS)))
@@ -104,8 +103,7 @@ class Published(Described):
     def __init__(
         self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, end: Callable[[Running], None], journals: Path | None = None
     ) -> None:  # fmt: skip
-        super().__init__(function)
-        self.runs = None if journals is None else Runs(journals / self.name, pool)
+        super().__init__(function, pool, journals)
         self._loop, self._pool, self._end = loop, pool, end
         self._program = program_of(function, backend)
         self._before = self._asked_ahead()
@@ -140,7 +138,7 @@ class Published(Described):
 
     async def _one(self, call: Call, item: Mapping[str, Any], options: Json, run: str | None) -> Reply:
         journal = {} if run is None or self.runs is None else {"journal": self.runs.journal(run)}
-        with self._ended_with_the_request():
+        with self._ended_with_the_request(kept=bool(journal)):
             (record,) = await self._loop.run(self._records([item], {**options, **call.share, **journal}))
         if "error" in record:
             if run is not None and self.runs is not None and (waits := self.runs.waits(run, record["cause"])) is not None:
@@ -165,9 +163,10 @@ class Published(Described):
     # -- runs
 
     @contextmanager
-    def _ended_with_the_request(self) -> Iterator[Running]:
+    def _ended_with_the_request(self, *, kept: bool = False) -> Iterator[Running]:
         """What runs on when the request is cancelled is ended."""
         run = Running(self.name)
+        run.kept = kept
         RUN.set(run)  # of the request's own task
         try:
             yield run

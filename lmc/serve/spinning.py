@@ -24,6 +24,8 @@ from lmc.serve.metrics import Metrics
 
 log = logging.getLogger("lmc.serve")
 
+KEPT = 30.0
+"""Seconds that a run which is kept has to end the call that it is in, when nobody waits for it any more."""
 _EVERY = 0.05  # seconds between looks
 _TRIES = 400  # looks at a program that is to end, before it is given up: code in C, or a program that catches everything
 _SELDOM = 5.0  # seconds between looks at what was given up
@@ -37,10 +39,10 @@ class RunEnded(BaseException):
 
 
 class Running:
-    """A request's run of a program."""
+    """A request's run of a program. `kept`: it has a journal, so a call that it is in may end, or nobody would know whether it was made."""
 
     def __init__(self, program: str) -> None:
-        self.program = program
+        self.program, self.kept = program, False
 
 
 RUN: ContextVar[Running | None] = ContextVar("RUN", default=None)
@@ -64,6 +66,9 @@ class Ender:
 
     async def _end(self, run: Running) -> None:
         raised, found = False, list[tuple[int, FrameType]]()
+        until = asyncio.get_running_loop().time() + (KEPT if run.kept else 0.0)
+        while asyncio.get_running_loop().time() < until and any(threads_of(run)):
+            await asyncio.sleep(_EVERY)
         for _ in range(_TRIES):
             await asyncio.sleep(_EVERY)
             found = list(threads_of(run))

@@ -89,7 +89,8 @@ class Worker:
         self._programs: dict[str, Published] = {}
         loop, pool = ProgramLoop(), ThreadPoolExecutor(_THREADS, thread_name_prefix="lmc-worker")
         for target in told["targets"]:
-            made = Published(userfiles.load_program(target), backend, loop, pool, self._left.append)
+            journals = None if told["journals"] is None else Path(told["journals"])
+            made = Published(userfiles.load_program(target), backend, loop, pool, self._left.append, journals)
             self._programs[made.name] = made
         self._cpu: int | None = told["cpu"]
         _dump_no_core()
@@ -119,8 +120,8 @@ class Worker:
 
     async def _answer(self, header: Mapping[str, Any], body: bytes) -> None:
         published = self._programs[header["program"]]
-        endpoints = {"run": published.run, "batch": published.batch, "stream": published.stream}
-        call = Call(body, {}, header["query"], share=header["share"])  # what it asks is charged by the server's process
+        endpoints = {"run": published.run, "batch": published.batch, "stream": published.stream, "resume": published.resume}
+        call = Call(body, header["path"], header["query"], share=header["share"])  # what it asks is charged by the server's process
         _limit_cpu(self._cpu)
         with within(header["trace"]):
             await self._run(endpoints[header["run"]], call, header["id"])

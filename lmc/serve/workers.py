@@ -17,10 +17,12 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 from lmc.backend.base import Backend, MeteredAccount, Usage
@@ -33,6 +35,7 @@ from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Events, Reply
 from lmc.serve.metrics import AHEAD, Metrics
 from lmc.serve.programs import Described
+from lmc.serve.spinning import KEPT
 from lmc.serve.supervisor import SOCKET
 
 log = logging.getLogger("lmc.serve")
@@ -67,9 +70,9 @@ class WorkerOptions:
 class Remote(Described):
     """A program's endpoints, answered by workers. What is wrong with a request, its worker says."""
 
-    def __init__(self, function: Function, workers: Workers) -> None:
-        super().__init__(function)
-        self.run, self.batch, self.stream = (partial(workers.answer, self.name, how) for how in ("run", "batch", "stream"))
+    def __init__(self, function: Function, workers: Workers, pool: Executor, journals: Path | None) -> None:
+        super().__init__(function, pool, journals)
+        self.run, self.batch, self.stream, self.resume = (partial(workers.answer, self.name, how) for how in ("run", "batch", "stream", "resume"))
 
     def close(self) -> None:
         """The workers are closed together."""
@@ -78,8 +81,9 @@ class Remote(Described):
 class Workers:
     """All worker processes of a server. On its loop only."""
 
-    def __init__(self, backend: Backend, options: WorkerOptions, metrics: Metrics) -> None:
+    def __init__(self, backend: Backend, options: WorkerOptions, metrics: Metrics, journals: Path | None = None) -> None:
         self._backend, self._options, self._metrics = backend, options, metrics
+        self._journals = None if journals is None else journals.absolute()  # a program may change the directory
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()  # one that ran a program lately knows it best
         self._living: set[_Worker] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +137,7 @@ class Workers:
     async def _life(self, first: asyncio.Future[None]) -> str | None:
         """A worker from its beginning to its end. Why it did not begin, if it did not."""
         try:
-            worker = await _Worker.start(self._backend, self._options)
+            worker = await _Worker.start(self._backend, self._options, self._journals)
         except OSError as error:
             return f"no process can be started: {error.strerror or error}"
         self._living.add(worker)
@@ -170,8 +174,9 @@ class Workers:
         """What a worker answers. Raises ApiError; cancelling it ends the program."""
         worker = await self._taken(program)
         worker.charged_to(call.share["account"])
+        worker.grace = KEPT if how == "resume" or "run" in call.query else GRACE
         trace = [] if (watching := observer()) is None else watching.headers()
-        worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id, "share": dict(call.share), "trace": trace}, call.body)
+        worker.say({"run": how, "program": program, "path": dict(call.path), "query": dict(call.query), "id": call.id, "share": dict(call.share), "trace": trace}, call.body)
         try:
             header, body = await self._told(worker, program)
         except BaseException:
@@ -223,7 +228,7 @@ class Workers:
         """Makes a worker free again when its program has ended, or kills it."""
         try:
             worker.say({"cancel": True})
-            async with asyncio.timeout(GRACE):
+            async with asyncio.timeout(worker.grace):
                 while (frame := await worker.hear()) is not None and "over" not in frame[0]:
                     pass
         except TimeoutError:
@@ -247,6 +252,7 @@ class _Worker:
         self._process, self._reader, self._writer, self._pipe = process, reader, writer, pipe
         self.has_begun = self.busy = self.leaving = False
         self.why = ""
+        self.grace = GRACE  # seconds that its program has to end when nobody waits for it any more
         self.program = "it"  # what it ran last
         self._size = 0
         self._said: asyncio.Queue[frames.Frame | None] = asyncio.Queue()
@@ -254,11 +260,11 @@ class _Worker:
         self._gone = asyncio.ensure_future(self._wait())
 
     @classmethod
-    async def start(cls, backend: Backend, options: WorkerOptions) -> _Worker:
+    async def start(cls, backend: Backend, options: WorkerOptions, journals: Path | None) -> _Worker:
         (control, its_control), (connection, its_connection) = socket.socketpair(), Pipe()
         told = {
             "server": os.getpid(), "control": its_control.fileno(), "pipe": its_connection.fileno(),
-            "targets": list(options.targets), "memory": options.memory, "cpu": options.cpu,
+            "targets": list(options.targets), "memory": options.memory, "cpu": options.cpu, "journals": None if journals is None else str(journals),
         }  # fmt: skip
         with its_control, its_connection:
             try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -373,3 +375,54 @@ def test_a_journal_that_is_open_is_not_decided_about(tmp_path: Path) -> None:
     with file, pytest.raises(JournalError, match="is in use by another run"):
         lmc.Journal(tmp_path / "j").retry()
     lmc.Journal(tmp_path / "j").retry()
+
+
+# -- cancelled while a call goes on -----------------------------------------------------------------------------------------
+
+BEGUN, MAY_END = threading.Event(), threading.Event()
+
+
+def slow(x: str) -> str:
+    CALLS.append(x)
+    BEGUN.set()
+    assert MAY_END.wait(60)
+    return f"slow {x}"
+
+
+@lmc.function
+def works(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    first = slow(q)
+    return first, charge(q)
+
+
+def test_a_call_that_goes_on_when_its_run_is_cancelled_is_in_the_journal(tmp_path: Path) -> None:
+    """Its outcome is written when it is there, and nothing else begins; the journal is the run's until then."""
+    BEGUN.clear(), MAY_END.clear()
+    path = tmp_path / "j"
+    program = lmc.compile(works, backend=lmc.Mock())
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(program.abatch([{"q": "x"}], journal=path))
+        await asyncio.to_thread(BEGUN.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(JournalError, match="in use by another run"):
+            await program.abatch([{"q": "x"}], journal=path)
+
+    asyncio.run(cancelled())
+    status = lambda: lmc.Journal(path).runs()[0].status
+    assert status() == "in doubt"  # if the process ended here
+    MAY_END.set()
+    until = time.monotonic() + 60
+    while status() == "in doubt" and time.monotonic() < until:
+        time.sleep(0.001)
+    assert status() == "cut off" and CALLS == ["x"]
+    while True:
+        try:
+            (state,) = program.batch([{"q": "x"}], journal=path)
+            break
+        except JournalError:  # it is being closed
+            assert time.monotonic() < until
+    assert state.ret_value == ("slow x", "charged x") and CALLS == ["x", "x"]

@@ -266,7 +266,8 @@ def test_a_program_that_spins_is_killed_when_its_client_leaves(file, tmp_path, h
                 marker = tmp_path / "begun"
                 body = {"how": how, "marker": str(marker)}
                 call = ByHand(app, f"/programs/wild{path}", json.dumps({"items": [body]} if path == "/batch" else body).encode())
-                await until(lambda: begun(marker), 60)
+                await until(lambda: begun(marker) or call.task.done(), 60)
+                assert not call.task.done(), call.text
                 process = begun(marker)
                 beside = returned(await ask(app, "/programs/fine", name="x"))["process"]
                 assert beside != process, "others go on"
@@ -279,6 +280,20 @@ def test_a_program_that_spins_is_killed_when_its_client_leaves(file, tmp_path, h
                 assert process not in found
             await until(lambda: idle(engine) and engine.stats()["pinned"] == 0, 60)
             engine.check()
+
+    go(work())
+
+
+def test_a_program_begins_though_what_is_behind_its_answer_never_ends(file, tmp_path):
+    """While it waits for the answer, what comes next is evaluated: not a search that may go on for ever."""
+
+    async def work():
+        async with running(file, lmc.Mock(latency=lambda ask: 1.0 if ask.name == "a" else 0.0)) as app:
+            marker = tmp_path / "begun"
+            call = ByHand(app, "/programs/wild", json.dumps({"how": "regex", "marker": str(marker)}).encode())
+            await until(lambda: begun(marker), 60)
+            call.leave()
+            await call.task
 
     go(work())
 

@@ -15,8 +15,8 @@ from typing import Any
 from lmc.backend.engine import template_worker
 from lmc.forking import belongs_here
 
-CUTTING = 5  # seconds of processor time for all renderings that cutting a template takes: 0.2 s as a rule
-RENDERING = 2  # for one rendering by itself
+CUTTING = 1.0  # seconds of processor time for all renderings that cutting a template takes: some 0.03 s as a rule
+RENDERING = 2.0  # for one rendering by itself
 
 
 class Refused(Exception):
@@ -49,14 +49,14 @@ class Sandbox:
         and its largest whole number. Raises OverLimit."""
         with self._lock:
             self._shared = True
-            return self._start(CUTTING)
+            return self._start(CUTTING, template_worker.CUTTING_STEPS)
 
     def render(self, messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
         """The conversation as the template writes it. Raises Refused and OverLimit."""
         request: dict[str, Any] = {"given": {"messages": list(messages), "add_generation_prompt": ask, **self._fixed, **more}}
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._start(RENDERING)
+                self._start(RENDERING, template_worker.STEPS)
             return self._asked(request if self._shared else {**request, "seconds": RENDERING})["text"]
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Sandbox:
             self._shared = False
             self._end()
 
-    def _start(self, seconds: int) -> tuple[tuple[str, ...], int]:
+    def _start(self, seconds: float, steps: int) -> tuple[tuple[str, ...], int]:
         self._end()
         path = [str(Path(entry).absolute()) for entry in sys.path]
         command = [sys.executable, "-I", "-S", template_worker.__file__, json.dumps(path)]
@@ -77,7 +77,7 @@ class Sandbox:
             raise OverLimit(f"the process in which it runs cannot be started: {error}") from None
         self._finalizer = weakref.finalize(self, _kill, self._process)
         try:
-            found = self._asked({"source": self._source, "seconds": seconds})
+            found = self._asked({"source": self._source, "seconds": seconds, "steps": steps})
         except Refused as why:
             self._end()
             raise OverLimit(f"it does not parse as Jinja ({why})") from None

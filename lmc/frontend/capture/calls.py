@@ -130,8 +130,8 @@ class Calls:
                 return self._join(x, args[0])
             if name in ("ljust", "rjust", "center", "zfill", "expandtabs") and args and isinstance(args[0], int) and args[0] > op.LARGEST_REGEX_TEXT:
                 raise Stop("a width is too large")
-            if name == "replace" and len(x) > 10_000 and len(args) > 1 and isinstance(args[1], str) and len(args[1]) > 1000:
-                raise Stop("a text is too large")
+            if name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
+                op.fits(x.count(args[0]) * len(args[1]))
             if name == "format":
                 op.spec(x)
                 args = [op.text_of(self, a, "s") if type(a) is Object else a for a in args]

@@ -144,9 +144,9 @@ def bound(name: str, a: Any, b: Any) -> None:
             if a.bit_length() + b.bit_length() > LARGEST_NUMBER:
                 raise Stop("a number is too large")
         elif isinstance(a, (str, bytes)) and isinstance(b, int):
-            _text(len(a) * max(b, 0))
+            fits(len(a) * max(b, 0))
         elif isinstance(b, (str, bytes)) and isinstance(a, int):
-            _text(len(b) * max(a, 0))
+            fits(len(b) * max(a, 0))
     elif name == "pow":
         if isinstance(a, int) and isinstance(b, int) and abs(a) > 1 and a.bit_length() * abs(b) > LARGEST_NUMBER:
             raise Stop("a number is too large")
@@ -168,7 +168,8 @@ def spec(text: str) -> None:
         raise Stop("a width is too large")
 
 
-def _text(length: int) -> None:
+def fits(length: int) -> None:
+    """Raises Stop for a text that is too large."""
     if length > LARGEST_TEXT:
         raise Stop("a text is too large")
 

@@ -27,6 +27,7 @@ import functools
 import hashlib
 import heapq
 import html
+import inspect
 import itertools
 import json
 import math
@@ -45,6 +46,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import primitives, tools
+from lmc.frontend.capture import backtracking
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.values import (
     NOTHING,
@@ -146,6 +148,8 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
         if type(x) is range:
             ev.count(op.native(len, x))
     _bounded(name, given)
+    if _is_regex(fn) and not _is_quick(fn, name, given, kwargs):
+        return ev.operation(name, args, None)
     try:
         found = op.native(fn, *given, **kwargs)
     except Undecided as undecided:
@@ -165,8 +169,46 @@ def _bounded(name: str, args: list[Any]) -> None:
         raise Stop("bytes are too large")
     if name == "pow" and len(args) == 2:
         op.bound("pow", args[0], args[1])
-    if name in ("math.prod", "textwrap.indent", "textwrap.shorten") and args and isinstance(args[0], (str, list)) and len(args[0]) > op.LARGEST_REGEX_TEXT:
+    if name == "pow" and any(isinstance(a, int) and a.bit_length() > op.LARGEST_NUMBER // 10 for a in args[1:]):
+        raise Stop("a number is too large")
+    if (name == "math.prod" or name.startswith(_WRITTEN_IN_PYTHON)) and any(isinstance(a, (str, list)) and len(a) > op.LARGEST_REGEX_TEXT for a in args):
         raise Stop("too large")
+    if name == "difflib.get_close_matches" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], list | tuple) and len(args[0]) * sum(len(a) for a in args[1] if isinstance(a, str)) > _MOST_COMPARED:
+        raise Stop("too large")
+
+
+_WRITTEN_IN_PYTHON = ("textwrap.", "shlex.", "html.", "ast.", "string.", "urllib.")
+_MOST_COMPARED = 1_000_000
+"""Characters of one text times those of the texts that it is compared with."""
+
+
+def _is_regex(fn: Any) -> bool:
+    return isinstance(getattr(fn, "__self__", None), re.Pattern) or (getattr(fn, "__module__", None) == "re" and fn not in (re.compile, re.escape))
+
+
+_signatures: dict[str, inspect.Signature] = {}
+
+
+def _signature(name: str, fn: Any) -> inspect.Signature:
+    """That of a function or method of `re`, by its name: of two objects' methods it is the same."""
+    if name not in _signatures:
+        _signatures[name] = inspect.signature(fn)
+    return _signatures[name]
+
+
+def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a search is over soon, whatever the text: it holds the interpreter, and so the answer that its program waits for."""
+    try:
+        given = _signature(fn.__qualname__, fn).bind(*args, **kwargs).arguments
+        pattern: Any = given.get("pattern", getattr(fn, "__self__", None))
+        text, flags = given["string"], given.get("flags", 0)
+        if isinstance(pattern, re.Pattern):
+            pattern, flags = pattern.pattern, pattern.flags
+        return backtracking.work(pattern, flags, text, name.rpartition(".")[2]) <= backtracking.MOST_WORK
+    except (KeyError, RecursionError):
+        return False
+    except (re.error, TypeError, ValueError, OverflowError, AttributeError):  # raised again by the call, where the program may handle it
+        return True
 
 
 class _Callback:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
@@ -236,3 +237,20 @@ def test_files_that_are_wrong_in_one_place_load_or_are_refused():
     found = search(0, 48)
     assert not found.failures
     assert sum(found.outcomes.values()) == 48 and found.outcomes["refused"] > 20 and found.outcomes["answers"] > 5
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"model_type": "nonsense"}, r"config\.json: model_type 'nonsense' is no causal language model of this transformers"),
+    ({"model_type": "../gpt2"}, "model_type '../gpt2' is no causal"),
+    ({"model_type": 7}, "model_type 7 is no causal"),
+    ({"model_type": "gpt2", "n_layer": 1 << 31}, "n_layer is 2147483648; expected is a whole number from 0 to 10000"),
+    ({"model_type": "gpt2", "vocab_size": -1}, "vocab_size is -1"),
+    ({"model_type": "gemma3", "text_config": {"hidden_size": 1 << 40}}, "hidden_size is 1099511627776"),
+])  # fmt: skip
+def test_what_transformers_cannot_run_is_said_without_importing_it(change, says, tmp_path, monkeypatch):
+    from lmc.backend.engine.models import transformers_model
+
+    monkeypatch.setattr(transformers_model, "read_config", lambda *_: pytest.fail("it takes seconds to import"))
+    (tmp_path / "config.json").write_text(json.dumps(change))
+    with pytest.raises(ModelLoadError, match=says):
+        load(str(tmp_path))

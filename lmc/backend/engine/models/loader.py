@@ -410,7 +410,7 @@ def _read_directory(
     except configs.UnfusedError as reason:
         if sees:
             raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
-        config, theirs = _theirs(path, generation, reason)
+        config, theirs = _theirs(path, raw, generation, reason)
         layout = layout.unpacked
     _check_positions(path, config, layout.device)
     if dummy_on is None:
@@ -452,10 +452,11 @@ def _vision() -> Any:
     return vision
 
 
-def _theirs(path: Path, generation: Mapping[str, Any] | None, reason: ModelLoadError) -> tuple[ModelConfig, Any]:
+def _theirs(path: Path, raw: Mapping[str, Any], generation: Mapping[str, Any] | None, reason: ModelLoadError) -> tuple[ModelConfig, Any]:
     """The configuration for transformers' own code; `reason`: why ours does not do."""
-    from lmc.backend.engine.models.transformers_model import read_config
+    from lmc.backend.engine.models.transformers_model import check_cheaply, read_config
 
+    check_cheaply(path, raw)
     theirs, config = read_config(path, generation)
     log.info("%s: running transformers' own code, which is slower", reason)
     return config, theirs

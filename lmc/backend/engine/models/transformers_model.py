@@ -7,6 +7,7 @@ per load: a short text through transformers' own attention, and in two chunks th
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import threading
@@ -329,6 +330,34 @@ class TransformersModel:
 
 
 # -- from files ----------------------------------------------------------------------------------------------------------
+
+
+_SIZES: Mapping[str, int] = {
+    name: most for most, names in (
+        (LAYERS, "num_hidden_layers n_layer n_layers num_layers"), (HEADS, "num_attention_heads n_head n_heads num_heads num_key_value_heads head_dim"),
+        (WIDTH, "hidden_size n_embd d_model intermediate_size n_inner"), (VOCABULARY, "vocab_size"), (CONTEXT, "max_position_embeddings n_positions n_ctx"),
+    ) for name in names.split()
+}  # fmt: skip
+
+
+def check_cheaply(path: Path, raw: Mapping[str, Any]) -> None:
+    """Raises ModelLoadError for what can be seen to be no model of transformers' without its code, which takes seconds to import."""
+    where, kind = path / "config.json", raw.get("model_type")
+    if not isinstance(kind, str) or not _is_named(kind):
+        raise ModelLoadError(f"{where}: model_type {kind!r:.80} is no causal language model of this transformers; a newer one may have it. Others: {SUPPORTED}")
+    for fields in (raw, raw.get("text_config")):
+        if isinstance(fields, Mapping):
+            claims = Claims(fields, str(where))
+            for name, most in _SIZES.items():
+                if type(claims.fields.get(name)) is int:
+                    claims.whole(name, most, least=0)
+
+
+def _is_named(kind: str) -> bool:
+    """Whether transformers' list of models has a kind, as a look at its source shows."""
+    found = importlib.util.find_spec("transformers")
+    models = None if found is None or found.origin is None else Path(found.origin).parent / "models" / "auto" / "modeling_auto.py"
+    return models is None or not models.is_file() or f'"{kind}"' in models.read_text()
 
 
 def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, ModelConfig]:
