@@ -153,6 +153,11 @@ class Holdings:
 
     # -- the host tier -----------------------------------------------------------------------------------------
 
+    @property
+    def copies(self) -> bool:
+        """Whether copies between device and host are being made: what they hold comes free by itself."""
+        return self.host is not None and self.host.busy
+
     def fetch(self, req: Request, upto: int) -> None:
         """It has just been admitted; what the host has of its head, up to there, comes to slots of its own. If that cannot be begun, it computes all."""
         assert self.host is not None
@@ -167,7 +172,7 @@ class Holdings:
 
     def land_copies(self) -> None:
         """What has been copied by now is there."""
-        if self.host is None or not self.host.busy:
+        if self.host is None or not self.copies:
             return
         for req in self.host.landed():
             self.changes += 1
@@ -175,7 +180,7 @@ class Holdings:
                 continue
             self.give(req, req.device_len)
             if req.kind is Kind.PREFILL and not req.in_head:
-                self.pin(req)
+                self.complete(req)
 
     # -- choices -----------------------------------------------------------------------------------------------
 
@@ -207,13 +212,14 @@ class Holdings:
 
     # -- pins --------------------------------------------------------------------------------------------------
 
-    def pin(self, req: Request) -> None:
-        """A prefill is complete: its lock passes to a pin."""
+    def complete(self, req: Request) -> None:
+        """A prefill is complete: its lock passes to a pin, unless it is only made in passing."""
         assert req.node is not None
-        self.pins[req] = req.node
-        req.pinned = True
-        self.tree.mark_end(req.node)
-        self.tree.lock(req.node)
+        if not req.passing:
+            self.pins[req] = req.node
+            req.pinned = True
+            self.tree.mark_end(req.node)
+            self.tree.lock(req.node)
         self.finish(req, req.device_len)
         self.completed.append(req)
 

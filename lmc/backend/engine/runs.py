@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from lmc.backend.base import ProgramRun
@@ -95,6 +95,7 @@ class Runs:
         self._host, self._away_tokens = host, 0  # of all that is parked
         self._runs: dict[int, OpenRun] = {}
         self._open: dict[OpenRun, None] = {}
+        self.must_admit = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
         self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
         self.growth = 0  # of all open runs
         self.leased = 0  # leases there are
@@ -138,6 +139,8 @@ class Runs:
             run = self._runs[source.number] = OpenRun(source, (False, req.priority, req.order))
         req.owner = run
         run.requests += 1
+        if req.kind is Kind.PREFILL:
+            return is_new  # the run is as far away as it was
         if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:
             req.lease = lease
             lease.wanted += 1
@@ -174,7 +177,7 @@ class Runs:
         if (run := req.owner) is None:
             return
         self._waits_no_more(req)
-        if (parked := self._parked(req)) is not None:
+        if req.kind is not Kind.PREFILL and (parked := self._parked(req)) is not None:
             parked.until = self._now() + _AWAY
         run.requests -= 1
         self._close_if_over(run)
@@ -191,8 +194,8 @@ class Runs:
         if run is None:
             req.away = self._tree.away(node) if self._leases else 0
             return
-        lease, taken = req.lease, 0
-        if lease is None and run.leases and (lease := self._above(node, run)) is not None:  # nobody knew before that it goes on from there
+        lease, taken, goes_on = req.lease, 0, req.kind is not Kind.PREFILL
+        if goes_on and lease is None and run.leases and (lease := self._above(node, run)) is not None:  # nobody knew before that it goes on from there
             self._returned(lease)
         if lease is not None:
             self._waits_no_more(req)
@@ -200,7 +203,7 @@ class Runs:
                 taken = min(lease.own, at)
                 self._drop(lease)
                 run.held -= lease.own
-        parked = self._parked(req)
+        parked = self._parked(req) if goes_on else None
         if not (run.is_open or taken):
             run.expected = self._expected(run, need, req.head_len - at)
             run.was_open = True
@@ -236,6 +239,8 @@ class Runs:
         if away is not None:
             self._lease(run, node, own, req.gen, away)
         else:
+            if req.kind is Kind.PREFILL and (lease := self._above(node, run)) is not None and node not in run.leases:
+                self._lengthen(lease, node, own)
             self._settle(run)
             self._tree.unlock(node)
             if self._leases and req.kind is not Kind.PREFILL:
@@ -286,7 +291,7 @@ class Runs:
     def may_run(self, req: Request, need: int, at: int) -> bool:
         """Whether a request may be promised so many slots behind `at` tokens: one of an open run may, another one if its run fits beside all open ones."""
         run = req.owner
-        if not self._open or req.preempted or (run is not None and run.is_open):
+        if not self._open or self.must_admit or req.preempted or (run is not None and run.is_open):
             return True
         return self._room >= self._wants(req, need, at)
 
@@ -298,7 +303,7 @@ class Runs:
 
     def may_fit(self, req: Request) -> bool:
         """Whether a request that was refused is worth another look."""
-        return req.preempted > 0 or not self._open or self._room + req.shared >= req.wants
+        return req.preempted > 0 or not self._open or self.must_admit or self._room + req.shared >= req.wants
 
     def refused(self, req: Request, need: int, at: int) -> None:
         """What it would take."""
@@ -344,6 +349,14 @@ class Runs:
             run.leases[node] = Lease(run, node, own, place, now, until)
             self.leased += 1
         self._hold(run, own)
+
+    def _lengthen(self, lease: Lease, node: Node, own: int) -> None:
+        """It keeps what was computed behind it, too, up to `node`. The caller settles its run."""
+        self._tree.lengthen(lease.node, node)
+        del lease.run.leases[lease.node]
+        lease.node, lease.own = node, lease.own + own
+        lease.run.leases[node] = lease
+        lease.run.held += own
 
     def _end(self, lease: Lease) -> None:
         self._drop(lease)
@@ -408,8 +421,22 @@ class Runs:
 
     def own_leases(self, req: Request) -> list[Lease]:
         """Of its own run, but for the one that it goes on from: what is used again last first, what others wait to go on from at the end."""
-        found = [lease for lease in req.owner.leases.values() if lease is not req.lease] if req.owner is not None else []
+        if (run := req.owner) is None:
+            return []
+        goes_on_from = req.lease or (None if req.behind is None else self._above(req.behind, run))
+        found = [lease for lease in run.leases.values() if lease is not goes_on_from]
         return sorted(found, key=lambda lease: (lease.wanted > 0, -lease.until))
+
+    def reclaimable(self, req: Request) -> Iterator[Lease]:
+        """Leases that may end for a waiting request, the first first: those that the host has, whoever has them, are only parked; for what a run
+        that has its memory needs now, or where nobody is expected back, also those of younger runs, and its own."""
+        if req.guess and not self.must_admit:
+            return
+        if not req.guess:
+            yield from self.parkable_leases()
+        if self.must_admit or req.is_of_open_run:
+            yield from self.younger_leases(req)
+            yield from self.own_leases(req)
 
     def parkable_leases(self) -> list[Lease]:
         """That nobody waits for, and whose prefixes the host has: of all runs, what is used again last first."""
@@ -418,15 +445,17 @@ class Runs:
         found = [lease for run in self._open for lease in run.leases.values() if not lease.wanted and host.has(lease.node)]
         return sorted(found, key=lambda lease: -lease.until)
 
-    def make_room(self, need: int, leases: list[Lease]) -> bool:
+    def make_room(self, need: int, leases: Iterable[Lease]) -> bool:
         """Ends leases, the first first, until so many slots are spare; none where that is not enough."""
-        if self._promises.spare + sum(lease.own for lease in leases) < need:
+        ending = list(dict.fromkeys(leases))
+        if self._promises.spare + self._tree.freed_by(lease.node for lease in ending) < need:
             return False
-        for lease in leases:
+        for lease in ending:
             if self._promises.spare >= need:
                 break
             self._break(lease)
-        return self._promises.spare >= need
+        assert self._promises.spare >= need, "what ended leases give back was miscounted"
+        return True
 
     def break_any(self) -> bool:
         """Ends a lease of the youngest run; False if there is none."""
