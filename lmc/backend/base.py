@@ -274,7 +274,7 @@ class Result:
     checked       the journaled run that asked for it, and a check of what was asked, once it is known (lmc.checks)
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "checked", "ended", "first")
+    __slots__ = ("_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "began", "checked", "ended", "first")
 
     def __init__(self) -> None:
         self.began = perf_counter()
@@ -285,6 +285,8 @@ class Result:
         self._callbacks: list[Callable[[Result], None]] | None = None
         self._deltas: list[str] | None = None
         self._scored: list[Scored] | None = None
+        self._heard: list[tuple[str, Mapping[str, Any]]] = []  # calls of tools, while the answer grows
+        self._told: Callable[[str, Mapping[str, Any]], None] | None = None
 
     # backend side
 
@@ -300,6 +302,14 @@ class Result:
             watchers = list(self._callbacks or ())
         for notify in watchers:
             notify(self)
+
+    def heard(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """The growing answer has a call of a tool that is complete."""
+        with _lock:
+            self._heard.append((name, arguments))
+            told = self._told
+        if told is not None:
+            told(name, arguments)
 
     def finish(self, output: Output) -> None:
         self._complete(output, None)
@@ -361,6 +371,13 @@ class Result:
                 self._callbacks.append(notify)
                 return
         notify(self)
+
+    def on_call(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Calls `told` with each call of a tool that is complete before the answer is; at once with those that are."""
+        with _lock:
+            heard, self._told = list(self._heard), told
+        for name, arguments in heard:
+            told(name, arguments)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until done; False if `timeout` seconds passed first."""
