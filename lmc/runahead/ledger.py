@@ -121,7 +121,7 @@ class Ledger:
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
         self._fresh = True  # Python has asked something since that no evaluation foresaw
-        self._prefilled: dict[Hashable, Prompt] = {}  # by content; the backend drops what nobody holds
+        self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; the backend drops what nobody holds
         self.prefilled = 0  # prompts that were prefilled before what follows was known
         self._lock = threading.RLock()
         self._waiting: set[Signal] = set()

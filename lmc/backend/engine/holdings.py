@@ -24,6 +24,8 @@ from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
 from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.runs import Runs
 
+_LEFT = 8  # the share of the pool that is left to answers that grow when something is fetched before it is asked for
+
 _TREES: Mapping[str, Callable[[], RadixCache]] = {"tree": RadixCache, "table": TableCache, "off": NoCache}
 
 
@@ -169,6 +171,27 @@ class Holdings:
         else:
             self.pool.free(req.slots[at:upto])
             self.promises.make(req, n)
+
+    def fetch_ahead(self) -> None:
+        """What runs will go on from that are expected back comes to the device, where there is room that nobody needs now."""
+        host = self.host
+        if host is None or not host.rates.favour_copies:
+            return
+        for lease in self.runs.expected_back():
+            assert lease.copy is not None
+            parent = self.tree.match(host.ids_to(lease.copy), namespace=lease.space)
+            n = lease.copy.end - parent.end
+            if self.promises.spare - lease.copy.end < self.pool.num_slots // _LEFT:
+                return
+            if not n:  # nothing of it has left
+                host.is_at(parent, lease.copy)
+                self.runs.back(lease, parent)
+                continue
+            lease.coming = True
+            self.tree.lock(parent)  # what is evicted for it is not what it goes behind
+            slots = self.alloc(n)
+            host.fetch_ahead(lease.copy, parent, slots, lambda node, lease=lease: self.runs.back(lease, node))
+            self.tree.unlock(parent)
 
     def land_copies(self) -> None:
         """What has been copied by now is there."""

@@ -168,6 +168,8 @@ class Scheduler:
             assert req.node is not None
             filling.advance(req, req.node)
         self._admission.admit(filling)
+        if not self.waiting.ready:
+            self._held.fetch_ahead()
         work = filling.done()
         if work is not None:
             self.tally.passes += 1
@@ -251,7 +253,7 @@ class Scheduler:
             return {}
         return {
             "host_slots": host.capacity, "host_tokens": host.size, "host_out": host.saved, "host_in": host.fetched,
-            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_failed": host.failed, "parked_leases": self.runs.parked,
+            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_ahead": host.ahead, "host_failed": host.failed, "parked_leases": self.runs.parked,
         }  # fmt: skip
 
     # -- preemption --------------------------------------------------------------------------------------------

@@ -112,6 +112,35 @@ def test_pins_that_open_runs_use_outlast_others():
     engine.check()
 
 
+@pytest.mark.parametrize("late", [0, 3])
+def test_what_a_run_goes_on_from_is_back_before_its_request_comes(late):
+    """It is parked for others; when it has been away for half the usual time, and there is room, it is copied back beside a pass of somebody else."""
+    clock = Clock()
+    engine, core = stepped(300, host=1000, max_context=250, now=clock)
+    run = ProgramRun("agent")
+    handle = ask(engine, core, "a" * 160, run=run)
+    for _ in range(2):  # how long it is away is learned
+        clock.now += 10.0
+        handle = ask(engine, core, "go on", handle, run=run)
+    other = ask(engine, core, "o" * 150)
+    stats = engine.stats()
+    assert (stats["parked_leases"], stats["leases"]) == (1, 0)
+    mover_of(core).late = late
+    clock.now += 2.0
+    ask(engine, core, "x" * 10)
+    assert engine.stats()["host_ahead"] == 0, "too early"
+    clock.now += 4.0
+    for name in "yz":
+        ask(engine, core, name * 10)
+    assert engine.stats()["host_ahead"] == 1 and engine.stats()["leases"] == 1
+    engine.check()
+    hits = engine.stats()["host_hits"]
+    more = ask(engine, core, "and more", handle, run=run)
+    assert more.results[0].output().meta["cached_tokens"] > 160 and engine.stats()["host_hits"] == hits, "nothing is copied for the request"
+    assert other
+    engine.check()
+
+
 def test_tokens_are_the_same_with_and_without():
     answers = []
     for host in (0, 600, 8000):
