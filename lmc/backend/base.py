@@ -483,6 +483,7 @@ class Hints(NamedTuple):
     way      which of the group's equal requests this is, and of how many: they differ in their seeds only and are one
              n-way sample, each with a seed of its own
     reserve  most tokens that the answer can have by its constraint, its end included; None where that is not known
+    growth   tokens by which the run's prompts grow at most behind this answer; None where that is not known
     more     further submissions follow at once: what begins now would begin without them
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
@@ -513,6 +514,7 @@ class Hints(NamedTuple):
     priority: float = 1.0
     account: str = ""
     shared: tuple[tuple[int, float], ...] = ()
+    growth: int | None = None
 
     @property
     def owner(self) -> str:

@@ -475,7 +475,7 @@ class LocalBackend:
     def _tag(req: Request, step: _Step) -> None:
         """Whose it is."""
         hints = step.hints
-        req.namespace, req.run, req.watched = step.namespace, hints.run, hints.watched
+        req.namespace, req.run, req.watched, req.growth = step.namespace, hints.run, hints.watched, hints.growth
         share = hints if hints.run is None else hints.run
         req.weight, req.account = share.priority, share.account
 

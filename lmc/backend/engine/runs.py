@@ -212,7 +212,7 @@ class Runs:
         if not (run.is_open or taken):
             run.expected = self._expected(run, req, need, at)
             run.was_open = True
-        elif goes_on and (run.program, req.gen) in self._arms:  # it has taken this arm, say
+        elif goes_on and (req.growth is not None or (run.program, req.gen) in self._arms):  # it has taken this arm, say
             run.expected = max(self._expected(run, req, need, at), run.held)
         if goes_on and len(run.places) < _RECENT:
             run.places[req.gen] = None
@@ -323,6 +323,9 @@ class Runs:
         """Slots that it is expected to hold at its peak, by what runs needed that came by this place; `need`: for this request, behind `at` tokens."""
         found = self._arms.get((run.program, req.gen)) or self._needs.get(run.program)
         guess = max(need + (req.head_len - at) * _GROWS, self._largest.get(run.program, 0)) if found is None else found[0]
+        if req.growth is not None:  # the graph leaves no more
+            most = run.held + need + req.growth
+            guess = most if found is None else min(guess, most)
         return min(self._capacity, max(round(guess), run.peak if run.was_open else 0, need))
 
     def _hold(self, run: OpenRun, slots: int) -> None:

@@ -106,6 +106,17 @@ def test_what_runs_need_is_learned_for_each_arm():
     engine.check()
 
 
+@pytest.mark.parametrize(("growth", "open_runs"), [(None, 1), (0, 2), (200, 1)])
+def test_a_run_whose_graph_leaves_no_more_is_expected_to_need_no_more(growth, open_runs):
+    """Nothing is known of the program: without its graph, it may come to need as much again as its prompt."""
+    engine, core = stepped(110, max_context=100)
+    runs = [ProgramRun("agent") for _ in range(2)]
+    handles = [engine.submit(None, [Text((name * 40,)), gen(4)], Hints(run=run, growth=growth)) for name, run in zip("ab", runs, strict=True)]
+    drain(core)
+    assert engine.stats()["open_runs"] == open_runs and handles
+    engine.check()
+
+
 def test_who_comes_back_late_loses_its_lease_and_is_answered():
     world = World(POOL)
     some = agents(48)
