@@ -32,7 +32,7 @@ def forked(s, task):
 @lmc.function
 def looped(s, task, n):
     s += task + lmc.gen("first", max_tokens=9)
-    for i in range(n):
+    for _ in range(n):
         s += "again" + lmc.gen("x", max_tokens=10)
     s += "end" + lmc.gen("last", max_tokens=3)
 
