@@ -38,13 +38,13 @@ class SteppedCore(EngineCore):
 
 
 @contextmanager
-def stepped(engine: LocalBackend) -> Iterator[Callable[[], None]]:
+def stepped(engine: LocalBackend, made: type[SteppedCore] = SteppedCore) -> Iterator[Callable[[], None]]:
     """While open, batches on an idle `engine` drive its passes themselves. Their items all begin at once, and none may block.
 
     Gives what drives it to its end: answers that nothing in a program waits for may be outstanding behind a run.
     """
     threaded: Any = engine._core
-    core = SteppedCore(engine._scheduler, threaded._runner)
+    core = made(engine._scheduler, threaded._runner)
     driving = threading.Lock()
     give_way, next_item, sleep = Flights.give_way, Flights._next_item, Fibers._sleep
 

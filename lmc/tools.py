@@ -32,11 +32,28 @@ def described(tools: Any) -> str:
         return tools
     if isinstance(tools, Mapping) or not isinstance(tools, Iterable):
         raise ArgumentError(f"gen(tools=…) takes a list of functions, not {tools!r}")
-    found = [_given(tool) if isinstance(tool, Mapping) else _function(tool) for tool in cast(Iterable[Any], tools)]
+    tools = list(cast(Iterable[Any], tools))
+    found = [_given(tool) if isinstance(tool, Mapping) else _function(tool) for tool in tools]
     names = [tool["name"] for tool in found]
     if len(set(names)) < len(names):
         raise ParameterError(f"gen(tools=…): two tools are called {next(n for n in names if names.count(n) > 1)!r}")
-    return json.dumps(found, ensure_ascii=False) if found else ""
+    text = json.dumps(found, ensure_ascii=False) if found else ""
+    pure = {name: tool for name, tool in zip(names, tools, strict=True) if getattr(tool, "pure", False) is True}
+    return Described(text, pure) if pure else text
+
+
+class Described(str):
+    """The description of tools some of which are declared `lmc.pure`: those, by name."""
+
+    pure: Mapping[str, Any]
+
+    def __new__(cls, text: str, pure: Mapping[str, Any]) -> Described:
+        made = super().__new__(cls, text)
+        made.pure = pure
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)  # functions stay where they are
 
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

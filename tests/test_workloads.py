@@ -1,12 +1,13 @@
 """The benchmark's workloads: right shapes, fresh and repeatable text, equal answers in both modes."""
 
 import gc
+import itertools
 import json
 
 import pytest
 
 import lmc
-from benchmarks import bench_compile, bench_passes, bench_programs
+from benchmarks import agent_traces, bench_agents, bench_compile, bench_passes, bench_programs
 from benchmarks.pass_workloads import LATE_POOL
 from benchmarks.workloads import WORDS, Size, figures, host_overhead
 from tests.backend.gated import Gated
@@ -142,3 +143,41 @@ def test_a_server_is_a_backend_by_its_url(monkeypatch):
     bench_programs.open_backend("sglang:http://127.0.0.1:30000")
     bench_programs.open_backend("openai:m/x@http://127.0.0.1:1/v1")
     assert opened == ["http://127.0.0.1:30000", ("m/x", "http://127.0.0.1:1/v1")]
+
+
+# -- agents whose tools take time ----------------------------------------------------------------------------------
+
+
+def test_traces_are_as_published_and_the_same_for_a_seed():
+    found = list(itertools.islice(agent_traces.traces(0, 8), 200))
+    assert found == list(itertools.islice(agent_traces.traces(0, 8), 200))
+    turns, context = sorted(len(trace.turns) for trace in found), [trace.words for trace in found]
+    assert 23 <= turns[60] <= 32 <= turns[140] <= 43 and 27 <= turns[100] <= 37
+    assert min(context) >= 12_000 / 8 * 0.8 and max(context) <= 140_000 / 8 * 1.1
+    with_subagents = sum(any(turn.subagent for turn in trace.turns) for trace in found)
+    assert 0.36 <= with_subagents / len(found) <= 0.52
+    shares = [sum(trace.share * (1 + len(turn.subagent.turns if turn.subagent else ())) for turn in trace.turns) for trace in found]
+    assert all(share == pytest.approx(1) for share in shares)
+
+
+@apart
+@pytest.mark.model
+def test_agents_are_replayed_on_a_clock_of_their_own(tmp_path, capsys):
+    """With four times as many as the pool has room for, requests by themselves compute most of it again; runs nothing."""
+    out = tmp_path / "rows.json"
+    assert bench_agents.main(["--scale", "256", "--pool", "3125", "--over", "4", "--jobs", "2", "--policies", "own,own+host,lru", "--json", str(out)]) == 0
+    assert "optimality" in capsys.readouterr().out
+    rows = {row["policy"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["own"]["optimality"] >= 0.95
+    assert rows["own+host"]["host_in"] > 0 and rows["own+host"]["optimality"] > rows["lru"]["optimality"]
+    assert rows["lru"]["optimality"] < 0.7
+    assert all(row["ended"] > 0 and row["jobs_per_hour"] > 0 for row in rows.values())
+
+
+@pytest.mark.model
+def test_agents_are_replayed_on_a_model(tmp_path):
+    out = tmp_path / "rows.json"
+    assert bench_agents.main(["--model", "smollm2", "--scale", "1000", "--pool", "800", "--over", "1", "--policies", "own", "--window", "2", "--warm-up", "1",
+                              "--json", str(out)]) == 0  # fmt: skip
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["jobs_per_hour"] > 0 and row["generated"] > 0

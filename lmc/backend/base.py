@@ -276,7 +276,9 @@ class Result:
     asked         what a program asked, and the fork path on which it did, for reports; None: no program did
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "asked", "began", "checked", "ended", "first", "raised")
+    __slots__ = (
+        "_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "asked", "began", "checked", "ended", "first", "raised",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.began = perf_counter()
@@ -289,6 +291,8 @@ class Result:
         self._callbacks: list[Callable[[Result], None]] | None = None
         self._deltas: list[str] | None = None
         self._scored: list[Scored] | None = None
+        self._heard: list[tuple[str, Mapping[str, Any]]] = []  # calls of tools, while the answer grows
+        self._told: Callable[[str, Mapping[str, Any]], None] | None = None
 
     # backend side
 
@@ -304,6 +308,14 @@ class Result:
             watchers = list(self._callbacks or ())
         for notify in watchers:
             notify(self)
+
+    def heard(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """The growing answer has a call of a tool that is complete."""
+        with _lock:
+            self._heard.append((name, arguments))
+            told = self._told
+        if told is not None:
+            told(name, arguments)
 
     def finish(self, output: Output) -> None:
         self._complete(output, None)
@@ -365,6 +377,13 @@ class Result:
                 self._callbacks.append(notify)
                 return
         notify(self)
+
+    def on_call(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Calls `told` with each call of a tool that is complete before the answer is; at once with those that are."""
+        with _lock:
+            heard, self._told = list(self._heard), told
+        for name, arguments in heard:
+            told(name, arguments)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until done; False if `timeout` seconds passed first."""
@@ -471,6 +490,7 @@ class Hints(NamedTuple):
     way      which of the group's equal requests this is, and of how many: they differ in their seeds only and are one
              n-way sample, each with a seed of its own
     reserve  most tokens that the answer can have by its constraint, its end included; None where that is not known
+    growth   tokens by which the run's prompts grow at most behind this answer; None where that is not known
     more     further submissions follow at once: what begins now would begin without them
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
@@ -502,6 +522,7 @@ class Hints(NamedTuple):
     priority: float = 1.0
     account: str = ""
     shared: tuple[tuple[int, float], ...] = ()
+    growth: int | None = None
     trace: tuple[tuple[str, str], ...] = ()
 
     @property

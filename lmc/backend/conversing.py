@@ -81,15 +81,20 @@ class Spoken(NamedTuple):
             return text, []
         return content, [call_of(f"call_{i}", call.name, call.arguments) for i, call in enumerate(calls, self.results)]
 
-    def feeder(self, feed: Callable[..., None]) -> Callable[..., None]:
-        """`feed` for the text alone: what may become a call waits."""
+    def feeder(self, feed: Callable[..., None], heard: Callable[[str, Mapping[str, Any]], None]) -> Callable[..., None]:
+        """`feed` for the text alone: what may become a call waits. `heard` is told of each call as soon as its arguments are complete."""
         if not self.tools:
             return feed
-        grown, fed = "", 0
+        grown, fed, told = "", 0, 0
 
         def held(delta: str, scored: Any) -> None:
-            nonlocal grown, fed
+            nonlocal grown, fed, told
             grown += delta
+            if "}" in delta or ">" in delta:
+                calls = self.family.closed(grown)
+                for call in calls[told:]:
+                    heard(call.name, json.loads(call.arguments))
+                told = len(calls)
             settled = self.family.settled(grown)
             if settled > fed:
                 said, fed = grown[fed:settled], settled

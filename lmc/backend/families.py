@@ -63,6 +63,12 @@ class Family:
             return text, []
         return "", [c for c in calls if c is not None]
 
+    def closed(self, text: str) -> list[Call]:
+        """Calls of a growing answer whose arguments are complete."""
+        values = [m[1] for m in _HERMES.finditer(text)] if self.name == "hermes" else _closed_objects(text) if self.settled(text) == 0 else []
+        calls = [_call(value, self.key) for value in values]
+        return [call for call in calls if call is not None]
+
     @property
     def trigger(self) -> str:
         """What free text becomes a call behind."""
@@ -110,6 +116,23 @@ def _as_call(value: Any, key: str) -> Call | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(key), dict):
         return None
     return Call(value["name"], json.dumps(value[key], ensure_ascii=False))
+
+
+def _closed_objects(text: str) -> list[str]:
+    """The texts of the objects that `{…}; {…}` or `[{…}, {…}` has so far."""
+    found: list[str] = []
+    at, decoder = 0, json.JSONDecoder()
+    while at < len(text):
+        if text[at] in " \n\t;,[":
+            at += 1
+            continue
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except ValueError:
+            break
+        found.append(text[at:end])
+        at = end
+    return found
 
 
 def _json_values(text: str) -> list[Any]:

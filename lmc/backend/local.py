@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
@@ -469,13 +469,13 @@ class LocalBackend:
 
         constrained = prompt.constrained(ask)
         self._asker.validate(constrained)
-        return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref)), answered)
+        return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
 
     @staticmethod
     def _tag(req: Request, step: _Step) -> None:
         """Whose it is."""
         hints = step.hints
-        req.namespace, req.run, req.watched = step.namespace, hints.run, hints.watched
+        req.namespace, req.run, req.watched, req.growth = step.namespace, hints.run, hints.watched, hints.growth
         share = hints if hints.run is None else hints.run
         req.weight, req.account = share.priority, share.account
 
@@ -603,6 +603,15 @@ def _feeder(ref: weakref.ref[_Step]) -> Callable[[str, Scored], None]:
             step.tell("feed", delta, scored)
 
     return feed
+
+
+def _hearer(ref: weakref.ref[_Step]) -> Callable[[str, Mapping[str, Any]], None]:
+    def hear(name: str, arguments: Mapping[str, Any]) -> None:
+        step = ref()
+        if step is not None:
+            step.tell("heard", name, arguments)
+
+    return hear
 
 
 def _stretches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmc.answers import CUT_LIKE_SGLANG, check_whole
@@ -18,6 +18,7 @@ from lmc.frontend.values import Symbolic
 from lmc.images import read as read_image
 from lmc.limits import Limits
 from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
+from lmc.tools import Described
 
 if TYPE_CHECKING:
     from lmc.durable.run import RunJournal
@@ -40,6 +41,10 @@ class RunLedger(Protocol):
 
     def answered(self, address: tuple[int, int, str, int], before: Prompt, ask: Gen | Select, after: Prompt) -> None:
         """Note what the program has asked at an address and something else has answered, such as a journal."""
+        ...
+
+    def listen(self, result: Result, tools: Mapping[str, Any]) -> None:
+        """Call those of the tools that are declared pure as soon as a growing answer has said with what."""
         ...
 
     def called(self, name: str, began: float, ended: float) -> None:
@@ -131,6 +136,8 @@ class LiveEmitter:
         after, result = self._submit(ctx, ask, (stream, ordinal))
         if ask.constraint is not None and (asked := typed(expr.given)) is not None and asked not in CUT_LIKE_SGLANG:
             self._typed[result] = asked, expr.loc
+        if run.ledger is not None and isinstance(ask.tools, Described):
+            run.ledger.listen(result, ask.tools.pure)
         return after, result
 
     def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:

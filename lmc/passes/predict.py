@@ -6,11 +6,12 @@ prompt is computed by the first op on its path that needs it, a prefill or an as
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmc.ir.analysis import dominance
-from lmc.ir.core import Graph, Op, Operand, Symbol, Value
+from lmc.ir.core import Block, Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import trait
 from lmc.passes.batch_forks import choices
 from lmc.passes.manager import CHARACTERS, Measure
@@ -66,6 +67,75 @@ def predict(graph: Graph, measure: Measure = CHARACTERS, *, max_tokens: int = 12
                 costs[index] = _cost(graph, op, computed, shared, measure, max_tokens)
             index += 1
     return costs
+
+
+def growth(graph: Graph, measure: Measure = CHARACTERS) -> Mapping[int, int]:
+    """Tokens by which all prompts of a run grow at most behind each ask, answers at their longest, of the longest arm: by its index in `graph.ops()`.
+    One behind which nobody can tell (a text that only runs know, a loop, an answer without a limit of its own) is left out."""
+    return _Growth(graph, measure).by_index()
+
+
+class _Growth:
+    """Sums over blocks; None where nobody can tell."""
+
+    def __init__(self, graph: Graph, measure: Measure) -> None:
+        self.graph, self.measure = graph, measure
+        self._whole: dict[str, int | None] = {}
+
+    def by_index(self) -> Mapping[int, int]:
+        found: dict[int, int] = {}
+        index = 0
+        for block in self.graph.blocks:
+            behind = [self._plus(self._end(block), self._behind(block))]
+            for op in reversed(block.ops):
+                behind.append(self._plus(behind[-1], self._size(op)))
+            for at, op in enumerate(block.ops):
+                tokens = behind[len(block.ops) - at - 1]
+                if trait(op) == "samples" and tokens is not None:
+                    found[index + at] = -(-tokens // self.measure.per_token)
+            index += len(block.ops) + 1
+        return found
+
+    def _of(self, label: str) -> int | None:
+        """A block, and what follows it in its region."""
+        if label not in self._whole:
+            block = self.graph.block[label]
+            self._whole[label] = self._plus(*map(self._size, block.ops), self._end(block))
+        return self._whole[label]
+
+    def _end(self, block: Block) -> int | None:
+        """What its terminator leads to, in its region."""
+        end = block.terminator
+        then = 0 if end.then is None else self._of(end.then)
+        arms = [self._of(label) for _, label in end.cases]
+        if end.kind == "loop" and any(arm != 0 for arm in arms):
+            return None
+        return self._plus(then, None if None in arms else max(arms, default=0))  # pyright: ignore[reportArgumentType]
+
+    def _behind(self, block: Block) -> int | None:
+        """What follows the region that a block stands in."""
+        owner = self.graph.region[block.label]
+        if not owner:
+            return 0
+        outer = self.graph.block[owner]
+        if outer.terminator.kind == "loop":
+            return None
+        return self._plus(0 if outer.terminator.then is None else self._of(outer.terminator.then), self._behind(outer))
+
+    def _size(self, op: Op) -> int | None:
+        if op.kind == "append":
+            return None if any(isinstance(part, Value) for part in op.operands[1:]) else self.measure.size(op.operands[1:])
+        if op.kind == "gen":
+            longest = longest_answer(self.graph, op, sys.maxsize)
+            return self.measure.per_token * longest if longest < sys.maxsize else None
+        if op.kind == "select":
+            texts = choices(op)
+            return max(map(self.measure.text, texts), default=0) if all(isinstance(text, str) for text in texts) else None  # pyright: ignore[reportArgumentType]
+        return None if op.kind == "image" or (op.kind == "unknown" and any(x.type == "ctx" for x in op.uses)) else 0
+
+    @staticmethod
+    def _plus(*parts: int | None) -> int | None:
+        return None if None in parts else sum(part for part in parts if part is not None)
 
 
 def _lengths(graph: Graph, measure: Measure, max_tokens: int) -> Mapping[Operand, int]:

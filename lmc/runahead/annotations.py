@@ -18,6 +18,8 @@ from lmc.errors import Loc
 from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import address as address_of
 from lmc.ir.ops import trait
+from lmc.passes.manager import CHARACTERS, Measure
+from lmc.passes.predict import growth
 from lmc.runahead.moving import Move, Place
 from lmc.runahead.text import Piece, divided, encoded, flat, is_text, pattern, without
 
@@ -68,6 +70,7 @@ class Annotation:
     together  Python itself makes the requests of the group without waiting in between; else they are a group only if asked ahead
     ways      which of the group's equal samples it is, and of how many
     reserve   most tokens that its answer can have by its constraint, its end included; None: not known
+    growth    tokens by which the run's prompts grow at most behind its answer; None: not known
     covers    what one request to an API may cover besides
     shared    beginnings of the prompt that asks to come have in common with it (Hints.shared)
     lazy      nothing is known to read the answer: submit it when it is read
@@ -82,6 +85,7 @@ class Annotation:
     together: bool = True
     ways: tuple[int, int] = (0, 1)
     reserve: int | None = None
+    growth: int | None = None
     covers: tuple[Covered, ...] = ()
     shared: tuple[tuple[int, float], ...] = ()
     lazy: bool = False
@@ -107,6 +111,8 @@ class Annotation:
             hints = hints._replace(group=(run, plan, self.group[0]), members=self.group[1], way=self.ways)
         if self.reserve is not None:
             hints = hints._replace(reserve=self.reserve)
+        if self.growth is not None:
+            hints = hints._replace(growth=self.growth)
         if self.shared:
             hints = hints._replace(shared=self.shared)
         if self.covers:
@@ -151,16 +157,18 @@ class Annotations:
         return len(self.by_address)
 
 
-def annotate(graph: Graph, moves: Mapping[Place, Move] = {}) -> Annotations:
-    """The annotations of a planned graph. One that only the traced stage allows has no pins. `moves` by the places of asks."""
-    return _Annotator(graph, moves).run()
+def annotate(graph: Graph, moves: Mapping[Place, Move] = {}, measure: Measure = CHARACTERS) -> Annotations:
+    """The annotations of a planned graph. One that only the traced stage allows has no pins. `moves` by the places of asks; `measure` of texts."""
+    return _Annotator(graph, moves, measure).run()
 
 
 class _Annotator:
     """One walk over the graph; `pinned` is filled before it."""
 
-    def __init__(self, graph: Graph, moves: Mapping[Place, Move]) -> None:
+    def __init__(self, graph: Graph, moves: Mapping[Place, Move], measure: Measure) -> None:
         self.graph, self.moves = graph, moves
+        by_index = growth(graph, measure)
+        self.growth = {id(op): by_index[i] for i, op in enumerate(graph.ops()) if i in by_index}
         self.pinned: dict[Value, tuple[int, bool]] = {}  # prompts that are prefilled, with the number of their pin
         for op in graph.ops():
             if op.kind == "prefill" and (prompt := op.uses[0]) not in self.pinned:
@@ -196,6 +204,7 @@ class _Annotator:
             together=group is None or group[0] not in self.waits,
             ways=op.attr("ways", (0, 1)),
             reserve=self._reserve(op),
+            growth=self.growth.get(id(op)),
             covers=tuple(_covered(op, asks)),
             shared=op.attr("shared", ()),
             lazy=bool(op.attr("lazy")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -30,6 +31,7 @@ class CallsAhead:
         """`wake` is called when one is over, from its thread."""
         self._wake = wake
         self._made: dict[Hashable, Future[Any]] = {}
+        self._lock = threading.Lock()  # of beginning one
 
     def __len__(self) -> int:
         return len(self._made)
@@ -37,15 +39,17 @@ class CallsAhead:
     def begin(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
         """The call of `fn` on arguments that are data, which begins now if it did not before; None if it cannot be made ahead."""
         key = _key(fn, args, kwargs)
-        if key is None or (key not in self._made and len(self._made) >= MAX_CALLS):
-            return None
-        if key not in self._made:
+        with self._lock:
+            if key is None or (key not in self._made and len(self._made) >= MAX_CALLS):
+                return None
+            if (future := self._made.get(key)) is not None:
+                return key, future
             context = contextvars.Context()  # the program's own variables are none of its business
             if (watching := observer()) is not None:
                 watching.carry(context)
             future = self._made[key] = _workers().submit(context.run, fn.plain, *copy.deepcopy(list(args)), **copy.deepcopy(dict(kwargs)))
-            future.add_done_callback(lambda _: self._wake())
-        return key, self._made[key]
+        future.add_done_callback(lambda _: self._wake())
+        return key, future
 
     def done(self, key: Hashable) -> bool:
         """Whether a call is over."""
@@ -71,9 +75,10 @@ class CallsAhead:
 
     def close(self) -> None:
         """The run is over: what has not begun is not called."""
-        for future in self._made.values():
+        with self._lock:
+            made, self._made = self._made, {}
+        for future in made.values():
             future.cancel()
-        self._made.clear()
 
 
 def _key(fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:

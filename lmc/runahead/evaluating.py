@@ -30,12 +30,12 @@ from lmc.waiting import idle
 
 
 class Hole:
-    """A prompt that is not known to its end: `deps` are the answers that would tell it, None: only Python can."""
+    """A prompt that is not known to its end: `deps` are the answers that would tell it, None: only Python can. `known`: what it begins with."""
 
-    __slots__ = ("deps",)
+    __slots__ = ("deps", "known")
 
-    def __init__(self, deps: Deps) -> None:
-        self.deps = deps
+    def __init__(self, deps: Deps, known: Any = None) -> None:
+        self.deps, self.known = deps, known.known if isinstance(known, Hole) else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class AheadEmitter:
 
     def append(self, ctx: Any, text: str | Special | Unknown) -> Any:
         if isinstance(text, Unknown):
-            return Hole(join(_deps(ctx), text.deps))
+            return Hole(join(_deps(ctx), text.deps), ctx.append(text.begins) if text.begins and isinstance(ctx, Prompt) else ctx)
         return ctx if isinstance(ctx, Hole) else ctx.append(text)
 
     def image(self, ctx: Any, source: Any, num_frames: Any = None, detail: str = "auto", loc: Loc | None = None) -> Hole:
@@ -88,7 +88,7 @@ class AheadEmitter:
     def splice(self, ctx: Any, other: Any, since: Any) -> Any:
         found = self._nodes(other, since)
         if isinstance(found, Hole):
-            return Hole(join(_deps(ctx), found.deps))
+            return Hole(join(_deps(ctx), found.deps), ctx)
         if isinstance(ctx, Hole):
             return ctx
         for node in found:
@@ -100,9 +100,9 @@ class AheadEmitter:
 
     def separate_reasoning(self, before: Any, after: Any, take: Callable[[str], str]) -> Any:
         if isinstance(before, Hole) or isinstance(after, Hole):
-            return Hole(join(_deps(before), _deps(after)))
+            return Hole(join(_deps(before), _deps(after)), before)
         if not _there(after.result):
-            return Hole(self._needed(after.result))
+            return Hole(self._needed(after.result), before)
         return before.append(Excerpt(after, take))
 
     # -- asks
@@ -135,6 +135,9 @@ class AheadEmitter:
         here: Deps = frozenset([address])
         if isinstance(ctx, Hole) or deps is None or deps:
             evaluation.blocked(join(_deps(ctx), deps))
+            known = ctx.known if isinstance(ctx, Hole) else ctx
+            if known is not None and evaluation.certain and not evaluation.exploring:
+                self.ledger.prefill(known, run)
             return Hole(here), Pending(address, None)
         try:
             ask = make(Origin(*address))

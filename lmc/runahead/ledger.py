@@ -122,6 +122,8 @@ class Ledger:
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
         self._fresh = True  # Python has asked something since that no evaluation foresaw
+        self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; the backend drops what nobody holds
+        self.prefilled = 0  # prompts that were prefilled before what follows was known
         self._lock = threading.RLock()
         self._waiting: set[Signal] = set()
         self._bound = 0.0  # tokens that open and wasted guesses may cost
@@ -137,6 +139,8 @@ class Ledger:
         else:
             after = Prompt(before, (), guess.result, guess.after.handle, ())
         assert after.result is not None
+        if self._prefilled:
+            self._needed_no_more(before)
         self.asked[address] = (before, ask, after)
         kind = "gen" if ask.__class__ is Gen else "select"
         self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used", perf_counter()))
@@ -231,6 +235,29 @@ class Ledger:
         guess.result.on_change(self._notify)
         return after
 
+    def prefill(self, prompt: Prompt, run: Run) -> None:
+        """Compute what a prompt begins with, behind which only an answer or a tool can say how it goes on. What is computed costs nobody
+        anything but time in which the backend has nothing better to do."""
+        if not run.backend.capabilities.local or hasattr(prompt.handle, "begin") or not _worth(prompt.tail):
+            return
+        with self._lock:
+            key = content(prompt)
+            if self.closed or key in self._prefilled or len(self._prefilled) >= MAX_OPEN:
+                return
+            try:
+                self._prefilled[key] = prompt.prefill(run.backend, (run.hints() or Hints())._replace(spare=True))
+            except LmcError as error:  # raised where Python asks, if it does
+                log("ahead", f"not prefilled: {error}")
+                return
+            self.prefilled += 1
+
+    def _needed_no_more(self, before: Prompt) -> None:
+        """Python has asked with a prompt: what was prefilled of it has done its part."""
+        place, parts = content(before)
+        with self._lock:
+            for key in [key for key in self._prefilled if key[0] == place and _begins(parts, key[1])]:
+                del self._prefilled[key]
+
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
         """Call an `@lmc.pure` function ahead: the key that `known` takes and what will be its result; None where that cannot be."""
         if self.closed:
@@ -238,6 +265,20 @@ class Ledger:
         if self.calls is None:
             self.calls = CallsAhead(self.wake)
         return self.calls.begin(fn, args, kwargs)
+
+    def listen(self, result: Result, tools: Mapping[str, HostFunction]) -> None:
+        """Call those of the tools that are declared pure as soon as a growing answer has said with what."""
+        if self.closed or self.policy is Ahead.OFF or result.done:
+            return
+        if self.calls is None:
+            self.calls = CallsAhead(self.wake)
+        calls = self.calls
+
+        def begin(name: str, arguments: Mapping[str, Any]) -> None:
+            if (fn := tools.get(name)) is not None and not self.closed:
+                calls.begin(fn, (), arguments)
+
+        result.on_call(begin)
 
     def _moved(self, before: Prompt, ask: Gen | Select) -> Guess | None:
         """An equal guess at an address that the latest evaluation has not reached."""
@@ -377,14 +418,14 @@ class Ledger:
         assert self.source is not None
         with self._lock:
             self.evaluations += 1
-            self._fresh, before, began = False, self.usage.ahead_asked, thread_time()
+            self._fresh, before, began = False, self.usage.ahead_asked + self.prefilled, thread_time()
             try:
                 self._blocked = self.source.evaluate(self, self.run, awaited)
             except Exception as fault:  # of the evaluator, not of the program: the run goes on without it
                 self._blocked, self.policy = (), Ahead.OFF
                 self.profile.fault(fault)
             finally:
-                self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked - before, self.once)
+                self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked + self.prefilled - before, self.once)
                 self.once = 0.0
             if not idle() or all(result.done for result in awaited):  # it may have stopped early: the next one goes on
                 self._fresh = True
@@ -410,6 +451,7 @@ class Ledger:
             for guess in self._all():
                 self._drop(guess)
             self._by_content.clear()
+            self._prefilled.clear()
             self.asked.clear()
             if self.plan is not None:
                 self.plan.close()
@@ -432,7 +474,7 @@ def same_request(a: Gen | Select, b: Gen | Select) -> bool:
     return a.choices == b.choices and a.method == b.method and a.temperature == b.temperature and a.seed == b.seed and a.name == b.name
 
 
-def content(prompt: Prompt) -> Hashable:
+def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
     """What two equal prompts have in common: the handle of all before the last answer, and the literal text since.
 
     The handle stands for what was verified before. However the text was cut into appends, it is the same.
@@ -451,6 +493,24 @@ def content(prompt: Prompt) -> Hashable:
     if text:
         parts.append("".join(text))
     return id(prompt.handle), tuple([part for part in parts if part != ""])
+
+
+_LEAST = 64
+"""Characters behind the last answer that are worth a prefill of their own: fewer are computed with what follows as fast."""
+
+
+def _worth(tail: Sequence[object]) -> bool:
+    """Whether the text behind an answer is worth a prefill, and literal."""
+    return sum(len(part) for part in tail if isinstance(part, str)) >= _LEAST and not any(isinstance(part, Excerpt | Image) for part in tail)
+
+
+def _begins(parts: Sequence[Any], first: Sequence[Any]) -> bool:
+    """Whether a prompt's content begins with that of another."""
+    n = len(first)
+    if len(parts) < n or parts[: n - 1] != first[: n - 1]:
+        return False
+    last, ends = parts[n - 1], first[n - 1]
+    return last.startswith(ends) if isinstance(last, str) and isinstance(ends, str) else last == ends
 
 
 def _repeatable(ask: Gen | Select) -> bool:

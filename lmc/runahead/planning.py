@@ -82,7 +82,7 @@ class Planner:
                     return found
                 try:
                     target = target_of(backend, greedy)
-                    found = annotate(self.planned(self.graph(), target).graph, self._moves(target))
+                    found = annotate(self.planned(self.graph(), target).graph, self._moves(target), target.measure)
                 except LmcError as error:  # such as a role that the template lacks: raised where the program gets there
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
                     found = Annotations()

@@ -39,28 +39,28 @@ class Admission:
     def __init__(self, held: Holdings, waiting: Waiting, tally: Tally, max_batch: int) -> None:
         self._held, self._waiting, self._tally, self._max_batch = held, waiting, tally, max_batch
         self._runs = held.runs
-        self._must = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
 
     def admit(self, filling: Filling) -> None:
         """As many as there is room for.
 
-        Where nothing runs and something waits, a request is admitted, or a run that is away is expected back within `Runs.patience`
-        seconds. For what is needed now, its run's own leases and those of younger runs end, then pins do; once nobody is expected
-        back, all leases, and then all pins: so whatever fits the empty pool gets in.
+        Where nothing runs and something waits, a request is admitted, or a copy is being made between device and host, or a run that is away
+        is expected back within `Runs.patience` seconds. For what is needed now, its run's own leases and those of younger runs end,
+        then pins do; once nobody is expected back, all leases, and then all pins: so whatever fits the empty pool gets in.
         """
-        waiting, runs, self._must = self._waiting, self._runs, False
+        waiting, runs = self._waiting, self._runs
+        runs.must_admit = False
         while waiting and not waiting.is_stuck:
             progress, deferred = self._rounds(filling)
             if progress or deferred or not waiting:
                 return
-            if self._held.running or filling.work.rows:
+            if self._held.running or filling.work.rows or self._held.copies:
                 return waiting.stick()
             if runs.patience:
                 if not (self._held.pins and waiting.has_needed):
                     return waiting.stick()
                 self.unpin_oldest()
-            elif not self._must:
-                self._must = True
+            elif not runs.must_admit:
+                runs.must_admit = True
             elif not runs.break_any():
                 self.unpin_oldest()
 
@@ -95,6 +95,9 @@ class Admission:
                 if req in self._held.running and req.arriving is None:  # and not a twin, nor a prefill that was cached as a whole
                     filling.advance(req, start.place)
                 continue
+            if req.passing and verdict in _FULL:
+                self._give_up(req)
+                continue
             (held_back if verdict is _Verdict.HELD_BACK else left).append(req)
             deferred |= verdict is _Verdict.LATER
             if verdict in _FULL and (req.preempted or self._waiting.is_starved(req)):
@@ -104,12 +107,19 @@ class Admission:
         self._waiting.hold_back(held_back)
         return progress, deferred
 
+    def _give_up(self, req: Request) -> None:
+        """There is no room for what is only made in passing."""
+        self._waiting.remove(req)
+        req.done = True
+        self._held.completed.append(req)
+
     def unpin_oldest(self) -> None:
-        """Pins are a wish, not a promise."""
+        """Pins are a wish, not a promise. One that gives no room, as what open runs go on from, goes after those that do."""
         pins = self._held.pins
         assert pins, "a request that fits the empty pool was not admitted"
         config.log("schedule", f"KV pool full: releasing the oldest of {len(pins)} pinned prefixes")
-        self._held.unpin(next(iter(pins)))
+        gives_room = (req for req, node in pins.items() if self._held.tree.freed_by((node,)))
+        self._held.unpin(next(gives_room, None) or next(iter(pins)))
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -152,21 +162,16 @@ class Admission:
             held.fetch(req, upto)
         self._count_prompt(req, min(req.device_len, req.prompt_len))
         if req.kind is Kind.PREFILL and not req.in_head and req.arriving is None:
-            held.pin(req)
+            held.complete(req)
         return _Verdict.ADMITTED
 
     def _refusal(self, req: Request, need: int, at: int) -> _Verdict | None:
         """Why it may not be promised so many slots; None if it may."""
-        if not (self._must or self._runs.may_run(req, need, at)):
-            self._runs.refused(req, need, at)
-            return _Verdict.HELD_BACK
-        if self._held.promises.spare >= need:
-            return None
         runs = self._runs
-        if not req.guess and runs.make_room(need, runs.parkable_leases()):
-            return None
-        may_end = self._must or (req.is_of_open_run and not req.guess)
-        if may_end and runs.make_room(need, [*runs.younger_leases(req), *runs.own_leases(req)]):
+        if not runs.may_run(req, need, at):
+            runs.refused(req, need, at)
+            return _Verdict.HELD_BACK
+        if self._held.promises.spare >= need or runs.make_room(need, runs.reclaimable(req)):
             return None
         return _Verdict.NO_ROOM
 
@@ -214,7 +219,7 @@ class Admission:
         return None if fits else _Verdict.NO_ROOM
 
     def _entered(self, req: Request) -> None:
-        self._must = False
+        self._runs.must_admit = False
         group = req.group
         if group is None:
             return

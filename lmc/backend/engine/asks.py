@@ -272,7 +272,7 @@ class Asker:
         if not len(stable):
             return None
         return Request(
-            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, behind=place.node, near=self.near,
+            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, passing=spare, behind=place.node, near=self.near,
             pictures=laid(stable, place.all_pictures),
         )  # fmt: skip
 

@@ -24,6 +24,8 @@ from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
 from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.runs import Runs
 
+_LEFT = 8  # the share of the pool that is left to answers that grow when something is fetched before it is asked for
+
 _TREES: Mapping[str, Callable[[], RadixCache]] = {"tree": RadixCache, "table": TableCache, "off": NoCache}
 
 
@@ -153,6 +155,11 @@ class Holdings:
 
     # -- the host tier -----------------------------------------------------------------------------------------
 
+    @property
+    def copies(self) -> bool:
+        """Whether copies between device and host are being made: what they hold comes free by itself."""
+        return self.host is not None and self.host.busy
+
     def fetch(self, req: Request, upto: int) -> None:
         """It has just been admitted; what the host has of its head, up to there, comes to slots of its own. If that cannot be begun, it computes all."""
         assert self.host is not None
@@ -165,9 +172,30 @@ class Holdings:
             self.pool.free(req.slots[at:upto])
             self.promises.make(req, n)
 
+    def fetch_ahead(self) -> None:
+        """What runs will go on from that are expected back comes to the device, where there is room that nobody needs now."""
+        host = self.host
+        if host is None or not host.rates.favour_copies:
+            return
+        for lease in self.runs.expected_back():
+            assert lease.copy is not None
+            parent = self.tree.match(host.ids_to(lease.copy), namespace=lease.space)
+            n = lease.copy.end - parent.end
+            if self.promises.spare - lease.copy.end < self.pool.num_slots // _LEFT:
+                return
+            if not n:  # nothing of it has left
+                host.is_at(parent, lease.copy)
+                self.runs.back(lease, parent)
+                continue
+            lease.coming = True
+            self.tree.lock(parent)  # what is evicted for it is not what it goes behind
+            slots = self.alloc(n)
+            host.fetch_ahead(lease.copy, parent, slots, lambda node, lease=lease: self.runs.back(lease, node))
+            self.tree.unlock(parent)
+
     def land_copies(self) -> None:
         """What has been copied by now is there."""
-        if self.host is None or not self.host.busy:
+        if self.host is None or not self.copies:
             return
         for req in self.host.landed():
             self.changes += 1
@@ -175,7 +203,7 @@ class Holdings:
                 continue
             self.give(req, req.device_len)
             if req.kind is Kind.PREFILL and not req.in_head:
-                self.pin(req)
+                self.complete(req)
 
     # -- choices -----------------------------------------------------------------------------------------------
 
@@ -207,13 +235,14 @@ class Holdings:
 
     # -- pins --------------------------------------------------------------------------------------------------
 
-    def pin(self, req: Request) -> None:
-        """A prefill is complete: its lock passes to a pin."""
+    def complete(self, req: Request) -> None:
+        """A prefill is complete: its lock passes to a pin, unless it is only made in passing."""
         assert req.node is not None
-        self.pins[req] = req.node
-        req.pinned = True
-        self.tree.mark_end(req.node)
-        self.tree.lock(req.node)
+        if not req.passing:
+            self.pins[req] = req.node
+            req.pinned = True
+            self.tree.mark_end(req.node)
+            self.tree.lock(req.node)
         self.finish(req, req.device_len)
         self.completed.append(req)
 

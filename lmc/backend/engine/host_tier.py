@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from lmc.backend.engine.request import Request
 
 log = logging.getLogger("lmc.engine")
 
-LEAST = 16  # tokens that are worth a copy
+LEAST = 16  # tokens that are worth a copy in; out goes all, or what is parked would have to be computed in part
 _IN_USE = 0.5  # the share of the pool that is in use before anything is saved
 _REMEMBERED = 4096  # ends of prefixes that are saved once the pool fills up
 
@@ -100,7 +100,10 @@ class Save:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A copy in: `ids` go behind `parent`, which is locked, to slots that belong to the request, or to the fetch once that is gone."""
+    """A copy in: `ids` go behind `parent`, which is locked, to slots that belong to the request, or to the fetch if that is gone, or there was none.
+
+    landed  called with where it ends in the tree, if it was made for no request
+    """
 
     copy: Copy
     parent: Node
@@ -108,12 +111,14 @@ class Fetch:
     ids: np.ndarray
     slots: np.ndarray  # of the device
     request: Request | None
+    landed: Callable[[Node], None] | None = None
 
 
 class HostTier:
     """Beside one radix tree.
 
     saved, fetched   tokens that were copied out, and in
+    ahead            copies in that were made before a request came
     failed           copies that there was no room for, or that could not be made: what they were for is computed again
     """
 
@@ -127,7 +132,7 @@ class HostTier:
         self._unsaved: dict[Node, str] = {}  # while there is room for all
         self._saves: list[Save] = []
         self._fetches: list[Fetch] = []
-        self.saved = self.fetched = self.saves = self.fetches = self.failed = 0
+        self.saved = self.fetched = self.saves = self.fetches = self.failed = self.ahead = 0
 
     @property
     def busy(self) -> bool:
@@ -162,7 +167,7 @@ class HostTier:
         ids = self._tree.ids_to(node)
         found = self._host.match(ids, namespace=space)
         n = len(ids) - found.end
-        if n < LEAST:
+        if not n:
             self._copies[node] = found
             return
         if any(save.node is node for save in self._saves):
@@ -204,6 +209,10 @@ class HostTier:
         """Whether the prefix that ends at `node` was saved, and is here."""
         copy = self._copies.get(node)
         return copy is not None and copy.parent is not None
+
+    def is_at(self, node: Node, copy: Node) -> None:
+        """What `copy` ends is what ends at `node` on the device."""
+        self._copies[node] = copy
 
     def keep(self, node: Node) -> Node:
         """Locks what `has` is here, until its `release`."""
@@ -250,6 +259,27 @@ class HostTier:
         self.fetched += upto - at
         return True
 
+    def fetch_ahead(self, copy: Node, parent: Node, slots: np.ndarray, landed: Callable[[Node], None]) -> None:
+        """Begins to copy what is here up to `copy`, of which the device has what ends at `parent`, to slots that are the tier's from now on."""
+        begun = self._begun(self._mover.back, self._host.slots_to(copy)[parent.end :], slots)
+        if begun is None:
+            self.failed += 1
+            return self._pool.free(slots)
+        self._host.lock(copy)
+        self._tree.lock(parent)
+        self._fetches.append(Fetch(begun, parent, copy, self._host.ids_to(copy)[parent.end :], slots, None, landed))
+        self.fetches += 1
+        self.fetched += len(slots)
+        self.ahead += 1
+
+    def ids_to(self, copy: Node) -> np.ndarray:
+        """The tokens of a prefix that `keep` keeps."""
+        return self._host.ids_to(copy)
+
+    def seconds(self, tokens: int) -> float:
+        """What copying so many takes, as measured; 0 where that is not known."""
+        return tokens / self.rates.copy if self.rates.copy else 0.0
+
     # -- what is done ------------------------------------------------------------------------------------------
 
     def landed(self) -> Iterator[Request | None]:
@@ -271,6 +301,9 @@ class HostTier:
             if req is None:  # cancelled or preempted: it is cached all the same
                 done = self._tree.insert(fetch.parent, fetch.ids, fetch.slots)
                 self._pool.free(fetch.slots[: done.present])
+                if fetch.landed is not None:
+                    self.is_at(done.node, fetch.found)
+                    fetch.landed(done.node)
             else:
                 req.arriving = None
             self._tree.unlock(fetch.parent)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -182,6 +183,17 @@ class RadixCache:
                 if not node.children:
                     self._offer(node)
             node = parent
+
+    def freed_by(self, nodes: Iterable[Node]) -> int:
+        """Tokens that could be evicted, besides those that can be, if one lock on each of these nodes ended."""
+        ended, found = Counter[Node](), 0
+        for node in nodes:
+            while (parent := node.parent) is not None:
+                ended[node] += 1
+                if ended[node] == node.locks:
+                    found += len(node.ids)
+                node = parent
+        return found
 
     def touch(self, node: Node) -> None:
         """As if the prefix that ends at `node` had just been used."""

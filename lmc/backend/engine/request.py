@@ -103,7 +103,9 @@ class Request:
     gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
     spare: bool = False  # PREFILL: in rows that are nearly free, until somebody needs it
+    passing: bool = False  # PREFILL: not pinned once it is there, and given up if there is no room
     run: ProgramRun | None = None  # that it belongs to
+    growth: int | None = None  # tokens by which that grows at most behind the answer, where the plan knows
     weight: float = 1.0  # its share where others compete with it
     account: str = ""  # whose share that is
     watched: bool = False  # somebody reads the answer while it grows

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from lmc.backend.base import ProgramRun
@@ -41,14 +41,16 @@ class Lease:
     own     tokens of it that the run has brought in
     until   when its time is well over
     wanted  requests of the run that wait to go on from it
-    copy    while it is parked: where the host has it, locked there
+    copy    while it is parked: where the host has it, locked there;  coming: it is being copied back
+    space   of the radix tree
     """
 
-    __slots__ = ("copy", "node", "own", "place", "run", "since", "until", "wanted")
+    __slots__ = ("coming", "copy", "node", "own", "place", "run", "since", "space", "until", "wanted")
 
-    def __init__(self, run: OpenRun, node: Node, own: int, place: Hashable, since: float, until: float) -> None:
-        self.run, self.node, self.own, self.place = run, node, own, place
+    def __init__(self, run: OpenRun, node: Node, own: int, place: Hashable, space: str, since: float, until: float) -> None:
+        self.run, self.node, self.own, self.place, self.space = run, node, own, place, space
         self.copy: Node | None = None
+        self.coming = False
         self.since, self.until, self.wanted = since, until, 0
 
 
@@ -59,10 +61,11 @@ class OpenRun:
     requests   that wait or run; `running`: of those, what has slots
     parked     leases that lock nothing: the host tier has what they are on; `away`: tokens of it that the run has brought in
     held       slots of it that are leased, or that its running requests have or were promised; `peak`: the most so far
+    places     where it has asked
     expected   what it is expected to hold at its peak; `growth`: what of that it does not hold yet, while it is open
     """
 
-    __slots__ = ("away", "batch", "ended", "expected", "growth", "held", "leases", "number", "parked", "peak", "program", "requests", "running", "seniority", "was_open")
+    __slots__ = ("away", "batch", "ended", "expected", "growth", "held", "leases", "number", "parked", "peak", "places", "program", "requests", "running", "seniority", "was_open")
 
     def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
         self.number, self.program, self.batch = source.number, source.program, source.batch
@@ -70,6 +73,7 @@ class OpenRun:
         self.requests = self.running = self.held = self.peak = self.expected = self.growth = self.away = 0
         self.leases: dict[Node, Lease] = {}
         self.parked: dict[Node, Lease] = {}
+        self.places: dict[Hashable, None] = {}
         self.ended = self.was_open = False
 
     @property
@@ -95,6 +99,7 @@ class Runs:
         self._host, self._away_tokens = host, 0  # of all that is parked
         self._runs: dict[int, OpenRun] = {}
         self._open: dict[OpenRun, None] = {}
+        self.must_admit = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
         self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
         self.growth = 0  # of all open runs
         self.leased = 0  # leases there are
@@ -102,12 +107,13 @@ class Runs:
         self.parked = 0  # that were parked
         self.lapsed = 0  # because their time was over
         self._needs: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # mean peak of a program's runs, how many it is over
+        self._arms: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # the same of those that came by a place
         self._largest: dict[Hashable, int] = {}  # the same of programs of which no run has ended: what one has held so far
         self._places: OrderedDict[Hashable, _Seen] = OrderedDict()
 
     def learn_from(self, other: Runs) -> None:
         """What programs need, and how long they are away, is as it was."""
-        self._needs, self._places = other._needs, other._places
+        self._needs, self._arms, self._places = other._needs, other._arms, other._places
 
     @property
     def count(self) -> int:
@@ -138,6 +144,8 @@ class Runs:
             run = self._runs[source.number] = OpenRun(source, (False, req.priority, req.order))
         req.owner = run
         run.requests += 1
+        if req.kind is Kind.PREFILL:
+            return is_new  # the run is as far away as it was
         if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:
             req.lease = lease
             lease.wanted += 1
@@ -174,7 +182,7 @@ class Runs:
         if (run := req.owner) is None:
             return
         self._waits_no_more(req)
-        if (parked := self._parked(req)) is not None:
+        if req.kind is not Kind.PREFILL and (parked := self._parked(req)) is not None:
             parked.until = self._now() + _AWAY
         run.requests -= 1
         self._close_if_over(run)
@@ -191,8 +199,8 @@ class Runs:
         if run is None:
             req.away = self._tree.away(node) if self._leases else 0
             return
-        lease, taken = req.lease, 0
-        if lease is None and run.leases and (lease := self._above(node, run)) is not None:  # nobody knew before that it goes on from there
+        lease, taken, goes_on = req.lease, 0, req.kind is not Kind.PREFILL
+        if goes_on and lease is None and run.leases and (lease := self._above(node, run)) is not None:  # nobody knew before that it goes on from there
             self._returned(lease)
         if lease is not None:
             self._waits_no_more(req)
@@ -200,10 +208,14 @@ class Runs:
                 taken = min(lease.own, at)
                 self._drop(lease)
                 run.held -= lease.own
-        parked = self._parked(req)
+        parked = self._parked(req) if goes_on else None
         if not (run.is_open or taken):
-            run.expected = self._expected(run, need, req.head_len - at)
+            run.expected = self._expected(run, req, need, at)
             run.was_open = True
+        elif goes_on and (req.growth is not None or (run.program, req.gen) in self._arms):  # it has taken this arm, say
+            run.expected = max(self._expected(run, req, need, at), run.held)
+        if goes_on and len(run.places) < _RECENT:
+            run.places[req.gen] = None
         run.running += 1
         req.charged, req.started = need + taken, at - taken
         if parked is not None:  # `need` has what comes back
@@ -234,8 +246,10 @@ class Runs:
             self._largest[run.program] = run.peak
         away = self._away(req.gen) if self._leases and req.kind is not Kind.PREFILL and node.parent is not None else None
         if away is not None:
-            self._lease(run, node, own, req.gen, away)
+            self._lease(run, node, own, req, away)
         else:
+            if req.kind is Kind.PREFILL and (lease := self._above(node, run)) is not None and node not in run.leases:
+                self._lengthen(lease, node, own)
             self._settle(run)
             self._tree.unlock(node)
             if self._leases and req.kind is not Kind.PREFILL:
@@ -275,18 +289,16 @@ class Runs:
         del self._runs[run.number]
         if run.peak and run.program is not None:
             self._largest.pop(run.program, None)
-            mean, count = self._needs.pop(run.program, (0.0, 0))
-            count = min(count + 1, _RECENT)
-            self._needs[run.program] = mean + (run.peak - mean) / count, count
-            if len(self._needs) > _PLACES:
-                self._needs.popitem(last=False)
+            _average(self._needs, run.program, run.peak)
+            for place in run.places:
+                _average(self._arms, (run.program, place), run.peak)
 
     # -- admission ---------------------------------------------------------------------------------------------
 
     def may_run(self, req: Request, need: int, at: int) -> bool:
         """Whether a request may be promised so many slots behind `at` tokens: one of an open run may, another one if its run fits beside all open ones."""
         run = req.owner
-        if not self._open or req.preempted or (run is not None and run.is_open):
+        if not self._open or self.must_admit or req.preempted or (run is not None and run.is_open):
             return True
         return self._room >= self._wants(req, need, at)
 
@@ -298,19 +310,22 @@ class Runs:
 
     def may_fit(self, req: Request) -> bool:
         """Whether a request that was refused is worth another look."""
-        return req.preempted > 0 or not self._open or self._room + req.shared >= req.wants
+        return req.preempted > 0 or not self._open or self.must_admit or self._room + req.shared >= req.wants
 
     def refused(self, req: Request, need: int, at: int) -> None:
         """What it would take."""
         req.wants, req.shared = self._wants(req, need, at), at
 
     def _wants(self, req: Request, need: int, at: int) -> int:
-        return need if req.owner is None else self._expected(req.owner, need, req.head_len - at)
+        return need if req.owner is None else self._expected(req.owner, req, need, at)
 
-    def _expected(self, run: OpenRun, need: int, prompt: int) -> int:
-        """Slots that it is expected to hold at its peak; `need`: at first, for a prompt of so many tokens and its answer."""
-        found = self._needs.get(run.program)
-        guess = max(need + prompt * _GROWS, self._largest.get(run.program, 0)) if found is None else found[0]
+    def _expected(self, run: OpenRun, req: Request, need: int, at: int) -> int:
+        """Slots that it is expected to hold at its peak, by what runs needed that came by this place; `need`: for this request, behind `at` tokens."""
+        found = self._arms.get((run.program, req.gen)) or self._needs.get(run.program)
+        guess = max(need + (req.head_len - at) * _GROWS, self._largest.get(run.program, 0)) if found is None else found[0]
+        if req.growth is not None:  # the graph leaves no more
+            most = run.held + need + req.growth
+            guess = most if found is None else min(guess, most)
         return min(self._capacity, max(round(guess), run.peak if run.was_open else 0, need))
 
     def _hold(self, run: OpenRun, slots: int) -> None:
@@ -332,7 +347,7 @@ class Runs:
 
     # -- leases ------------------------------------------------------------------------------------------------
 
-    def _lease(self, run: OpenRun, node: Node, own: int, place: Hashable, away: float) -> None:
+    def _lease(self, run: OpenRun, node: Node, own: int, req: Request, away: float) -> None:
         """A request's lock becomes a lease."""
         now = self._now()
         until = now + max(away * _WELL_OVER, away + _SLACK)
@@ -341,9 +356,17 @@ class Runs:
             self._tree.unlock(node)
             held.until, held.own = until, held.own + own
         else:
-            run.leases[node] = Lease(run, node, own, place, now, until)
+            run.leases[node] = Lease(run, node, own, req.gen, req.space, now, until)
             self.leased += 1
         self._hold(run, own)
+
+    def _lengthen(self, lease: Lease, node: Node, own: int) -> None:
+        """It keeps what was computed behind it, too, up to `node`. The caller settles its run."""
+        self._tree.lengthen(lease.node, node)
+        del lease.run.leases[lease.node]
+        lease.node, lease.own = node, lease.own + own
+        lease.run.leases[node] = lease
+        lease.run.held += own
 
     def _end(self, lease: Lease) -> None:
         self._drop(lease)
@@ -408,8 +431,22 @@ class Runs:
 
     def own_leases(self, req: Request) -> list[Lease]:
         """Of its own run, but for the one that it goes on from: what is used again last first, what others wait to go on from at the end."""
-        found = [lease for lease in req.owner.leases.values() if lease is not req.lease] if req.owner is not None else []
+        if (run := req.owner) is None:
+            return []
+        goes_on_from = req.lease or (None if req.behind is None else self._above(req.behind, run))
+        found = [lease for lease in run.leases.values() if lease is not goes_on_from]
         return sorted(found, key=lambda lease: (lease.wanted > 0, -lease.until))
+
+    def reclaimable(self, req: Request) -> Iterator[Lease]:
+        """Leases that may end for a waiting request, the first first: those that the host has, whoever has them, are only parked; for what a run
+        that has its memory needs now, or where nobody is expected back, also those of younger runs, and its own."""
+        if req.guess and not self.must_admit:
+            return
+        if not req.guess:
+            yield from self.parkable_leases()
+        if self.must_admit or req.is_of_open_run:
+            yield from self.younger_leases(req)
+            yield from self.own_leases(req)
 
     def parkable_leases(self) -> list[Lease]:
         """That nobody waits for, and whose prefixes the host has: of all runs, what is used again last first."""
@@ -418,15 +455,17 @@ class Runs:
         found = [lease for run in self._open for lease in run.leases.values() if not lease.wanted and host.has(lease.node)]
         return sorted(found, key=lambda lease: -lease.until)
 
-    def make_room(self, need: int, leases: list[Lease]) -> bool:
+    def make_room(self, need: int, leases: Iterable[Lease]) -> bool:
         """Ends leases, the first first, until so many slots are spare; none where that is not enough."""
-        if self._promises.spare + sum(lease.own for lease in leases) < need:
+        ending = list(dict.fromkeys(leases))
+        if self._promises.spare + self._tree.freed_by(lease.node for lease in ending) < need:
             return False
-        for lease in leases:
+        for lease in ending:
             if self._promises.spare >= need:
                 break
             self._break(lease)
-        return self._promises.spare >= need
+        assert self._promises.spare >= need, "what ended leases give back was miscounted"
+        return True
 
     def break_any(self) -> bool:
         """Ends a lease of the youngest run; False if there is none."""
@@ -462,6 +501,32 @@ class Runs:
         run.away -= lease.own
         self._away_tokens -= lease.own
 
+    def expected_back(self) -> Iterator[Lease]:
+        """Parked leases whose runs are on their way back, by how long they are usually away; those that come first first."""
+        if not self._away_tokens or self._host is None:
+            return
+        now, found = self._now(), list[tuple[float, int, Lease]]()
+        for lease in itertools.chain.from_iterable(run.parked.values() for run in self._open):
+            seen = self._places.get(lease.place)
+            if seen is not None and seen.back and not lease.coming and lease.until < math.inf:
+                due = lease.since + seen.away
+                if now >= lease.since + seen.away / 2 or now >= due - 2 * self._host.seconds(lease.node.end):
+                    found.append((due, len(found), lease))
+        yield from (lease for *_, lease in sorted(found))
+
+    def back(self, lease: Lease, node: Node) -> None:
+        """A parked lease is on the device again, up to `node`."""
+        lease.coming = False
+        run = lease.run
+        if run.parked.get(lease.node) is not lease or node in run.leases:
+            return  # its run went on, ended or has lapsed meanwhile
+        self._unpark(lease)
+        lease.node, lease.copy = node, None
+        self._tree.lock(node)
+        run.leases[node] = lease
+        self.leased += 1
+        self._hold(run, lease.own)
+
     def drop_leases(self) -> None:
         for lease in list(self.leases()):
             self._end(lease)
@@ -492,3 +557,12 @@ class Runs:
         assert self._away_tokens == sum(run.away for run in self._runs.values())
         assert self.growth == sum(run.growth for run in self._runs.values())
         assert all(req.owner is None or self._runs.get(req.owner.number) is req.owner for req in (*waiting, *running)), "a run that is gone"
+
+
+def _average(means: OrderedDict[Hashable, tuple[float, int]], key: Hashable, x: float) -> None:
+    """Takes one more into a mean over about the last few."""
+    mean, count = means.pop(key, (0.0, 0))
+    count = min(count + 1, _RECENT)
+    means[key] = mean + (x - mean) / count, count
+    if len(means) > _PLACES:
+        means.popitem(last=False)

@@ -68,11 +68,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.runs.over or self._copies)
-
-    @property
-    def _copies(self) -> bool:
-        return self._held.host is not None and self._held.host.busy
+        return not (self.running or self.waiting or self.runs.over or self._held.copies)
 
     @property
     def only_waiting(self) -> bool:
@@ -82,7 +78,7 @@ class Scheduler:
     @property
     def patience(self) -> float:
         """Seconds until something may be admitted where nothing runs and all that waits does so for runs that are expected back."""
-        if self.running or self.runs.over or self._copies or not self.waiting.is_stuck:
+        if self.running or self.runs.over or self._held.copies or not self.waiting.is_stuck:
             return 0.0
         return self.runs.patience or 0.0
 
@@ -172,6 +168,8 @@ class Scheduler:
             assert req.node is not None
             filling.advance(req, req.node)
         self._admission.admit(filling)
+        if not self.waiting.ready:
+            self._held.fetch_ahead()
         work = filling.done()
         if work is not None:
             self.tally.passes += 1
@@ -226,7 +224,7 @@ class Scheduler:
                 if not req.in_head:
                     held.release_twins(req)
                     if req.kind is Kind.PREFILL:
-                        held.pin(req)
+                        held.complete(req)
             req.check()
 
     def _count(self, req: Request, before: int) -> None:
@@ -255,7 +253,7 @@ class Scheduler:
             return {}
         return {
             "host_slots": host.capacity, "host_tokens": host.size, "host_out": host.saved, "host_in": host.fetched,
-            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_failed": host.failed, "parked_leases": self.runs.parked,
+            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_ahead": host.ahead, "host_failed": host.failed, "parked_leases": self.runs.parked,
         }  # fmt: skip
 
     # -- preemption --------------------------------------------------------------------------------------------
@@ -338,6 +336,6 @@ class Scheduler:
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:
             assert not self.promises.made
-        if self.waiting and self.waiting.is_stuck and not self.running:
+        if self.waiting and self.waiting.is_stuck and not self.running and not self._held.copies:
             assert self.runs.patience is not None, "nothing runs, and nobody is expected back, and yet a request waits"
             assert not (self.pins and self.waiting.has_needed), "nothing runs, and a request waits for a pin"

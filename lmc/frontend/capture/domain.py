@@ -96,7 +96,7 @@ class Domain:
 
     def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """The result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) some of whose operands are unknown."""
-        return Unknown(deps)
+        return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "")
 
     def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of unknown code. What it was handed and may change is unknown already."""
@@ -214,3 +214,16 @@ class Domain:
 
 
 __all__ = ["BREAK", "CONTINUE", "PASSES", "RETURN", "Arm", "Asking", "Branch", "Domain", "Loop", "Signal"]
+
+
+def _beginning(operands: Sequence[Any]) -> str:
+    """What a text begins with some of whose parts are unknown, as far as is known."""
+    found = ""
+    for x in operands:
+        if isinstance(x, Unknown):
+            found += x.begins
+            break
+        if x.__class__ is not str:
+            break
+        found += x
+    return found

@@ -46,13 +46,14 @@ def _untouchable(name: str) -> Any:
 class Unknown(Symbolic):
     """A value that is not known. `deps` are the addresses whose answers would tell it, None: only Python can.
 
-    note  what the domain keeps with it: a value of the graph
+    note    what the domain keeps with it: a value of the graph
+    begins  what its text begins with, of one that is put together
     """
 
-    __slots__ = ("deps", "note")
+    __slots__ = ("begins", "deps", "note")
 
-    def __init__(self, deps: Deps = None, note: Any = None) -> None:
-        self.deps, self.note = deps, note
+    def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
+        self.deps, self.note, self.begins = deps, note, begins
 
     def __repr__(self) -> str:  # for debuggers and tests
         return "<unknown>" if self.deps is None else f"<unknown until {sorted(map(str, self.deps))}>"

@@ -15,7 +15,7 @@ from hypothesis.stateful import rule
 import lmc
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.policy import Policy
-from lmc.errors import ParameterError
+from lmc.errors import Loc, ParameterError
 from lmc.prompt import Gen, SamplingParams, Select, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_scheduler import Anything
@@ -76,6 +76,45 @@ def test_what_runs_need_is_learned():
     counters = world.engine.counters() - before
     assert counters.prefilled_tokens <= 1.05 * counters.unique_tokens
     assert world.engine.stats()["broken_leases"] == broken
+
+
+def test_what_runs_need_is_learned_for_each_arm():
+    """A long arm and a short one: a run that has asked in the short one keeps no room for the long one."""
+    engine, core = stepped(1000, max_context=600)
+    hints = lambda run: Hints(run=run)
+    sites = {"begin": Loc("agent.py", 1), "short": Loc("agent.py", 2), "long": Loc("agent.py", 3)}
+
+    def at(name: str) -> Gen:
+        return Gen(SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True), loc=sites[name])
+
+    def go(run: ProgramRun, arm: str, n: int) -> Any:
+        first = engine.submit(None, [Text((arm[0] * 30,)), at("begin")], hints(run))
+        drain(core)
+        more = engine.submit(first, [Text(("m" * n,)), at(arm)], hints(run))
+        drain(core)
+        return more
+
+    for arm, n in (("short", 10), ("long", 400), ("short", 10), ("long", 400)):
+        run = ProgramRun("agent")
+        go(run, arm, n)
+        run.end()
+        drain(core)
+    run = ProgramRun("agent")
+    handle = go(run, "short", 10)
+    (lease,) = core.scheduler.runs.leases()
+    assert handle and lease.run.expected < 60, "as the short arm needs, and not as the program does on average"
+    engine.check()
+
+
+@pytest.mark.parametrize(("growth", "open_runs"), [(None, 1), (0, 2), (200, 1)])
+def test_a_run_whose_graph_leaves_no_more_is_expected_to_need_no_more(growth, open_runs):
+    """Nothing is known of the program: without its graph, it may come to need as much again as its prompt."""
+    engine, core = stepped(110, max_context=100)
+    runs = [ProgramRun("agent") for _ in range(2)]
+    handles = [engine.submit(None, [Text((name * 40,)), gen(4)], Hints(run=run, growth=growth)) for name, run in zip("ab", runs, strict=True)]
+    drain(core)
+    assert engine.stats()["open_runs"] == open_runs and handles
+    engine.check()
 
 
 def test_who_comes_back_late_loses_its_lease_and_is_answered():
