@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from lmc.errors import ConstraintError
@@ -66,6 +67,12 @@ class Notes:
         return "; ".join(found)
 
 
+@lru_cache(4096)
+def _likely(keyword: str) -> str:
+    near = difflib.get_close_matches(keyword, _REAL, 1, 0.85)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 class Keywords:
     """Reads the schemas of one root; raises ConstraintError, with the JSON pointer, for what is wrong or cannot be enforced.
 
@@ -87,8 +94,7 @@ class Keywords:
             if keyword == OPTIONS and place.pointer:
                 raise wrong(place.pointer, f"has {OPTIONS}, which stands at the root of a schema only")
             if keyword not in KEYWORDS:
-                near = difflib.get_close_matches(keyword, _REAL, 1, 0.85)
-                self.notes.ignore(f"the keyword {keyword!r}", place.pointer, f" (did you mean {near[0]!r}?)" if near else "")
+                self.notes.ignore(f"the keyword {keyword!r}", place.pointer, _likely(keyword))
         found = frozenset(place.schema) & KEYWORDS - NOTES - {OPTIONS}
         return frozenset(("$ref",)) if "$ref" in found and self.references.overrides else found
 

@@ -52,6 +52,15 @@ def _machine_of(kind: str, source: str) -> Machine:
     return lazily(grammar)
 
 
+def begun(kind: str, source: str) -> Machine:
+    """What follows a constraint's first answers: of a regex its machine, of all others what is made while it is used, for to look
+    for the whole automaton takes longer than those answers would gain by it. Raises ConstraintError as `machine_of`."""
+    if kind == "regex":
+        return machine_of(kind, source)
+    with few_full_collections(_FULL_COLLECTIONS):
+        return lazily(grammar_of(kind, source))
+
+
 def check_of(kind: str, source: str) -> Check | None:
     """What says why a complete answer is not valid, None if it is; None where the machine allows nothing that is not."""
     return compile_schema(source).check if kind == "json_schema" else None

@@ -5,6 +5,7 @@ Nodes are in breadth-first order; node 0 is the root, the children of a node are
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ import numpy as np
 
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.minimise import DEAD
+
+
+_ONE_BY_ONE = 200  # nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +71,22 @@ class Trie:
         """The first child of each node."""
         return np.append(1, 1 + np.cumsum(self.count)[:-1])
 
+    @cached_property
+    def heads(self) -> np.ndarray:
+        """uint8: the first byte of each node's text, 0 of the root."""
+        found = self.byte.copy()
+        for begin, end in itertools.pairwise(self.level_ends[1:]):
+            found[begin:end] = found[self.parent[begin:end]]
+        return found
+
+    @cached_property
+    def roots(self) -> np.ndarray:
+        """int64 [256]: the node of each byte, 0 where there is none."""
+        found = np.zeros(256, np.int64)
+        first = np.arange(*self.level_ends[:2]) if len(self.level_ends) > 1 else np.zeros(0, np.int64)
+        found[self.byte[first]] = first
+        return found
+
     def find(self, text: bytes) -> int | None:
         """The node of a text."""
         node, bytes_, children = 0, self._bytes, self._children
@@ -95,6 +115,36 @@ class Trie:
         levels = list(self._follow(dfa, nodes, np.full(len(nodes), state)))
         if not levels:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
+
+    def reached(self, dfa: Arrays, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """The legal nodes but the root, which has `state`, and the states behind them: node by node as long as few bytes are legal."""
+        nodes, states = list[int](), list[int]()
+        todo, rest = [(0, state)], list[tuple[int, int]]()
+        children, bytes_ = self._children, self._bytes
+        while todo:
+            node, at = todo.pop()
+            begin, end = children[node], children[node + 1]
+            if begin == end:
+                continue
+            ways = dfa.few(at) if len(nodes) < _ONE_BY_ONE else None
+            if ways is None:
+                rest.append((node, at))
+                continue
+            for byte, to in ways:
+                if (child := bytes_.find(byte, begin, end)) >= 0:
+                    nodes.append(child)
+                    states.append(to)
+                    todo.append((child, to))
+        found = np.array(nodes, np.int64), np.array(states, np.int64)
+        if not rest:
+            return found
+        levels = [found, *self._follow(dfa, *np.array(rest, np.int64).T)]
+        return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
+
+    def from_all(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The legal nodes among and below `nodes`, of which each has its state, and the states behind them."""
+        levels = [(nodes, states), *self._follow(dfa, nodes, states)]
         return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
 
     def walk(self, dfa: Arrays, state: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,8 +13,12 @@ import numpy as np
 
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
+from lmc.fsm.charset import Ranges
+from lmc.fsm.lazy import Loop
+from lmc.fsm.runs import Run
 from lmc.fsm.trie import Trie
 
+_MOST_RUNS = 64  # classes of characters
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # behind anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
@@ -48,6 +53,7 @@ class Vocabulary:
         ids = sorted((i for i in usable if len(self.tokens[i]) <= LONG), key=self.tokens.__getitem__)
         self._ids = np.array(ids, np.int64)
         self.trie, self._node_of_id = Trie.of([self.tokens[i] for i in ids])
+        self._runs: dict[Ranges, Run] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
 
     @property
@@ -64,6 +70,11 @@ class Vocabulary:
         found = np.zeros(256, bool)
         found[list(set(b"".join(self.tokens)))] = True
         return found
+
+    @cached_property
+    def spells_all(self) -> bool:
+        """Every byte that UTF-8 has occurs."""
+        return bool(self.alphabet[:0xC0].all() and self.alphabet[0xC2:0xF5].all())
 
     @cached_property
     def joins(self) -> bytes:
@@ -111,7 +122,8 @@ class Vocabulary:
 
     @property
     def nbytes(self) -> int:
-        return self.trie.nbytes + self._ids.nbytes + self._node_of_id.nbytes + self._nodes.nbytes
+        runs = sum(run.nbytes for run in list(self._runs.values()))
+        return self.trie.nbytes + self._ids.nbytes + self._node_of_id.nbytes + self._nodes.nbytes + runs
 
     @cached_property
     def _nodes(self) -> np.ndarray:
@@ -120,9 +132,48 @@ class Vocabulary:
         nodes[self._ids] = self._node_of_id
         return nodes
 
-    def allowed(self, dfa: Arrays, state: int) -> np.ndarray:
-        """bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
-        return self.flags(self.trie.walk(dfa, state))
+    def walked(self, dfa: Arrays, state: int) -> Walked:
+        """The tokens of up to LONG bytes that are legal from `state`."""
+        if dfa.few(state) is not None:
+            nodes, states = self.trie.reached(dfa, state)
+            return Walked(self._flagged(nodes), nodes, states)
+        loop = dfa.loop(state)
+        if loop is None:
+            behind = self.trie.walk(dfa, state)
+            nodes = np.flatnonzero(behind >= 0)
+            return Walked(self.flags(behind), nodes, behind[nodes])
+        run = self.run(loop.again)
+        within = run.entered(loop.entered)
+        row, again = dfa.row(state), dfa.row(loop.state)
+        first = np.flatnonzero((row >= 0) & ~within)
+        leave = within[run.exit_heads] & (again[run.exit_bytes] >= 0)
+        begins = np.concatenate([self.trie.roots[first], run.exits[leave]])
+        behind = np.concatenate([row[first], again[run.exit_bytes[leave]]])[begins > 0]
+        nodes, states = self.trie.from_all(dfa, begins[begins > 0], behind.astype(np.int64))
+        flags = run.inside[self._nodes]
+        flags &= within[self._heads]
+        flags[self.held(nodes, 0)[0]] = True
+        return Walked(flags, nodes, states, loop)
+
+    def _flagged(self, nodes: np.ndarray) -> np.ndarray:
+        """bool [words * 32]: the tokens of some nodes of the trie."""
+        flags = np.zeros(self.words * 32, bool)
+        flags[self.held(nodes, 0)[0]] = True
+        return flags
+
+    def run(self, ranges: Ranges) -> Run:
+        """Found once for each class of characters."""
+        found = self._runs.get(ranges)
+        if found is None:
+            if len(self._runs) >= _MOST_RUNS:
+                self._runs.clear()
+            found = self._runs[ranges] = Run.of(ranges, self.trie, [(i, self.tokens[i]) for i in self.long_ids])
+        return found
+
+    @cached_property
+    def _heads(self) -> np.ndarray:
+        """uint8 [words * 32]: the first byte of each token that is in the trie."""
+        return self.trie.heads[self._nodes]
 
     def flags(self, behind: np.ndarray) -> np.ndarray:
         """bool [words * 32]: the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
@@ -130,8 +181,21 @@ class Vocabulary:
 
     def long_allowed(self, dfa: Arrays, state: int) -> list[int]:
         """The tokens above LONG bytes that are legal from `state`."""
+        if not self._long:
+            return []
         found: list[int] = []
-        todo = [(state, edge) for edge in self._long]
+        if (few := dfa.few(state)) is not None:
+            legal = {byte for byte, _ in few}
+            todo = [(state, edge) for edge in self._long if edge.text[0] in legal]
+        elif (loop := dfa.loop(state := dfa.far(state, self.longest))) is not None:
+            run = self.run(loop.again)
+            within = run.entered(loop.entered)
+            for i, first, until in run.long:
+                if within[first] and (until < 0 or dfa.step(loop.state if until else state, self.tokens[i][until:]) >= 0):
+                    found.append(i)
+            todo = [(state, edge) for edge in self._long if not within[edge.text[0]]]
+        else:
+            todo = [(state, edge) for edge in self._long]
         while todo:
             at, (text, ids, edges) = todo.pop()
             if (end := dfa.step(at, text)) >= 0:
@@ -165,12 +229,12 @@ class Vocabulary:
             return self._ids[legal], of_token[legal]
         return self.held(*self.trie.below(dfa, node, state))
 
-    def held(self, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def held(self, nodes: np.ndarray, states: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         """The ids of nodes of the trie, and of each the state of its node."""
         begins, ends = self._held.take(nodes), self._held.take(nodes + 1)  # tokens of equal bytes share a node
         counts = ends - begins
         at = np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
-        return self._ids_by_node[at], np.repeat(states, counts)
+        return self._ids_by_node[at], np.repeat(np.broadcast_to(states, counts.shape), counts)
 
     @cached_property
     def _ids_by_node(self) -> np.ndarray:
@@ -180,6 +244,21 @@ class Vocabulary:
     def _held(self) -> np.ndarray:
         """int64 [nodes + 1]: where the ids of each node begin in `_ids_by_node`."""
         return np.append(0, np.cumsum(np.bincount(self._node_of_id, minlength=len(self.trie.byte))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walked:
+    """The tokens of up to LONG bytes that are legal from a state.
+
+    flags   bool [words * 32]
+    nodes   of the trie that are legal, without those within the run of `loop`
+    states  behind each of them
+    """
+
+    flags: np.ndarray
+    nodes: np.ndarray
+    states: np.ndarray
+    loop: Loop | None = None
 
 
 class _Edge(NamedTuple):

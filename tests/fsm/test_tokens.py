@@ -167,14 +167,14 @@ def test_many_threads_build_each_row_once(monkeypatch):
     a = automaton(CHARACTER)
     errors: list[Exception] = []
     built: list[object] = []
-    flags = Vocabulary.flags
+    walked = Vocabulary.walked
 
-    def slow_flags(vocabulary: Vocabulary, behind):
-        built.append(behind)
+    def slowly_walked(vocabulary: Vocabulary, dfa, state: int):
+        built.append(state)
         time.sleep(0.001)  # the others come meanwhile
-        return flags(vocabulary, behind)
+        return walked(vocabulary, dfa, state)
 
-    monkeypatch.setattr(Vocabulary, "flags", slow_flags)
+    monkeypatch.setattr(Vocabulary, "walked", slowly_walked)
 
     def follow(seed: int) -> None:
         rng, state = random.Random(seed), a.start

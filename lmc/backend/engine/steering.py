@@ -20,7 +20,7 @@ KINDS = frozenset({"json_schema", "structural_tag"})
 
 _SLACK = 2  # tokens by which an end may become longer when text is forced in front of it
 _IN_FLIGHT = 8  # tokens before the horizon at which the host takes over from a device that samples ahead of it
-_HORIZON = 256  # bytes of a shortest end of what is made while it is used, which has no longest one
+_ANY = 1 << 30  # tokens: what is made while it is used has no longest of the shortest ends
 _KEPT = 4096  # ends that are remembered
 
 
@@ -33,15 +33,13 @@ class Steering:
     def __init__(self, automaton: TokenAutomaton, encode: Encode | None, ids: Mapping[bytes, int]) -> None:
         """`ids` has the token of each text, for what `encode` would cut as the automaton does not allow."""
         self._automaton, self._dfa, self._encode, self._ids = automaton, automaton.dfa, encode, ids
-        whole = isinstance(self._dfa, ArrayDFA)
-        self._bytes = self._dfa.to_the_end() if isinstance(self._dfa, ArrayDFA) else None
-        self.horizon = (int(self._bytes.max()) if whole and self._bytes is not None else _HORIZON) + _SLACK + _IN_FLIGHT
+        self.horizon = int(self._dfa.to_the_end().max()) + _SLACK + _IN_FLIGHT if isinstance(self._dfa, ArrayDFA) else _ANY
         self._ends: dict[int, tuple[int, ...] | None] = {}
 
     def fits(self, state: int, left: int) -> bool:
         """Whether an end surely fits into `left` tokens behind a state."""
         left -= _SLACK
-        if left >= 0 and self._bytes is not None and self._bytes[state] <= left:
+        if left >= 0 and self._dfa.distance(state) <= left:
             return True
         end = self.end(state)
         return end is not None and len(end) <= left
