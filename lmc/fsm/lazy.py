@@ -54,6 +54,8 @@ class LazyDFA:
     rules   of a grammar that is not left-recursive and of which each rule derives some text
     styles  in one of which each text is written, where trees have marks (json_styles.py)
 
+    sets    the classes of characters that the grammar has
+
     slots   int32 [more than states]: of state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE one that is not made
     rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
     ends    bool [more than states]: the text so far is in the language
@@ -63,7 +65,7 @@ class LazyDFA:
     def __init__(self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = ()) -> None:
         marks = Styles(rules, recursive, styles)
         alphabet = Alphabet.of_all((start, *rules.values(), *marks.texts))
-        self._classes = alphabet.size
+        self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
         self._terms = Terms(rules, recursive, alphabet.members, marks)
         self._lock = threading.RLock()

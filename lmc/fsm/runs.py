@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lmc.fsm.arrays import ArrayDFA
-from lmc.fsm.charset import Ranges
+from lmc.fsm.charset import Ranges, lead_of
 from lmc.fsm.dfa import build
 from lmc.fsm.regex import Chars, Repeat
 from lmc.fsm.trie import Trie
@@ -22,26 +22,31 @@ from lmc.fsm.trie import Trie
 class Run:
     """Texts of a class of characters, in one vocabulary.
 
-    inside  bool [nodes] of the trie: the node's text is the beginning of such a text
-    firsts  bool [256]: bytes that such a text begins with; those aside of which tokens have characters that are not in the class
+    inside  bool [texts of the trie]: it is the beginning of such a text
+    whole   bool [nodes] of the trie: the node's text is such a text
+    starts  bool [256]: bytes that such a text begins with
+    firsts  those aside of which tokens have characters that are not in the class
     begun   nodes that end inside of a character, of which one byte alone goes on
-    exits   nodes of two bytes and more at which a text leaves the class: the byte that does, or begins the character that may
-    exit_bytes, exit_heads  uint8, of each exit: its byte, and the first one of its text
+    exits   nodes at which a text leaves the class: the byte that does, or begins the character that may
+    exit_bytes, exit_texts  of each exit: its byte, and the first text of the trie that begins with it, ascending
     long    of tokens that are not in the trie: (id, first byte, bytes within the class)
     """
 
     ranges: Ranges
     inside: np.ndarray
+    whole: np.ndarray
+    starts: np.ndarray
     firsts: np.ndarray
     begun: np.ndarray
     exits: np.ndarray
     exit_bytes: np.ndarray
-    exit_heads: np.ndarray
+    exit_texts: np.ndarray
     long: Sequence[tuple[int, int, int]]
     _entered: dict[Ranges, np.ndarray] = field(default_factory=dict[Ranges, np.ndarray])
 
     @staticmethod
-    def of(ranges: Ranges, trie: Trie, long: Iterable[tuple[int, bytes]]) -> Run:
+    def of(ranges: Ranges, trie: Trie, nodes: np.ndarray, long: Iterable[tuple[int, bytes]]) -> Run:
+        """nodes   of the texts of the trie"""
         dfa = ArrayDFA.of(build(Repeat(Chars(ranges), 0, None)))
         behind = trie.walk(dfa, 0)
         behind[0] = 0
@@ -54,21 +59,19 @@ class Run:
             begins = behind[trie.parent[lost]] == 0
             exits[lost[begins]] = True
             lost = lost[~begins]
-        split = np.zeros(256, bool)
-        split[trie.byte[exits & ~left]] = True
-        exits[: trie.level_ends[1] if len(trie.level_ends) > 1 else 1] = False
-        nodes = np.flatnonzero(exits)
-        firsts = (dfa.row(0) >= 0) & ~split
-        inside = behind >= 0
-        inside[0] = False
-        found = [(i, text[0], _within(dfa, text)) for i, text in long]
+        starts = dfa.row(0) >= 0
+        firsts = starts.copy()
+        firsts[trie.byte[exits & ~left]] = False
+        found = np.flatnonzero(exits)
+        found = found[np.argsort(trie.begin[found], kind="stable")]
         begun = np.flatnonzero(behind > 0)
         begun = begun[dfa.singular[behind[begun]]]
-        return Run(ranges, inside, firsts, begun, nodes, trie.byte[nodes], trie.heads[nodes], found)
+        parts = [(i, text[0], _within(dfa, text)) for i, text in long]
+        return Run(ranges, (behind >= 0)[nodes], behind == 0, starts, firsts, begun, found, trie.byte[found], trie.begin[found], parts)
 
     @property
     def nbytes(self) -> int:
-        return self.inside.nbytes + self.exits.nbytes + 2 * self.exit_bytes.nbytes + 100 * len(self.long)
+        return self.inside.nbytes + self.whole.nbytes + 17 * len(self.exits) + 100 * len(self.long)
 
     def entered(self, ranges: Ranges) -> np.ndarray:
         """bool [256]: the first bytes of which all characters that are in one of `ranges` and the class are in both."""
@@ -76,7 +79,7 @@ class Run:
         if found is None:
             found = self.firsts.copy()
             for low, high in _differing(ranges, self.ranges):
-                found[_lead(low) : _lead(high) + 1] = False
+                found[lead_of(low) : lead_of(high) + 1] = False
             self._entered[ranges] = found
         return found
 
@@ -101,8 +104,3 @@ def _differing(a: Ranges, b: Ranges) -> Iterable[tuple[int, int]]:
     for low, high in zip(ends[::2], ends[1::2]):
         if low < high:
             yield low, high - 1
-
-
-def _lead(char: int) -> int:
-    """The first byte of a character in UTF-8."""
-    return char if char < 0x80 else 0xC0 | char >> 6 if char < 0x800 else 0xE0 | char >> 12 if char < 0x10000 else 0xF0 | char >> 18

@@ -53,10 +53,8 @@ def _machine_of(kind: str, source: str) -> Machine:
 
 
 def begun(kind: str, source: str) -> Machine:
-    """What follows a constraint's first answers: of a regex its machine, of all others what is made while it is used, for to look
-    for the whole automaton takes longer than those answers would gain by it. Raises ConstraintError as `machine_of`."""
-    if kind == "regex":
-        return machine_of(kind, source)
+    """What follows a constraint's first answers at once: made while they are, for to look for the whole automaton takes longer than
+    they would gain by it. Raises ConstraintError as `machine_of`."""
     with few_full_collections(_FULL_COLLECTIONS):
         return lazily(grammar_of(kind, source))
 

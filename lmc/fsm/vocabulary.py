@@ -13,12 +13,13 @@ import numpy as np
 
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
-from lmc.fsm.charset import Ranges
+from lmc.fsm.charset import Ranges, lead_of
 from lmc.fsm.lazy import Loop
 from lmc.fsm.runs import Run
 from lmc.fsm.trie import Trie
 
 _MOST_RUNS = 64  # classes of characters
+_MOST_ONE_BY_ONE = 400  # nodes of a trie
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # behind anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
@@ -71,10 +72,9 @@ class Vocabulary:
         found[list(set(b"".join(self.tokens)))] = True
         return found
 
-    @cached_property
-    def spells_all(self) -> bool:
-        """Every byte that UTF-8 has occurs."""
-        return bool(self.alphabet[:0xC0].all() and self.alphabet[0xC2:0xF5].all())
+    def spells_some(self, ranges: Ranges) -> bool:
+        """Whether tokens have the bytes of some character of a class."""
+        return any(self.alphabet[lead_of(low) : lead_of(high) + 1].any() for low, high in ranges) and bool(self.alphabet[0x80:0xC0].all())
 
     @cached_property
     def joins(self) -> bytes:
@@ -134,32 +134,17 @@ class Vocabulary:
 
     def walked(self, dfa: Arrays, state: int) -> Walked:
         """The tokens of up to LONG bytes that are legal from `state`."""
-        if dfa.few(state) is not None:
-            nodes, states = self.trie.reached(dfa, state)
-            return Walked(self._flagged(nodes), nodes, states)
-        loop = dfa.loop(state)
-        if loop is None:
-            behind = self.trie.walk(dfa, state)
-            nodes = np.flatnonzero(behind >= 0)
-            return Walked(self.flags(behind), nodes, behind[nodes])
-        run = self.run(loop.again)
-        within = run.entered(loop.entered)
-        row, again = dfa.row(state), dfa.row(loop.state)
-        first = np.flatnonzero((row >= 0) & ~within)
-        leave = within[run.exit_heads] & (again[run.exit_bytes] >= 0)
-        begins = np.concatenate([self.trie.roots[first], run.exits[leave]])
-        behind = np.concatenate([row[first], again[run.exit_bytes[leave]]])[begins > 0]
-        nodes, states = self.trie.from_all(dfa, begins[begins > 0], behind.astype(np.int64))
-        flags = run.inside[self._nodes]
-        flags &= within[self._heads]
-        flags[self.held(nodes, 0)[0]] = True
-        return Walked(flags, nodes, states, loop)
-
-    def _flagged(self, nodes: np.ndarray) -> np.ndarray:
-        """bool [words * 32]: the tokens of some nodes of the trie."""
-        flags = np.zeros(self.words * 32, bool)
-        flags[self.held(nodes, 0)[0]] = True
-        return flags
+        found = _Found(self, dfa)
+        todo = [(0, state)]
+        while todo:
+            node, at = todo.pop()
+            if dfa.few(at) is not None:
+                todo += found.few(node, at)
+            elif (loop := dfa.loop(at)) is not None and (run := self.run(loop.again)).whole[node]:
+                todo += found.run(node, at, loop, run)
+            else:
+                found.below.append((node, at))
+        return found.walked(None if dfa.few(state) is not None else dfa.loop(state))
 
     def run(self, ranges: Ranges) -> Run:
         """Found once for each class of characters."""
@@ -167,13 +152,22 @@ class Vocabulary:
         if found is None:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            found = self._runs[ranges] = Run.of(ranges, self.trie, [(i, self.tokens[i]) for i in self.long_ids])
+            found = self._runs[ranges] = Run.of(ranges, self.trie, self._node_of_id, [(i, self.tokens[i]) for i in self.long_ids])
         return found
 
+    @property
+    def short_ids(self) -> np.ndarray:
+        """The tokens of the trie, in the order of its texts."""
+        return self._ids
+
     @cached_property
-    def _heads(self) -> np.ndarray:
-        """uint8 [words * 32]: the first byte of each token that is in the trie."""
-        return self.trie.heads[self._nodes]
+    def ends(self) -> np.ndarray:
+        """int64 [nodes]: behind the last text of the trie that begins with that of a node."""
+        trie = self.trie
+        texts = np.bincount(self._node_of_id, minlength=len(trie.byte))
+        for begin, end in reversed(list(itertools.pairwise(trie.level_ends))):
+            texts += np.bincount(trie.parent[begin:end], texts[begin:end], len(texts)).astype(np.int64)
+        return trie.begin + texts
 
     def flags(self, behind: np.ndarray) -> np.ndarray:
         """bool [words * 32]: the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
@@ -259,6 +253,74 @@ class Walked:
     nodes: np.ndarray
     states: np.ndarray
     loop: Loop | None = None
+
+
+class _Found:
+    """What `Vocabulary.walked` comes upon.
+
+    inside  bool [texts of the trie]: those within runs
+    legal   nodes, and the states behind them
+    below   nodes, with their states, below which nothing was looked at
+    """
+
+    def __init__(self, vocabulary: Vocabulary, dfa: Arrays) -> None:
+        self.vocabulary, self.trie, self.dfa = vocabulary, vocabulary.trie, dfa
+        self.inside: np.ndarray | None = None
+        self.legal: list[tuple[int, int]] = []
+        self.below: list[tuple[int, int]] = []
+        self.exits: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def few(self, node: int, state: int) -> list[tuple[int, int]]:
+        """The legal nodes below a node, one by one."""
+        if len(self.legal) > _MOST_ONE_BY_ONE:
+            self.below.append((node, state))
+            return []
+        found = [(child, to) for byte, to in self.dfa.few(state) or () if (child := self.trie.child(node, byte)) >= 0]
+        self.legal += found
+        return found
+
+    def run(self, node: int, state: int, loop: Loop, run: Run) -> list[tuple[int, int]]:
+        """What is below a node whose state leads into a run; the legal nodes right below it that are not within the run."""
+        trie, ends = self.trie, self.vocabulary.ends
+        begin, end = trie.children(node)
+        if begin == end:
+            return []
+        if self.inside is None:
+            self.inside = np.zeros(len(run.inside), bool)
+        first, last = int(trie.begin[begin]), int(ends[node])
+        self.inside[first:last] = run.inside[first:last]
+        row, again, within = self.dfa.row(state), self.dfa.row(loop.state), run.entered(loop.entered)
+        low, high = run.exit_texts.searchsorted((first, last)).tolist()
+        exits, bytes_ = run.exits[low:high], run.exit_bytes[low:high]
+        leaves = (again[bytes_] >= 0) & ((exits < begin) | (exits >= end))  # children are not within the run from here on
+        heads = trie.byte[begin:end]
+        for child in (begin + np.flatnonzero(run.starts[heads] & ~within[heads])).tolist():
+            a, b = int(trie.begin[child]), int(ends[child])
+            self.inside[a:b] = False
+            x, y = run.exit_texts.searchsorted((a, b)).tolist()
+            leaves[x - low : y - low] = False
+        self.exits.append((exits[leaves], again[bytes_[leaves]].astype(np.int64)))
+        beside = np.flatnonzero((row[heads] >= 0) & ~within[heads])
+        found = list(zip((begin + beside).tolist(), row[heads[beside]].tolist()))
+        self.legal += found
+        return found
+
+    def walked(self, loop: Loop | None) -> Walked:
+        """All of it, `below` looked at."""
+        parts = [_pairs(self.legal), *self.exits]
+        begin = [_pairs(self.below), *self.exits]
+        parts.append(self.trie.from_all(self.dfa, *map(np.concatenate, zip(*begin))))
+        nodes, states = map(np.concatenate, zip(*parts))
+        flags = np.zeros(self.vocabulary.words * 32, bool)
+        if self.inside is not None:
+            flags[self.vocabulary.short_ids] = self.inside
+        flags[self.vocabulary.held(nodes, 0)[0]] = True
+        return Walked(flags, nodes, states, loop)
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    found = np.array(pairs, np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 class _Edge(NamedTuple):

@@ -27,7 +27,7 @@ from lmc.fsm.canonical_rows import CanonicalRows
 from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
 from lmc.fsm.json_schema import compile_schema
-from lmc.fsm.lazy import Machine
+from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.regex import shown
 from lmc.fsm.sources import Check, begun, check_of, machine_of
 from lmc.fsm.store import Store
@@ -106,7 +106,7 @@ class ConstraintCompiler:
         canonical = None if self._canonical is None else CanonicalRows(automaton, self._canonical)
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
         steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
-        growth = Growth(isinstance(automaton.dfa, LazyArrays) and self._first is not machine_of and constraint.kind != "regex")
+        growth = Growth(isinstance(automaton.dfa, LazyArrays) and self._first is begun and constraint.kind != "regex")
         compiled = _Compiled(automaton, forced, canonical, Ahead(automaton, forced, canonical), Surprises(), check, steering, growth)
         if (want := self._want(compiled)) is not None:
             want(start)
@@ -125,8 +125,10 @@ class ConstraintCompiler:
         return TokenAutomaton.restored(tables, self.vocabulary)
 
     def _built(self, constraint: Constraint) -> TokenAutomaton:
-        first = self._first if self.vocabulary.spells_all else machine_of  # of a whole automaton, ways that no token spells are closed
-        return self._saved(constraint, TokenAutomaton(first(constraint.kind, constraint.source), self.vocabulary))
+        machine = (machine_of if constraint.kind == "regex" else self._first)(constraint.kind, constraint.source)
+        if isinstance(machine, LazyDFA) and not all(map(self.vocabulary.spells_some, machine.sets)):
+            machine = machine_of(constraint.kind, constraint.source)  # of a whole automaton, ways that no token spells are closed
+        return self._saved(constraint, TokenAutomaton(machine, self.vocabulary))
 
     def _saved(self, constraint: Constraint, automaton: TokenAutomaton) -> TokenAutomaton:
         if self._store is not None and _is_whole(constraint) and (tables := automaton.tables()) is not None:
@@ -327,8 +329,7 @@ class AutomatonMatcher:
     def end_before(self, token: int, left: int) -> Sequence[int] | None:
         if self._steering is None or self._steering.fits(self._automaton.next(self.state, token), left - 1):
             return None
-        end = self._steering.end(self.state)
-        return end if end is not None and len(end) <= left else None
+        return self._steering.end_within(self.state, left)
 
     def forced(self) -> Sequence[int]:
         state, tokens = self.state, ()
