@@ -34,6 +34,7 @@ _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dy
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
+_NEAR = 0.75  # how alike what was perhaps meant is: `tpye` and `type`
 _MOST_ADJUSTED = 30  # digits before or behind the point of a bound
 
 
@@ -69,7 +70,7 @@ class Notes:
 
 @lru_cache(4096)
 def _likely(keyword: str) -> str:
-    near = difflib.get_close_matches(keyword, _REAL, 1, 0.85)
+    near = difflib.get_close_matches(keyword, _REAL, 1, _NEAR)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
@@ -215,7 +216,7 @@ class Keywords:
             if name in json_formats.ANY_STRING or (name in json_formats.NUMBERS and not {"integer", "number"}.isdisjoint(self.types(place))):
                 return tuple(found)
             if name not in json_formats.FORMATS:
-                near = difflib.get_close_matches(str(name), json_formats.FORMATS, 1, 0.85)
+                near = difflib.get_close_matches(str(name), json_formats.FORMATS, 1, _NEAR)
                 self.notes.ignore(f"the format {name!r}", place.pointer, f" (did you mean {near[0]!r}?)" if near else "")
                 return tuple(found)
             longest = place.schema.get("maxLength")

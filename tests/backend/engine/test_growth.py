@@ -129,3 +129,30 @@ def test_a_regex_has_its_whole_automaton_at_once():
     made, constraint = compiler(), Constraint("regex", "[ab]{2}")
     made.check(constraint, None)
     assert isinstance(made.matcher(constraint)._automaton.dfa, ArrayDFA)
+
+
+def test_a_string_of_a_length_that_no_answer_reaches_is_begun():
+    made, constraint = compiler(), Constraint("json_schema", json.dumps({"type": "string", "minLength": 32767, "maxLength": 32767}))
+    made.check(constraint, None)
+    matcher = matcher_of(begun("json_schema", constraint.source))
+    for token in encode(tokenizer()[0], '"abc abc'):
+        assert matcher.end_before(token, 100) is None  # no end fits: the answer goes on, and is cut
+        assert matcher.allows(token)
+        matcher.accept(token)
+        matcher.forced()
+    assert matcher._automaton.dfa.lazy.states < 1000
+
+
+def test_an_end_of_many_bytes_is_seen_from_afar():
+    """Of what is made while it is used, too: 60 properties have to follow."""
+    names = [f"property{i}" for i in range(60)]
+    schema = {"type": "object", "properties": {"next": {"$ref": "#"}, **{n: {"type": "string"} for n in names}}, "required": names}
+    matcher = matcher_of(begun("json_schema", json.dumps(schema)))
+    end = matcher._steering.end(0)
+    assert len(end) > 300 and matcher.horizon > len(end)
+    for token in encode(tokenizer()[0], '{"property0":"'):
+        matcher.accept(token)
+    letter = encode(tokenizer()[0], "e")[0]
+    left = len(matcher._steering.end(matcher.state)) + 1
+    assert matcher.end_before(letter, left + 9) is None
+    assert matcher.end_before(letter, left) is not None
