@@ -57,7 +57,7 @@ def samples(dfa: ArrayDFA, count: int, seed: int = 0) -> list[str]:
             byte = rng.choice(plain if plain and rng.random() < 0.8 else ways)
             out.append(byte)
             state = int(dfa.table[state, byte])
-        found.append((bytes(out) + endings._shortest(state)).decode())
+        found.append((bytes(out) + endings._shortest(state, 1 << 20)).decode())
     return found
 
 

@@ -22,6 +22,7 @@ from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 from tests.fsm.schemas import SCHEMAS
 from tests.fsm.test_canonical import canonical_of, encode, words
+from tests.searching import apart
 
 NAMES = [f"{'pre' * (i % 3)}name{i * 7 % 90}{'tion' * (i % 2)}" for i in range(90)]
 MORE = {
@@ -57,7 +58,7 @@ def test_an_answer_is_the_same_however_it_is_followed(name):
     check_same(name, answers=1)
 
 
-@pytest.mark.search
+@apart
 @pytest.mark.parametrize("name", EVERY)
 def test_every_answer_is_the_same_however_it_is_followed(name):
     check_same(name, answers=6)
