@@ -37,7 +37,7 @@ from benchmarks.bench_constraints import _LLGuidanceWalker as LLGuidanceWalker  
 from benchmarks.bench_programs import where
 from lmc.errors import SchemaWarning
 from lmc.fsm.json_schema import compile_schema
-from lmc.fsm.sources import check_of, machine_of
+from lmc.fsm.sources import begun, check_of
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
@@ -117,7 +117,7 @@ def ours(vocabulary: Vocabulary, encode: Encode, whitespace: str) -> Reader:
         compile_schema.cache_clear()
         if whitespace != "model":
             schema = json.dumps({**json.loads(schema), "x-lmc": {"whitespace": whitespace}})
-        automaton = TokenAutomaton(machine_of("json_schema", schema), vocabulary)
+        automaton = TokenAutomaton(begun("json_schema", schema), vocabulary)  # as an engine on a CPU follows first answers
         return lambda: _Walker(automaton), check_of("json_schema", schema) or (lambda _: None)
 
     return read

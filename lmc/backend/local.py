@@ -712,6 +712,7 @@ class Engine(LocalBackend):
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.memory import check_host, check_pool
         from lmc.backend.engine.models.loader import load
+        from lmc.fsm.sources import begun, machine_of
         from lmc.fsm.store import default_store
 
         source = str(model_path or model)
@@ -738,6 +739,7 @@ class Engine(LocalBackend):
                 # beside a GPU its turns at the interpreter might hold launches up, which nobody has measured yet
                 foresight=Foresight() if loaded.device.type == "cpu" else None,
                 canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
+                first=begun if loaded.device.type == "cpu" else machine_of,  # a GPU follows whole automata by itself
             ),
             max_tokens=slots,
             max_context=config.max_context,

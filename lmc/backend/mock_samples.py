@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lmc.errors import ConstraintError
 from lmc.fsm.charset import Ranges
-from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, shown
+from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, parts_of, shown
 
 if TYPE_CHECKING:
     from lmc.fsm.grammar import Grammar
@@ -37,10 +37,21 @@ def dice(digest: bytes) -> random.Random:
 
 def sample_regex(source: str, digest: bytes) -> str:
     """A string of the language of `source`. ConstraintError for what is outside the dialect of constraints."""
-    return _member(_tree(source), dice(digest))
+    tree = _tree(source)
+    return tree.text(dice(digest)) if isinstance(tree, _Drawer) else _member(tree, dice(digest))
 
 
-_tree = lru_cache(maxsize=1024)(parse)
+@lru_cache(maxsize=1024)
+def _tree(source: str) -> Node | _Drawer:
+    """A pattern's tree, or what draws from it where it has the graphs that look-around, word boundaries and line ends become."""
+    from lmc.fsm.grammar import Grammar
+
+    tree = parse(source)
+    return _Drawer(Grammar(tree, {})) if _has_graph(tree) else tree
+
+
+def _has_graph(tree: Node) -> bool:
+    return isinstance(tree, Graph) or any(map(_has_graph, parts_of(tree)))
 
 
 def _member(tree: Node, rng: random.Random) -> str:
@@ -51,7 +62,7 @@ def _member(tree: Node, rng: random.Random) -> str:
         return "".join([_member(part, rng) for part in tree.parts])
     if isinstance(tree, Union):
         return _member(rng.choice(tree.arms), rng)
-    assert isinstance(tree, Repeat)  # a pattern has no other nodes
+    assert isinstance(tree, Repeat)  # graphs have a drawer
     more = _MORE if tree.high is None else min(tree.high - tree.low, _MORE)
     return "".join([_member(tree.body, rng) for _ in range(tree.low + rng.randint(0, more))])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 from lmc.fsm.bounds import TooLarge, Work
@@ -46,14 +47,38 @@ def other_than(words: Iterable[str]) -> Node:
     edges: list[tuple[int, Node, int]] = [(anything, ANY, anything)]
     for state, ways in enumerate(children):
         edges += [(state, Chars(((ord(char), ord(char)),)), to) for char, to in ways.items()]
-        others = without_surrogates(complement(merged((ord(char), ord(char)) for char in ways)))
-        edges.append((state, Chars(others) if ways else ANY, anything))
+        edges.append((state, _others("".join(sorted(ways))), anything))
     return Graph(tuple(edges), frozenset(range(anything + 1)) - ends)
+
+
+@lru_cache(4096)
+def _others(chars: str) -> Chars:
+    """All characters but these."""
+    return Chars(without_surrogates(complement((ord(char), ord(char)) for char in chars))) if chars else ANY
 
 
 def is_empty(a: Node) -> bool:
     """No text is in it."""
     return both(a, a) == NOTHING
+
+
+def are_apart(a: Node, b: Node, work: Work | None = None) -> bool:
+    """No text is in both: `both` without the tree of what is. Raises TooLarge, also when `work` is used up."""
+    alphabet = Alphabet.of(Concat((a, b)))
+    (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet, _MOST_SETS), determinised(b, alphabet, _MOST_SETS)
+    work = work or Work()
+    work.spend((len(rows_a) + len(rows_b)) * alphabet.size)
+    seen, todo = {(0, 0)}, [(0, 0)]
+    while todo:
+        at_a, at_b = todo.pop()
+        if final_a[at_a] and final_b[at_b]:
+            return False
+        work.spend(alphabet.size)
+        for pair in set(zip(rows_a[at_a], rows_b[at_b])):
+            if DEAD not in pair and pair not in seen:
+                seen.add(pair)
+                todo.append(pair)
+    return True
 
 
 def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[S], bool], alphabet: str) -> Node:

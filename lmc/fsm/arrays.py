@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, Rows, Walk
-from lmc.fsm.lazy import UNMADE, LazyDFA
+from lmc.fsm.lazy import UNMADE, LazyDFA, Loop
 from lmc.fsm.minimise import DEAD
 
 _LARGE = 2000  # states from which on looking for the ends takes longer than a step may
@@ -96,6 +96,18 @@ class ArrayDFA(Walk):
         """There are no rules within rules."""
         return None
 
+    def loop(self, state: int) -> Loop | None:
+        """Not looked for: rows are found ahead of answers, and kept."""
+        return None
+
+    def far(self, state: int, length: int) -> int:
+        """A state that goes on with the same texts of up to `length` bytes."""
+        return state
+
+    def distance(self, state: int) -> int:
+        """Bytes from a state to the nearest end."""
+        return int(self._distances[state])
+
     def distances(self, states: np.ndarray) -> np.ndarray:
         """Bytes from each state to the nearest end."""
         return self._distances[states]
@@ -113,6 +125,10 @@ class ArrayDFA(Walk):
     def singular(self) -> np.ndarray:
         """bool [states]: `is_singular` of each."""
         return (self.ways == 1)[self.rows[:-1] >> 8] & ~self.final
+
+    def are_singular(self, states: np.ndarray) -> np.ndarray:
+        """bool: `is_singular` of each state."""
+        return self.singular[states]
 
     @cached_property
     def _only(self) -> list[int]:
@@ -165,8 +181,8 @@ class LazyArrays:
     def __init__(self, lazy: LazyDFA) -> None:
         self.lazy = lazy
         self.begin, self.step, self.accepts, self.forced, self.moves = lazy.begin, lazy.step, lazy.accepts, lazy.forced, lazy.moves
-        self.is_final, self.is_done, self.ways_at = lazy.is_final, lazy.is_done, lazy.ways_at
-        self.representative, self.split = lazy.representative, lazy.split
+        self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
+        self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of = lazy.representative
 
     @property
@@ -203,8 +219,13 @@ class LazyArrays:
     def are_final(self, states: np.ndarray) -> np.ndarray:
         return np.frombuffer(self.lazy.ends, bool)[states]
 
+    def are_singular(self, states: np.ndarray) -> np.ndarray:
+        """As of an ArrayDFA."""
+        known = {state: self.ways_at(state) == 1 and not self.is_final(state) for state in set(states.tolist())}
+        return np.array([known[state] for state in states.tolist()], bool)
+
     def distances(self, states: np.ndarray) -> np.ndarray:
-        """At least the bytes from each state to the nearest end; some byte leads to a state that is nearer."""
+        """Bytes from each state to the nearest end."""
         return np.array([self.lazy.distance(state) for state in states.tolist()], np.int64)
 
     def prepare(self) -> None:

@@ -20,6 +20,7 @@ from typing import Protocol
 from lmc.fsm.minimise import DEAD, Table
 
 LONG = 16  # characters, and bytes of a token, that windows look ahead (arrays.py)
+FEW_WAYS = 12  # legal bytes that are looked at one by one
 FAR = -(1 << 30)  # in a row: the byte is not legal
 NO_WAYS = array("i", [FAR]) * 256  # a row
 _HIGH = 3 if sys.byteorder == "little" else 0  # which byte of four tells FAR from any distance
@@ -68,6 +69,10 @@ class Walk:
     def moves(self, state: int) -> list[tuple[int, int]]:
         """(byte, the state behind it), ascending, of the legal bytes."""
         return [(byte, state + delta) for byte, delta in self._of_row(self._rows[state])]
+
+    def few(self, state: int) -> list[tuple[int, int]] | None:
+        """`moves`, where they are few."""
+        return self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
 
     def _of_row(self, row: int) -> list[tuple[int, int]]:
         """(byte, delta), ascending, of the legal bytes."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.canonical import Canonical, Refused
 from lmc.fsm.tokens import FEW_REFUSED, Row, TokenAutomaton
 
@@ -65,7 +64,7 @@ class CanonicalRows:
 
     def _is_singular(self, state: int) -> bool:
         dfa = self.automaton.dfa
-        return bool(dfa.singular[state]) if isinstance(dfa, ArrayDFA) else False
+        return dfa.ways_at(state) == 1 and not dfa.is_final(state)
 
     def _dead_ends(self, state: int) -> _DeadEnds:
         """Tokens behind which one byte alone is legal, and no token with it can be canonical."""
@@ -78,15 +77,29 @@ class CanonicalRows:
         return found
 
     def _find(self, state: int) -> list[int]:
-        dfa = self.automaton.dfa
-        if not isinstance(dfa, ArrayDFA):
-            return []  # to look ahead would make states that no answer comes to
-        ids, ends = self.automaton.vocabulary.reach(dfa, state)
-        single = dfa.singular[ends]
         by_state: dict[int, list[int]] = defaultdict(list)
-        for token, end in zip(ids[single].tolist(), ends[single].tolist()):
+        seen: set[tuple[int, ...]] = set()  # what follows: the same however states are told apart
+        for token, end in self._leading_on(state):
+            if end not in by_state:
+                if not self._is_singular(end):
+                    continue
+                seen.add(tuple(self._alive(end, _DEPTH)))
+                if len(seen) > _STATES:
+                    break
             by_state[end].append(token)
-        return sorted(token for end, tokens in list(by_state.items())[:_STATES] for token in self._stuck(tokens, end))
+        return sorted(token for end, tokens in by_state.items() for token in self._stuck(tokens, end))
+
+    def _leading_on(self, state: int) -> list[tuple[int, int]]:
+        """The tokens that are legal in a state, ascending, and the states behind them; without those of which a run of
+        characters says that more than one byte may follow."""
+        dfa, vocabulary = self.automaton.dfa, self.automaton.vocabulary
+        dfa.begin()
+        walked = vocabulary.walked(dfa, state)
+        found = list(zip(*(a.tolist() for a in vocabulary.held(walked.nodes, walked.states))))
+        if walked.loop is not None:
+            begun = vocabulary.held(vocabulary.run(walked.loop.again).begun, 0)[0].tolist()
+            found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in begun if walked.flags[t]]
+        return sorted(dict(found).items())
 
     def _stuck(self, tokens: list[int], end: int) -> list[int]:
         """Those of `tokens`, which lead to the singular state `end`, behind which nothing is canonical."""
@@ -121,9 +134,8 @@ class CanonicalRows:
     def _legal(self, state: int) -> list[tuple[int, int | None]]:
         """The tokens that are legal in a singular state, each with the state behind it where that is singular, too."""
         dfa, vocabulary = self.automaton.dfa, self.automaton.vocabulary
-        assert isinstance(dfa, ArrayDFA)
         ids, ends = vocabulary.held(*vocabulary.trie.below(dfa, 0, state))
-        found = [(t, end if single else None) for t, end, single in zip(ids.tolist(), ends.tolist(), dfa.singular[ends].tolist())]
+        found = [(t, end if single else None) for t, end, single in zip(ids.tolist(), ends.tolist(), dfa.are_singular(ends).tolist())]
         return found + [(t, None) for t in vocabulary.long_allowed(dfa, state)]
 
 

@@ -48,6 +48,11 @@ def without_surrogates(ranges: Ranges) -> Ranges:
     return tuple(out)
 
 
+def lead_of(char: int) -> int:
+    """The first byte of a character in UTF-8."""
+    return char if char < 0x80 else 0xC0 | char >> 6 if char < 0x800 else 0xE0 | char >> 12 if char < 0x10000 else 0xF0 | char >> 18
+
+
 # -- classes -------------------------------------------------------------------------------------------------------
 
 _ASCII: dict[str, Ranges] = {

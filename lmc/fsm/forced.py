@@ -133,7 +133,7 @@ class ForcedTokens:
         endings = self._endings.of_each_kind(end)
         if text.decode()[-1].isspace():  # which of them go with what follows depends on whether that is one more
             endings += self._endings.beyond_ascii(end)
-        samples = self._common([text + ending for ending in endings])
+        samples = self._common([_whole_characters(text + ending) for ending in endings])
         return _common_prefix([stable, samples])
 
     def _common(self, texts: Sequence[bytes]) -> tuple[int, ...]:
@@ -247,12 +247,12 @@ def _whole_characters(text: bytes) -> bytes:
 
 
 class _Endings:
-    """Texts that complete the answer from a state."""
+    """How texts go on that complete the answer from a state: as far as tells how what stands before is cut."""
 
     def __init__(self, dfa: Arrays) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
-        self._known: dict[int, bytes] = {}  # shortest endings
+        self._known: dict[tuple[int, int], bytes] = {}  # shortest endings
         dfa.prepare()
 
     def of_each_kind(self, state: int) -> list[bytes]:
@@ -269,11 +269,12 @@ class _Endings:
         some = leads if len(leads) <= len(_RARE) else []
         return found + [bytes([lead]) + self._shortest(self.dfa.step(state, bytes([lead]))) for lead in some]
 
-    def _shortest(self, state: int) -> bytes:
-        if (known := self._known.get(state)) is not None:
+    def _shortest(self, state: int, most: int = _BEHIND) -> bytes:
+        """At most so many bytes of it."""
+        if (known := self._known.get((state, most))) is not None:
             return known
         out, at = bytearray(), state
-        while not self.dfa.is_final(at):
+        while len(out) < most and not self.dfa.is_final(at):
             forced, at = self.dfa.forced(at)
             out += forced
             if not self.dfa.is_final(at):
@@ -281,7 +282,7 @@ class _Endings:
                 out.append(byte)
         if len(self._known) >= _KEPT:
             self._known.clear()
-        found = self._known[state] = bytes(out)
+        found = self._known[state, most] = bytes(out[:most])
         return found
 
     def _step(self, state: int) -> tuple[int, int]:

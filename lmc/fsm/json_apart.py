@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from lmc.fsm.algebra import both, without
+from lmc.fsm.algebra import are_apart, both, without
 from lmc.fsm.bounds import Work
 from lmc.fsm.json_shapes import (
     All,
@@ -58,7 +58,7 @@ def _apart_as(ways: Ways, kind: str, a: Shape, b: Shape, depth: int) -> bool:
     if kind in ("integer", "number"):
         return a.bounds.apart(b.bounds)
     if kind == "string":
-        return both(characters(ways.work, a), characters(ways.work, b), ways.work) == NOTHING
+        return are_apart(characters(ways.work, a), characters(ways.work, b), ways.work)
     if kind == "object":
         return depth > 0 and (_needs_apart(ways, a, b, depth) or _needs_absent(ways, a, b) or _needs_absent(ways, b, a))
     if kind == "array":

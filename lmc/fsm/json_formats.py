@@ -27,6 +27,9 @@ _IPV6 = "|".join(
         rf"::({_H}(:{_H}){{0,6}})?",
         *(rf"{_H}(:{_H}){{{n}}}::({_H}(:{_H}){{0,{5 - n}}})?" for n in range(6)),
         rf"{_H}(:{_H}){{6}}::",
+        rf"({_H}:){{6}}{_IPV4}",
+        rf"::({_H}:){{0,5}}{_IPV4}",
+        *(rf"{_H}(:{_H}){{{n}}}::({_H}:){{0,{4 - n}}}{_IPV4}" for n in range(5)),
     ]
 )
 _LABEL = r"[A-Za-z0-9](-?[A-Za-z0-9]){0,15}"  # at most 31 characters; two hyphens stand in encoded names only

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from lmc.errors import ConstraintError
@@ -33,6 +34,7 @@ _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dy
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
+_NEAR = 0.75  # how alike what was perhaps meant is: `tpye` and `type`
 _MOST_ADJUSTED = 30  # digits before or behind the point of a bound
 
 
@@ -66,6 +68,12 @@ class Notes:
         return "; ".join(found)
 
 
+@lru_cache(4096)
+def _likely(keyword: str) -> str:
+    near = difflib.get_close_matches(keyword, _REAL, 1, _NEAR)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 class Keywords:
     """Reads the schemas of one root; raises ConstraintError, with the JSON pointer, for what is wrong or cannot be enforced.
 
@@ -87,8 +95,7 @@ class Keywords:
             if keyword == OPTIONS and place.pointer:
                 raise wrong(place.pointer, f"has {OPTIONS}, which stands at the root of a schema only")
             if keyword not in KEYWORDS:
-                near = difflib.get_close_matches(keyword, _REAL, 1, 0.85)
-                self.notes.ignore(f"the keyword {keyword!r}", place.pointer, f" (did you mean {near[0]!r}?)" if near else "")
+                self.notes.ignore(f"the keyword {keyword!r}", place.pointer, _likely(keyword))
         found = frozenset(place.schema) & KEYWORDS - NOTES - {OPTIONS}
         return frozenset(("$ref",)) if "$ref" in found and self.references.overrides else found
 
@@ -209,7 +216,7 @@ class Keywords:
             if name in json_formats.ANY_STRING or (name in json_formats.NUMBERS and not {"integer", "number"}.isdisjoint(self.types(place))):
                 return tuple(found)
             if name not in json_formats.FORMATS:
-                near = difflib.get_close_matches(str(name), json_formats.FORMATS, 1, 0.85)
+                near = difflib.get_close_matches(str(name), json_formats.FORMATS, 1, _NEAR)
                 self.notes.ignore(f"the format {name!r}", place.pointer, f" (did you mean {near[0]!r}?)" if near else "")
                 return tuple(found)
             longest = place.schema.get("maxLength")

@@ -91,8 +91,12 @@ def _separators(given: Any, at: str) -> tuple[str, str]:
 
 
 def one_line(source: str) -> str:
-    """A schema whose instances are written on one line, unless it says itself how they are."""
-    schema = json.loads(source)
+    """A schema whose instances are written on one line, unless it says itself how they are; what is no JSON as it is, to be refused
+    where it is compiled."""
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError):
+        return source
     if not isinstance(schema, dict):
         schema = {"allOf": [schema]}
     given = schema.get(OPTIONS, {})

@@ -23,7 +23,6 @@ from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm.algebra import both, other_than, without
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.completion import all_endings
-from lmc.fsm.dfa import SOON, build
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_apart import admit, admits, characters, less
 from lmc.fsm.json_check import Checker
@@ -357,8 +356,8 @@ _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
 def _few_texts(language: Node) -> list[bytes] | None:
     """All of them, where they are few and soon found."""
     try:
-        return all_endings(build(language, SOON), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
-    except TooLarge:
+        return all_endings(LazyDFA(language, {}, frozenset()), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
+    except ConstraintError:  # too many ways to read a text
         return None
 
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from lmc.errors import ConstraintError
-from lmc.fsm.bytedfa import FAR, ByteDFA
+from lmc.fsm.bytedfa import FAR, FEW_WAYS, LONG, ByteDFA
+from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import Alphabet
 from lmc.fsm.json_styles import Style, Styles
 from lmc.fsm.minimise import DEAD
@@ -30,10 +32,20 @@ MOST_FORMS = 60_000  # looked at in one step: some 0.1 s
 MOST_ROWS = 48_000  # a KiB each, of one constraint
 WORN_ROWS = 12_000  # from which on new answers begin anew
 UNMADE = 1  # a slot
+_WIDE = 32  # ASCII characters that stay in a state, from which on that is worth knowing
 _LONGEST_RUN = 4096  # bytes of forced text that are looked at at once
 
 _Set = frozenset[Term]
+_Ranges = list[tuple[int, int, int]]  # (first byte, last byte, where they lead), ascending, of the legal ones
 _Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the states its leaves lead to
+
+
+class Loop(NamedTuple):
+    """Where most texts go on: `entered` are the characters that lead to `state`, `again` those that stay there."""
+
+    entered: Ranges
+    state: int
+    again: Ranges
 
 
 class LazyDFA:
@@ -41,6 +53,8 @@ class LazyDFA:
 
     rules   of a grammar that is not left-recursive and of which each rule derives some text
     styles  in one of which each text is written, where trees have marks (json_styles.py)
+
+    sets    the classes of characters that the grammar has
 
     slots   int32 [more than states]: of state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE one that is not made
     rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
@@ -51,7 +65,7 @@ class LazyDFA:
     def __init__(self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = ()) -> None:
         marks = Styles(rules, recursive, styles)
         alphabet = Alphabet.of_all((start, *rules.values(), *marks.texts))
-        self._classes = alphabet.size
+        self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
         self._terms = Terms(rules, recursive, alphabet.members, marks)
         self._lock = threading.RLock()
@@ -60,7 +74,10 @@ class LazyDFA:
         self.slots, self.ends = array("i", bytes(4 * 256)), bytearray(256)
         self.rows = array("i", (DEAD,)) * (64 * 256)
         self._made = UNMADE + 1
-        self._representatives: dict[int, int] = {}
+        self._representatives: dict[tuple[int, int], int] = {}
+        self._moves: dict[int, _Ranges] = {}  # of states of which the row is made
+        self._patterns: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of those over characters, `_ways`
+        self._characters: dict[tuple[tuple[int, ...], int], Ranges] = {}
         self._splits: dict[int, tuple[int, int] | None] = {}
         self._number(self._terms.of(start))
 
@@ -105,15 +122,24 @@ class LazyDFA:
         return self.ends[state] != 0
 
     def is_done(self, state: int) -> bool:
-        return self.is_final(state) and not self.ways_at(state)
+        return self.is_final(state) and not self._ranges(state)
 
     def ways_at(self, state: int) -> int:
         """How many bytes are legal."""
-        return 256 - self._row(state).count(DEAD)
+        return sum([last - first + 1 for first, last, _ in self._ranges(state)])
 
     def moves(self, state: int) -> list[tuple[int, int]]:
         """(byte, the state behind it), ascending, of the legal bytes."""
-        return [(byte, to) for byte, to in enumerate(self._row(state)) if to >= 0]
+        return [(byte, to) for first, last, to in self._ranges(state) for byte in range(first, last + 1)]
+
+    def few(self, state: int) -> list[tuple[int, int]] | None:
+        """`moves`, where they are few."""
+        return self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
+
+    def _ranges(self, state: int) -> _Ranges:
+        if self.slots[state + 1] == UNMADE:
+            self.place(state)
+        return self._moves[state]
 
     def forced(self, state: int) -> tuple[bytes, int]:
         """As of a ByteDFA; of a very long text, its beginning."""
@@ -133,29 +159,45 @@ class LazyDFA:
                 slot = self._make(state)
         return slot << 8
 
-    def _row(self, state: int) -> array[int]:
-        at = self.place(state)
-        return self.rows[at : at + 256]
-
     def distance(self, state: int) -> int:
-        """At least the bytes to the nearest end; some byte leads to a state that is nearer."""
+        """The bytes to the nearest end."""
         content = self._contents[state]
         if isinstance(content, frozenset):
-            return 4 * min(map(self._terms.least, content))
+            return min(map(self._terms.least, content))
         return min(map(self.distance, content[1])) + self._shapes.depth(content[0])
 
-    def representative(self, state: int) -> int:
-        """A state that goes on with the same texts of up to LONG bytes; the same one for all that are alike."""
-        found = self._representatives.get(state)
+    def representative(self, state: int, length: int = LONG) -> int:
+        """A state that goes on with the same texts of up to `length` bytes; the same one for all that are alike."""
+        found = self._representatives.get((state, length))
         if found is None:
             with self._lock:
-                found = self._representatives[state] = self._capped(self._contents[state])
+                found = self._representatives[state, length] = self._capped(self._contents[state], length)
         return found
 
-    def _capped(self, content: _Set | _Inner) -> int:
+    def _capped(self, content: _Set | _Inner, length: int) -> int:
         if isinstance(content, frozenset):
-            return self._number(self._terms.joined(map(self._terms.capped, content)))
-        return self._number((content[0], tuple([self.representative(leaf) for leaf in content[1]])))
+            return self._number(self._terms.joined([self._terms.capped(term, length) for term in content]))
+        return self._number((content[0], tuple([self.representative(leaf, length) for leaf in content[1]])))
+
+    def loop(self, state: int) -> Loop | None:
+        """Where most texts from `state` go on, if it is in one state whatever comes: within a string, say."""
+        often: Counter[int] = Counter()
+        for first, last, to in self._ranges(state):
+            if first < 0x80:
+                often[to] += last - first + 1
+        to = max(often, key=often.__getitem__, default=DEAD)
+        if often[to] < _WIDE or sum([last - first + 1 for first, last, again in self._ranges(to) if again == to]) < _WIDE:
+            return None
+        return Loop(self._leading(state, to), to, self._leading(to, to)) if state in self._patterns else None
+
+    def _leading(self, state: int, to: int) -> Ranges:
+        """The characters that lead from a state over characters to another."""
+        targets, pattern = self._patterns[state]
+        leaf = targets.index(to)
+        found = self._characters.get((pattern, leaf))
+        if found is None:
+            found = self._characters[pattern, leaf] = self._shapes.characters(pattern, leaf)
+        return found
 
     def split(self, state: int) -> tuple[int, int] | None:
         """The state of the rule that is being read by itself, and the one behind that rule; None where it is in no rule, or in
@@ -201,13 +243,14 @@ class LazyDFA:
         content = self._contents[state]
         row = array("i", (DEAD,)) * 256
         if isinstance(content, frozenset):
-            targets, pattern = self._ways(content)
+            targets, pattern = self._patterns[state] = self._ways(content)
             runs = self._shapes.runs(pattern)
         else:
             targets, runs = content[1], self._shapes.inside(content[0])
-        for first, last, ref in runs:
-            to = targets[ref] if isinstance(ref, int) else self._inner(ref, targets)
+        moves = [(first, last, targets[ref] if isinstance(ref, int) else self._inner(ref, targets)) for first, last, ref in runs]
+        for first, last, to in moves:
             row[first : last + 1] = array("i", (to,)) * (last - first + 1)
+        self._moves[state] = moves
         slot, at = self._made, self._made << 8
         if at >= len(self.rows):
             self.rows = self.rows + array("i", (DEAD,)) * len(self.rows)

@@ -13,7 +13,7 @@ _Places = Mapping[tuple[str, "At | None"], int]
 
 
 class Lengths:
-    """Characters of the shortest text of each node, where it stands. Nodes are known by their ids: they live on.
+    """Bytes of the shortest text of each node, where it stands. Nodes are known by their ids: they live on.
 
     rules, recursive   of a grammar of which each rule derives some text
     """
@@ -27,7 +27,7 @@ class Lengths:
 
     def of(self, node: Node, at: At | None) -> int:
         if isinstance(node, Chars):
-            return 1
+            return bytes_of(node)
         if isinstance(node, Ref) and not is_mark(node):
             return self._of_rule(node.rule, self._styles.within(node.rule, at))
         at = at if isinstance(node, Ref) else self._styles.inside(node, at)
@@ -86,6 +86,12 @@ class Lengths:
                 if (least := trial.of(self._rules[rule], place)) < found[rule, place]:
                     found[rule, place], changed = least, True
         self._of_rules.update(found)
+
+
+def bytes_of(node: Chars) -> int:
+    """Of the shortest character of a class."""
+    first = node.ranges[0][0] if node.ranges else NEVER
+    return 1 + (first >= 0x80) + (first >= 0x800) + (first >= 0x10000) if first < NEVER else NEVER
 
 
 def _to_the_end(graph: Graph, lengths: list[int]) -> Mapping[int, int]:

@@ -52,6 +52,13 @@ def _machine_of(kind: str, source: str) -> Machine:
     return lazily(grammar)
 
 
+def begun(kind: str, source: str) -> Machine:
+    """What follows a constraint's first answers at once: made while they are, for to look for the whole automaton takes longer than
+    they would gain by it. Raises ConstraintError as `machine_of`."""
+    with few_full_collections(_FULL_COLLECTIONS):
+        return lazily(grammar_of(kind, source))
+
+
 def check_of(kind: str, source: str) -> Check | None:
     """What says why a complete answer is not valid, None if it is; None where the machine allows nothing that is not."""
     return compile_schema(source).check if kind == "json_schema" else None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import FAR, NO_WAYS, ByteDFA, Rows
+from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.minimise import Table
 
 MAX_ROWS = 50_000  # a KiB each
@@ -242,6 +243,10 @@ class Shapes:
         if pattern not in self._runs:
             self._runs[pattern] = self._row(_characters(self.segments, pattern))
         return self._runs[pattern]
+
+    def characters(self, pattern: tuple[int, ...], leaf: int) -> Ranges:
+        """The characters that lead to a leaf."""
+        return merged((low, high) for low, high, c in self.segments if pattern[c] == leaf)
 
     def inside(self, content: int) -> Runs:
         """The row of an inner node."""

@@ -17,11 +17,10 @@ from typing import Any
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.json_styles import At, Styles, is_mark
-from lmc.fsm.lengths import NEVER, Lengths
+from lmc.fsm.lengths import NEVER, Lengths, bytes_of
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
 
 Classes = tuple[int, ...]
-_FAR = LONG + 1  # turns and frames that no token of up to LONG bytes reaches behind
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
 
@@ -35,14 +34,13 @@ class Frame:
     family     equal for repeats of one body: they differ in their counters only
     """
 
-    __slots__ = ("at", "capped", "family", "forms", "high", "low", "node", "nullable")
+    __slots__ = ("at", "family", "forms", "high", "low", "node", "nullable")
 
     def __init__(self, node: Any, family: object, low: int, high: int | None, at: At | None = None) -> None:
         self.node, self.low, self.high, self.at = node, low, high, at
         self.family: object = self if family is None else family
         self.forms: tuple[tuple[Classes, tuple[Frame, ...]], ...] | None = None
         self.nullable = False
-        self.capped: Frame | None = None
 
 
 class Term:
@@ -58,7 +56,7 @@ class Term:
         self.frame, self.rest = frame, rest
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
         self.final = frame is None
-        self.capped: Term | None = None
+        self.capped: dict[int, Term] = {}
         self.above: Term | None = None
         self.mark: Term | None = None
         self.kind: object = None
@@ -273,30 +271,30 @@ class Terms:
         self.forms(term)
         return term.final
 
-    def capped(self, term: Term) -> Term:
-        """A term that goes on with the same texts of up to LONG bytes, and has few counters and frames."""
-        if term.capped is None:
+    def capped(self, term: Term, length: int = LONG) -> Term:
+        """A term that goes on with the same texts of up to `length` bytes, and has few counters and frames."""
+        far = length + 1  # turns and frames that no such text reaches behind
+        if far not in term.capped:
             kept: list[Frame] = []
             at, solid = term, 0
-            while at.frame is not None and solid < _FAR:
+            while at.frame is not None and solid < far:
                 assert at.rest is not None
                 self._forms(at.frame)
                 solid += not at.frame.nullable
-                kept.append(self._near(at.frame))
+                kept.append(self._near(at.frame, far))
                 at = at.rest
             found = self.end
             for frame in reversed(kept):
                 found = self.push(frame, found)
-            term.capped = found
-        return term.capped
+            term.capped[far] = found
+        return term.capped[far]
 
-    def _near(self, frame: Frame) -> Frame:
-        if frame.family is frame or (frame.low <= _FAR and (frame.high is None or frame.high <= _FAR)):
+    def _near(self, frame: Frame, far: int) -> Frame:
+        """A count that is not reached is none."""
+        if frame.family is frame or (frame.low <= far and (frame.high is None or frame.high < far)):
             return frame
-        if frame.capped is None:
-            high = None if frame.high is None else min(frame.high, _FAR)
-            frame.capped = self._repeat(frame.node, min(frame.low, _FAR), high, frame.at)
-        return frame.capped
+        high = None if frame.high is None or frame.high >= far else frame.high
+        return self._repeat(frame.node, min(frame.low, far), high, frame.at)
 
     def above(self, term: Term) -> Term:
         """The part of a term above its mark."""
@@ -363,7 +361,7 @@ class Terms:
     # -- lengths ---------------------------------------------------------------------------------------------------
 
     def least(self, term: Term) -> int:
-        """Characters of a shortest text."""
+        """Bytes of a shortest text."""
         above: list[Term] = []
         at = term
         while at.least is None and at.rest is not None:
@@ -384,7 +382,7 @@ class Terms:
         if isinstance(node, _Tail):
             return self._lengths.behind(node.node, at)[node.index]
         if isinstance(node, _Words):
-            return min(len(word.parts) for word in node.words) - node.index
+            return min(sum(bytes_of(part) for part in word.parts[node.index :] if isinstance(part, Chars)) for word in node.words)
         return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _At) else self._lengths.of(node, at)
 
 

@@ -55,10 +55,11 @@ class Row:
     @staticmethod
     def of(bits: np.ndarray, size: int) -> Row:
         """size: of the vocabulary; bits behind it are 0."""
-        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little").view(bool)
-        count = int(np.count_nonzero(allowed))
-        few = np.flatnonzero(allowed) if count <= FEW else None
-        refused = np.flatnonzero(~allowed[:size]) if size - count <= FEW_REFUSED else None
+        count = int(np.count_nonzero(np.unpackbits(bits.view(np.uint8)).view(bool)))
+        few = _ids(bits) if count <= FEW else None
+        refused = _ids(~bits) if size - count <= FEW_REFUSED else None
+        if refused is not None:
+            refused = refused[: np.searchsorted(refused, size)]
         for array in (bits, few, refused):
             if array is not None:
                 array.flags.writeable = False
@@ -168,7 +169,7 @@ class TokenAutomaton:
         """bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
         split = self.dfa.split(state)
         if split is None:
-            return self.vocabulary.allowed(self.dfa, state)
+            return self.vocabulary.walked(self.dfa, state).flags
         rule, behind = split
         inside = self._in_rule(self.dfa.representative(rule))
         if not len(inside.ends):
@@ -180,13 +181,16 @@ class TokenAutomaton:
 
     def _in_rule(self, state: int) -> _InRule:
         if (found := self._rules.get(state)) is None:
-            trie = self.vocabulary.trie
-            behind = trie.walk(self.dfa, state)
-            nodes = np.flatnonzero((behind >= 0) & (trie.count > 0))
-            ends = nodes[self.dfa.are_final(behind[nodes])] if len(nodes) else nodes
+            walked = self.vocabulary.walked(self.dfa, state)
+            ends = walked.nodes[self.dfa.are_final(walked.states)]
+            if walked.loop is not None and self.dfa.is_final(walked.loop.state):
+                behind = self.vocabulary.trie.walk(self.dfa, state)
+                ends = np.flatnonzero(behind >= 0)
+                ends = ends[self.dfa.are_final(behind[ends])]
+            ends = ends[self.vocabulary.trie.count[ends] > 0]
             if self.dfa.is_final(state):
                 ends = np.append(0, ends)
-            found = self._rules[state] = _InRule(self.vocabulary.flags(behind), ends)
+            found = self._rules[state] = _InRule(walked.flags, ends)
         return found
 
     def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Row:
@@ -241,6 +245,13 @@ class _InRule(NamedTuple):
 
     flags: np.ndarray
     ends: np.ndarray
+
+
+def _ids(bits: np.ndarray) -> np.ndarray:
+    """The tokens of a row of bits."""
+    words = np.flatnonzero(bits)
+    at, bit = np.nonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32))
+    return words[at] << 5 | bit
 
 
 def _bits(ids: np.ndarray, words: int) -> np.ndarray:

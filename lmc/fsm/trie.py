@@ -15,16 +15,20 @@ import numpy as np
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.minimise import DEAD
 
+_ONE_BY_ONE, _MOST_ONE_BY_ONE = 48, 400  # nodes from which on down they are looked at one by one, and that are at most
+
 
 @dataclass(frozen=True, eq=False)
 class Trie:
     """byte, parent   of each node, the root's are 0
     level_ends     of each level, the number of nodes down to it
+    begin          of each node, the first text that begins with its text
     """
 
     byte: np.ndarray
     parent: np.ndarray
     level_ends: tuple[int, ...]
+    begin: np.ndarray
 
     @staticmethod
     def of(texts: Sequence[bytes]) -> tuple[Trie, np.ndarray]:
@@ -37,16 +41,18 @@ class Trie:
         shared = np.where(differs.any(axis=1), differs.argmax(axis=1), depth)
         shared = np.append(0, np.minimum(shared, np.minimum(lengths[1:], lengths[:-1]))) if len(texts) else lengths
         byte, parent, ends = [np.zeros(1, np.uint8)], [np.zeros(1, np.int64)], [1]
+        begin = [np.zeros(1, np.int64)]
         node_of = np.zeros(len(texts), np.int64)  # of each text, at the depth reached so far
         for level in range(depth):
             reach = lengths > level
             new = reach & (shared <= level)
             byte.append(text[new, level])
             parent.append(node_of[new])
+            begin.append(np.flatnonzero(new))
             at = np.cumsum(new) - 1 + ends[-1]
             node_of[reach] = at[reach]
             ends.append(ends[-1] + int(new.sum()))
-        return Trie(np.concatenate(byte), np.concatenate(parent), tuple(ends)), node_of
+        return Trie(np.concatenate(byte), np.concatenate(parent), tuple(ends), np.concatenate(begin)), node_of
 
     @property
     def nbytes(self) -> int:
@@ -96,6 +102,50 @@ class Trie:
         if not levels:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
+
+    def children(self, node: int) -> tuple[int, int]:
+        """Where those of a node begin and end."""
+        return self._children[node], self._children[node + 1]
+
+    def child(self, node: int, byte: int) -> int:
+        """-1 if there is none."""
+        return self._bytes.find(byte, *self.children(node))
+
+    def from_all(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The legal nodes below `nodes`, each of which has its state, and the states behind them: node by node once few are left."""
+        found = [(nodes[:0], states[:0])]
+        while True:
+            inner = self.count[nodes] > 0
+            nodes, states = nodes[inner], states[inner]
+            if len(nodes) <= _ONE_BY_ONE:
+                break
+            nodes, states = next(self._follow(dfa, nodes, states))
+            found.append((nodes, states))
+        one_by_one, rest = self._one_by_one(dfa, list(zip(nodes.tolist(), states.tolist())))
+        found.append(one_by_one)
+        if len(rest[0]):
+            found += self._follow(dfa, *rest)
+        return np.concatenate([nodes for nodes, _ in found]), np.concatenate([states for _, states in found])
+
+    def _one_by_one(self, dfa: Arrays, todo: list[tuple[int, int]]) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """`from_all`, as far as few bytes are legal; and the nodes, with their states, below which there are more."""
+        nodes, states, rest = list[int](), list[int](), list[tuple[int, int]]()
+        while todo:
+            node, at = todo.pop()
+            begin, end = self.children(node)
+            if begin == end:
+                continue
+            ways = dfa.few(at) if len(nodes) < _MOST_ONE_BY_ONE else None
+            if ways is None:
+                rest.append((node, at))
+                continue
+            for byte, to in ways:
+                if (child := self._bytes.find(byte, begin, end)) >= 0:
+                    nodes.append(child)
+                    states.append(to)
+                    todo.append((child, to))
+        more = np.array(rest, np.int64).reshape(-1, 2)
+        return (np.array(nodes, np.int64), np.array(states, np.int64)), (more[:, 0], more[:, 1])
 
     def walk(self, dfa: Arrays, state: int) -> np.ndarray:
         """int64 [nodes]: the state behind each node but the root, which has `state`, DEAD where it is not legal: whole levels

@@ -397,6 +397,18 @@ def test_samples_are_members_and_depend_on_the_digest_alone(digest: bytes, sourc
     assert found == sample_regex(source, digest)
 
 
+@pytest.mark.parametrize("source", [r"(?=.*\d)(?!.*ab)[a-c0-9]{3,9}", r"\bab\b( \w+)?", r"(?m)^a$\n^b+$"])
+def test_look_around_is_drawn_from_too(source: str) -> None:
+    found = {sample_regex(source, b"%d" % seed) for seed in range(20)}
+    assert len(found) > 1 and all(re.fullmatch(source, text, re.ASCII) for text in found)
+
+
+@pytest.mark.parametrize("source", ["{", "[" * 100_000])
+def test_what_is_no_json_is_refused_as_a_schema(source: str) -> None:
+    with pytest.raises(ConstraintError, match=r"json_schema is (not JSON|nested too deep)"):
+        member_of("json_schema", source, b"0")
+
+
 # -- select
 
 

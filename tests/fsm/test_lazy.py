@@ -13,9 +13,9 @@ from hypothesis import given
 
 from lmc.errors import ConstraintError
 from lmc.fsm import lazy
-from lmc.fsm.arrays import LazyArrays
+from lmc.fsm.arrays import ArrayDFA, LazyArrays
 from lmc.fsm.bytedfa import ByteDFA
-from lmc.fsm.dfa import build
+from lmc.fsm.dfa import build, compile_regex
 from lmc.fsm.ebnf_grammar import compile_ebnf
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.grammar import Grammar
@@ -354,3 +354,18 @@ def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(na
             nearer = min((to for _, to in read.moves(a)), key=read.distance)
             assert read.distance(nearer) < read.distance(a)
             a = nearer
+
+
+@pytest.mark.parametrize("pattern", ["é|ab", "[é-ü]{3}x?", "(世|abc){2,9}", "a{0,40}(b|éé)", "|".join(f"wört{i}é" for i in range(60))])
+def test_the_distance_to_an_end_is_exact_in_bytes(pattern):
+    made, whole = lazy_regex(pattern), ArrayDFA.of(compile_regex(pattern))
+    rng = random.Random(pattern)
+    for _ in range(30):
+        state = at = 0
+        while True:
+            assert made.distance(state) == whole.distance(at)
+            moves = made.moves(state)
+            if not moves:
+                break
+            byte, state = rng.choice(moves)
+            at = whole.step(at, bytes((byte,)))

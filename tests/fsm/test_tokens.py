@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 import threading
 import time
@@ -14,6 +16,7 @@ from benchmarks.xgrammar_oracle import Oracle
 from lmc.errors import ConstraintError
 from lmc.fsm.arrays import LONG
 from lmc.fsm.dfa import DEAD, compile_regex
+from lmc.fsm.sources import begun
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
@@ -167,14 +170,14 @@ def test_many_threads_build_each_row_once(monkeypatch):
     a = automaton(CHARACTER)
     errors: list[Exception] = []
     built: list[object] = []
-    flags = Vocabulary.flags
+    walked = Vocabulary.walked
 
-    def slow_flags(vocabulary: Vocabulary, behind):
-        built.append(behind)
+    def slowly_walked(vocabulary: Vocabulary, dfa, state: int):
+        built.append(state)
         time.sleep(0.001)  # the others come meanwhile
-        return flags(vocabulary, behind)
+        return walked(vocabulary, dfa, state)
 
-    monkeypatch.setattr(Vocabulary, "flags", slow_flags)
+    monkeypatch.setattr(Vocabulary, "walked", slowly_walked)
 
     def follow(seed: int) -> None:
         rng, state = random.Random(seed), a.start
@@ -233,3 +236,37 @@ def test_masks_are_xgrammars(xgrammar_compiler, pattern):
 @given(regexes)
 def test_masks_of_any_regex_are_xgrammars(xgrammar_compiler, pattern):
     check_against_xgrammar(xgrammar_compiler, pattern, walks=1)
+
+
+RUNS = [
+    {"type": "string"},
+    {"type": "string", "minLength": 3, "maxLength": 200},
+    {"type": "string", "pattern": "^[a-zA-Zéß世\u2000-\u2010]+(-[^\"x\\\\]*)?$"},
+    {"type": "object", "properties": {"name": {"type": "string"}, "né": {"type": "integer"}}, "additionalProperties": {"type": "string", "maxLength": 9}},
+    {"$defs": {"a": {"type": "object", "properties": {"s": {"type": "string"}, "next": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"},
+]
+PIECES = ["{", '"', "name", "né", '": ', '", "', "}", "\\n", "\\u00e9", " ", "世界", "é", "\u2005", "-", "x", "abc", ", ", '"}', "1"]
+
+
+@pytest.mark.parametrize("schema", RUNS, ids=str)
+def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema):
+    pieces = sorted({"".join(p) for n in (1, 2, 3) for p in itertools.product(PIECES, repeat=n)} | {"世世" * 4 + "-" * n for n in (1, 9)} | {"ab" * 12, 'ab"' * 9, "é" * 30})
+    cut = [p.encode()[:-1] for p in pieces if ord(p[-1]) > 127]  # tokens that end inside of a character
+    vocabulary = Vocabulary([b"</s>", *(p.encode() for p in pieces), *cut, *(bytes([i]) for i in range(256))], [0])
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    rng, looked = random.Random(str(schema)), 0
+    for begin in (b"", *[b'"a', b'{"s": "a', b'{"nam', b'{"next": {"s": "'] * 2):
+        if (state := made.dfa.step(made.start, begin)) < 0:
+            continue
+        for _ in range(15):
+            legal = vocabulary.flags(vocabulary.trie.walk(made.dfa, state))
+            legal[[i for i in vocabulary.long_ids if made.dfa.step(state, vocabulary.tokens[i]) >= 0]] = True
+            legal[0] = made.is_final(state)
+            assert np.array_equal(np.unpackbits(made.mask(state).view(np.uint8), bitorder="little").astype(bool), legal)
+            looked += made.dfa.loop(made.dfa.representative(state)) is not None
+            if made.is_done(state):
+                break
+            state = made.next(state, int(rng.choice(np.flatnonzero(legal[1:]) + 1)))
+            if state < 0:
+                break
+    assert looked >= 2

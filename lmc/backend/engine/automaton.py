@@ -6,6 +6,7 @@ disagree: both walk one table. Tokens that it leaves no choice of are forced (fs
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
@@ -20,13 +21,15 @@ from lmc.backend.engine.steering import KINDS as STEERED
 from lmc.backend.engine.steering import Steering
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.arrays import ArrayDFA, LazyArrays
+from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.canonical import Canonical
 from lmc.fsm.canonical_rows import CanonicalRows
 from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
 from lmc.fsm.json_schema import compile_schema
+from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.regex import shown
-from lmc.fsm.sources import Check, check_of, machine_of
+from lmc.fsm.sources import Check, begun, check_of, machine_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import Row, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -45,6 +48,8 @@ class ConstraintCompiler:
     store    where compiled automata are kept between processes
     foresight   builds what answers will need next; without it all is built when it is first needed
     canonical   gives what tells which tokens the tokenizer never puts behind another, None if it cannot be told; called once
+    first       what follows the first answers of a constraint. From the second request on it is a whole automaton, where that is small
+                and soon found: answers are the same, in tokens too, and states need not be found any more
     """
 
     def __init__(
@@ -57,8 +62,9 @@ class ConstraintCompiler:
         store: Store | None = None,
         foresight: Foresight | None = None,
         canonical: Callable[[], Canonical | None] = lambda: None,
+        first: Callable[[str, str], Machine] = begun,
     ) -> None:
-        self._foresight, self._canonical_of = foresight, canonical
+        self._foresight, self._canonical_of, self._first = foresight, canonical, first
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
         self._encode, self._store = encode, store
         self._automata = Once(self._compiled, _weight, _LIMIT, self._drop)
@@ -67,9 +73,17 @@ class ConstraintCompiler:
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
         try:
-            self._automata.get(constraint)
+            self._grown(constraint, self._automata.get(constraint))
         except ConstraintError as error:
             raise ConstraintError(error.message, loc=loc) from None
+
+    def _grown(self, constraint: Constraint, compiled: _Compiled) -> None:
+        """Replaces what the first request began with by the whole automaton, at the second one. Those who follow the first go on."""
+        if not compiled.growth.is_due():
+            return
+        dfa = machine_of(constraint.kind, constraint.source)
+        if isinstance(dfa, ByteDFA):
+            self._automata.replace(constraint, self._shared(constraint, self._saved(constraint, TokenAutomaton(dfa, self.vocabulary))))
 
     def matcher(self, constraint: Constraint, *, longer: bool = False) -> Matcher:
         compiled = self._automata.get(constraint)
@@ -82,7 +96,9 @@ class ConstraintCompiler:
         )
 
     def _compiled(self, constraint: Constraint) -> _Compiled:
-        automaton = self._restored(constraint) or self._built(constraint)
+        return self._shared(constraint, self._restored(constraint) or self._built(constraint))
+
+    def _shared(self, constraint: Constraint, automaton: TokenAutomaton) -> _Compiled:
         forced = ForcedTokens(automaton, self._encode) if self._encode is not None else None
         start = automaton.start if forced is None else forced.run(automaton.start).state
         if not automaton.is_done(start):
@@ -90,14 +106,14 @@ class ConstraintCompiler:
         canonical = None if self._canonical is None else CanonicalRows(automaton, self._canonical)
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
         steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
-        compiled = _Compiled(automaton, forced, canonical, Ahead(automaton, forced, canonical), Surprises(), check, steering)
+        growth = Growth(isinstance(automaton.dfa, LazyArrays) and self._first is begun and constraint.kind != "regex")
+        compiled = _Compiled(automaton, forced, canonical, Ahead(automaton, forced, canonical), Surprises(), check, steering, growth)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
 
     def _want(self, compiled: _Compiled) -> Callable[[int], None] | None:
-        """None, too, of what is made while it is used: to look ahead would make states that no answer comes to."""
-        if self._foresight is None or isinstance(compiled.automaton.dfa, LazyArrays):
+        if self._foresight is None:
             return None
         return partial(self._foresight.want, compiled.ahead)
 
@@ -109,7 +125,12 @@ class ConstraintCompiler:
         return TokenAutomaton.restored(tables, self.vocabulary)
 
     def _built(self, constraint: Constraint) -> TokenAutomaton:
-        automaton = TokenAutomaton(machine_of(constraint.kind, constraint.source), self.vocabulary)
+        machine = (machine_of if constraint.kind == "regex" else self._first)(constraint.kind, constraint.source)
+        if isinstance(machine, LazyDFA) and not all(map(self.vocabulary.spells_some, machine.sets)):
+            machine = machine_of(constraint.kind, constraint.source)  # of a whole automaton, ways that no token spells are closed
+        return self._saved(constraint, TokenAutomaton(machine, self.vocabulary))
+
+    def _saved(self, constraint: Constraint, automaton: TokenAutomaton) -> TokenAutomaton:
         if self._store is not None and _is_whole(constraint) and (tables := automaton.tables()) is not None:
             self._store.save(_key(constraint), self.vocabulary, tables)
             self._stored[constraint] = 0
@@ -185,6 +206,18 @@ class _Compiled(NamedTuple):
     surprises: Surprises
     check: Check | None
     steering: Steering | None
+    growth: Growth
+
+
+class Growth:
+    """Whether a constraint that is made while it is used may have a whole automaton, which nobody has looked for yet. Thread-safe."""
+
+    def __init__(self, may_grow: bool) -> None:
+        self._requests = itertools.count() if may_grow else None
+
+    def is_due(self) -> bool:
+        """Asked at each request: True at the second one."""
+        return self._requests is not None and next(self._requests) == 1
 
 
 def _weight(compiled: _Compiled) -> int:
@@ -296,8 +329,7 @@ class AutomatonMatcher:
     def end_before(self, token: int, left: int) -> Sequence[int] | None:
         if self._steering is None or self._steering.fits(self._automaton.next(self.state, token), left - 1):
             return None
-        end = self._steering.end(self.state)
-        return end if end is not None and len(end) <= left else None
+        return self._steering.end_within(self.state, left)
 
     def forced(self) -> Sequence[int]:
         state, tokens = self.state, ()

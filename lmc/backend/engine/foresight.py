@@ -125,12 +125,16 @@ class Foresight:
         if automaton.is_done(state):
             return
         try:
+            if not isinstance(automaton.dfa, ArrayDFA):  # to look ahead would make states that no answer comes to
+                automaton.row(state)
+                if ahead.canonical is not None:
+                    ahead.canonical.prepare(state)
+                return
             behind = automaton.build(state)
             if ahead.canonical is not None:
                 ahead.canonical.prepare(state)
         except ConstraintError:
             return  # who needs that row asks again, and reports it
-        assert isinstance(automaton.dfa, ArrayDFA), "to look ahead would make states that no answer comes to"
         forcing = automaton.dfa.singular[behind]
         for target in (*behind[forcing][:_RUNS].tolist(), *behind[~forcing][:_ROWS].tolist()):
             if ahead.forced is not None:

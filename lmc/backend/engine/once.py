@@ -58,6 +58,18 @@ class Once(Generic[K, V]):
         if found is not None:
             self._gone(key, found[0])
 
+    def replace(self, key: K, value: V) -> None:
+        """Put a better value in the place of one that is kept; nothing where it has gone meanwhile."""
+        weight = self._weigh(value)
+        with self._lock:
+            if key not in self._made:
+                return
+            self._weight += weight - self._made[key][1]
+            self._made[key] = value, weight
+            gone = self._shrunk()
+        for old, left in gone:
+            self._gone(old, left)
+
     def items(self) -> list[tuple[K, V]]:
         """What there is now."""
         with self._lock:

@@ -20,7 +20,8 @@ KINDS = frozenset({"json_schema", "structural_tag"})
 
 _SLACK = 2  # tokens by which an end may become longer when text is forced in front of it
 _IN_FLIGHT = 8  # tokens before the horizon at which the host takes over from a device that samples ahead of it
-_HORIZON = 256  # bytes of a shortest end of what is made while it is used, which has no longest one
+_ANY = 1 << 30  # tokens: what is made while it is used has no longest of the shortest ends
+_LONGEST = 4096  # bytes of an end: as many steps that others wait for
 _KEPT = 4096  # ends that are remembered
 
 
@@ -33,18 +34,20 @@ class Steering:
     def __init__(self, automaton: TokenAutomaton, encode: Encode | None, ids: Mapping[bytes, int]) -> None:
         """`ids` has the token of each text, for what `encode` would cut as the automaton does not allow."""
         self._automaton, self._dfa, self._encode, self._ids = automaton, automaton.dfa, encode, ids
-        whole = isinstance(self._dfa, ArrayDFA)
-        self._bytes = self._dfa.to_the_end() if isinstance(self._dfa, ArrayDFA) else None
-        self.horizon = (int(self._bytes.max()) if whole and self._bytes is not None else _HORIZON) + _SLACK + _IN_FLIGHT
+        self.horizon = int(self._dfa.to_the_end().max()) + _SLACK + _IN_FLIGHT if isinstance(self._dfa, ArrayDFA) else _ANY
         self._ends: dict[int, tuple[int, ...] | None] = {}
 
     def fits(self, state: int, left: int) -> bool:
         """Whether an end surely fits into `left` tokens behind a state."""
         left -= _SLACK
-        if left >= 0 and self._bytes is not None and self._bytes[state] <= left:
-            return True
+        return 0 <= self._dfa.distance(state) <= left or self.end_within(state, left) is not None
+
+    def end_within(self, state: int, left: int) -> tuple[int, ...] | None:
+        """A shortest end behind a state; None if it has more tokens than are left, or is too long to be looked for."""
+        if self._dfa.distance(state) > min(left * self._automaton.vocabulary.longest, _LONGEST):
+            return None
         end = self.end(state)
-        return end is not None and len(end) <= left
+        return end if end is not None and len(end) <= left else None
 
     def end(self, state: int) -> tuple[int, ...] | None:
         """Tokens of a shortest end behind a state; None if the vocabulary cannot spell it."""
@@ -57,6 +60,7 @@ class Steering:
     def _shortest(self, state: int) -> bytes:
         out, at = bytearray(), state
         while not self._automaton.is_final(at):
+            self._dfa.begin()
             row = self._dfa.row(at)
             ways = np.flatnonzero(row >= 0)
             byte = int(ways[self._dfa.distances(row[ways]).argmin()])

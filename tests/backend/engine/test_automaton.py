@@ -134,8 +134,8 @@ def test_closing_again_writes_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch)
 
 def test_64_answers_of_one_regex_build_each_row_once(monkeypatch: pytest.MonkeyPatch):
     made, built = compiler(), []
-    flags = Vocabulary.flags
-    monkeypatch.setattr(Vocabulary, "flags", lambda *args: (built.append(args), flags(*args))[1])
+    walked = Vocabulary.walked
+    monkeypatch.setattr(Vocabulary, "walked", lambda *args: (built.append(args), walked(*args))[1])
     regex = Constraint("regex", r"[ab]{1,9}é?")
     once = followed(made.matcher(regex))
     rows = made.info().rows_built

@@ -441,9 +441,9 @@ def next_bytes(f, state: int, forced: bytes) -> Iterator[bytes]:
     end = dfa.step(state, forced)
     for first in np.flatnonzero(dfa.table[end] >= 0).tolist() if forced else ():
         middle = int(dfa.table[end, first])
-        yield forced + bytes([first]) + f._endings._shortest(middle)
+        yield forced + bytes([first]) + f._endings._shortest(middle, 1 << 20)
         for second in np.flatnonzero(dfa.table[middle] >= 0)[::9].tolist():
-            yield forced + bytes([first, second]) + f._endings._shortest(int(dfa.table[middle, second]))
+            yield forced + bytes([first, second]) + f._endings._shortest(int(dfa.table[middle, second]), 1 << 20)
 
 
 def random_rest(f, state: int, rng: random.Random) -> bytes:
@@ -455,7 +455,7 @@ def random_rest(f, state: int, rng: random.Random) -> bytes:
             break
         out.append(rng.choice(ways))
         state = int(dfa.table[state, out[-1]])
-    return bytes(out) + f._endings._shortest(state)
+    return bytes(out) + f._endings._shortest(state, 1 << 20)
 
 
 @pytest.mark.model

@@ -12,7 +12,6 @@ from lmc.backend.engine.foresight import Ahead, Foresight
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.tokens import TokenAutomaton
-from lmc.fsm.trie import Trie
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.small_vocabulary import small
 
@@ -104,13 +103,13 @@ def test_a_failure_is_logged_and_answers_go_on(caplog: pytest.LogCaptureFixture,
 
 def test_many_threads_walk_for_each_row_once(monkeypatch: pytest.MonkeyPatch):
     walked: list[int] = []
-    walk, together = Trie.walk, threading.Barrier(6)
+    walk, together = Vocabulary.walked, threading.Barrier(6)
 
     def counted(self, dfa, state):
         walked.append(int(dfa.window[state]))
         return walk(self, dfa, state)
 
-    monkeypatch.setattr(Trie, "walk", counted)
+    monkeypatch.setattr(Vocabulary, "walked", counted)
     automaton = begun(FORM).automaton
 
     def all_rows() -> None:
