@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from lmc.backend.api import verify
 from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
+from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
 from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
@@ -74,6 +75,13 @@ class Anthropic(ApiBackend):
             f"Anthropic({model_name})", lambda: AnthropicWire(make()), template=MESSAGES, concurrency=concurrency, patience=patience,
             prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
         )  # fmt: skip
+
+    has_batches = True
+
+    def batch_api(self) -> AnthropicBatches:
+        wire = self.client.wire
+        assert isinstance(wire, AnthropicWire)
+        return wire.batches()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -161,7 +169,7 @@ class Anthropic(ApiBackend):
 
         shown = feed is not None and not cut_off and sent == stops and not ask.params.stop_regex
         watch = Watch(feed) if feed is not None and shown else None
-        if self._cache is None or "cache_control" in self._cannot:
+        if self._cache is None or tally.waves is not None or "cache_control" in self._cannot:
             return await self._sent(body, read, watch, tally)
         prompt = _cacheable(body, found.closed, self._cache.per_byte)
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in found.closed)
@@ -465,6 +473,10 @@ class AnthropicWire:
     @property
     def secrets(self) -> list[str]:
         return list(secrets_of(self._client))
+
+    def batches(self) -> AnthropicBatches:
+        """The batches of its server."""
+        return AnthropicBatches(self._client, _fault)
 
     def _arguments(self, request: Request) -> Body:
         own = {k: request.body[k] for k in ("model", "messages", "max_tokens", "stream") if k in request.body}

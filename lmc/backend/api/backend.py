@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lmc.backend.api.batches import BatchApi, Desk
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
@@ -249,6 +250,16 @@ class ApiBackend(ABC):
     cache_rules: CacheRules | None = None
     """What its server says of its cache of prompts, if it has one that is paid for."""
 
+    has_batches = False
+    """Whether its server answers batches of requests, which may take a day and cost half."""
+
+    def batch_api(self) -> BatchApi:
+        """The batches of its server. On the loop's thread, once a request is on its way."""
+        raise UnsupportedOpError("deadline=", self.name, "leave it out, or use lmc.OpenAI or lmc.Anthropic")
+
+    def check_batched(self, ask: Gen | Select) -> None:
+        """Raises for what no batch can express."""
+
     @property
     def tokens_per_byte(self) -> float:
         """Of a prompt, as the server has counted them so far; before, a token is four bytes."""
@@ -286,6 +297,8 @@ class ApiBackend(ABC):
         """Extends `parent` by a chain of segments; see Backend.submit."""
         ticket = self._ticket_of(parent)
         role = self._check(ticket, segments)
+        if hints is not None and _desk(hints) is not None:
+            self._check_batched(segments)
         work = _Work(segments, hints or Hints(), ticket)
         mine = _Ticket(self._loop, work, role, self.ledger)
         results = tuple([_ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
@@ -379,6 +392,13 @@ class ApiBackend(ABC):
                 self.check(segment)
         return role
 
+    def _check_batched(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            if isinstance(segment, Gen | Select):
+                if not self.has_batches:
+                    raise UnsupportedOpError("deadline=", self.name, "it has no batch API: leave it out, or use lmc.OpenAI or lmc.Anthropic", loc=segment.loc)
+                self.check_batched(segment)
+
     def _role_after(self, role: str | None, text: Text, raw_text: bool) -> str | None:
         for part in text.parts:
             if isinstance(part, Mark):
@@ -422,9 +442,11 @@ class ApiBackend(ABC):
 
     async def _answer(self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult]) -> Place:
         tally = Tally(ask.name, ask.loc, work.hints.shared)
+        if (desk := _desk(work.hints)) is not None:
+            tally.waves, tally.identity = desk.waves_of(self, self.name, self.batch_api, self._loop), repr(replace(ask, loc=None))
         try:
             if isinstance(ask, Gen):
-                feed = _feeder(result) if work.hints.watched and ask.params.n == 1 else None
+                feed = _feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None
                 after, output = await self._gen(place, ask, work.hints, feed, tally)
             else:
                 output = await self.choose(place, ask, tally)
@@ -590,6 +612,10 @@ class ApiBackend(ABC):
     def client(self) -> Client:
         """On the loop's thread, once a request is on its way."""
         return self._client.now
+
+
+def _desk(hints: Hints) -> Desk | None:
+    return None if hints.run is None else hints.run.desk
 
 
 def _start(parts: Sequence[Part | Image]) -> str:

@@ -17,13 +17,16 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.base import Prices, Usage
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
+
+if TYPE_CHECKING:
+    from lmc.backend.api.batches import Waves
 
 Body = dict[str, Any]
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -160,11 +163,13 @@ class Ledger:
     """Adds up what is spent, from any thread."""
 
     def __init__(self, prices: Prices | None) -> None:
-        self._prices, self._lock, self._spent = prices, threading.Lock(), Spending()
+        self._prices, self._lock, self._spent, self._cost = prices, threading.Lock(), Spending(), 0.0
 
     def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
         with self._lock:
             was = self._spent
+            if usage is not None and self._prices is not None:
+                self._cost += self._prices.of(usage)
             self._spent = Spending(
                 was.usage if usage is None else was.usage + usage, was.attempts + attempts, was.retries + retries, was.unreported + unreported,
                 was.speculated + speculated, was.wasted + wasted,
@@ -172,13 +177,17 @@ class Ledger:
 
     def spent(self) -> Spending:
         with self._lock:
-            spent = self._spent
-        return spent if self._prices is None else replace(spent, cost=self._prices.of(spent.usage))
+            spent, cost = self._spent, self._cost
+        return spent if self._prices is None else replace(spent, cost=cost)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` what Hints do."""
+    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` what Hints do.
+
+    waves     of batches in which its requests go; None: they go at once
+    identity  of the ask, beside its prompt, where there are waves;  sent: requests for it so far
+    """
 
     name: str | None = None
     loc: Loc | None = None
@@ -186,6 +195,9 @@ class Tally:
     usage: Usage = field(default_factory=Usage)
     attempts: int = 0
     unreported: int = 0
+    waves: Waves | None = None
+    identity: str = ""
+    sent: int = 0
 
     def add(self, other: Tally) -> None:
         """Counts the attempts of another one, too."""
@@ -261,6 +273,9 @@ class Client:
         with the place of the ask when patience is over, and Fault for what trying again cannot change.
         """
 
+        if tally.waves is not None:
+            return await self._batched(tally.waves, request, usage, read, tally)
+
         async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
             received = await self.wire.post(sent)
             self._heard(ticket, received.headers)
@@ -295,6 +310,31 @@ class Client:
             return into.result()
 
         return await self._patiently(request, attempt, tally)
+
+    async def _batched(self, waves: Waves, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
+        """As `call`, by batches: what failed is asked again in the next one."""
+        first, tally.sent = tally.sent * _ATTEMPTS, tally.sent + 1
+        number = 0
+        while True:
+            account, sent = _Account(self.ledger, tally), request()
+            tally.attempts += 1
+            self.ledger.add(attempts=1, retries=number > 0)
+            try:
+                received = await waves.answer(sent, tally.identity, first + number)
+                reported = self._usage(usage, received.body)
+                account.reported(reported and replace(reported, batched_calls=reported.calls), received.origin)
+                return read(received.body)
+            except Fault as error:
+                fault = error.redacted(self.wire.secrets)
+            if isinstance(fault, Malformed):
+                account.close()
+            if not (waves.api.mends(sent, fault) and number < self.patience.retries):
+                if not fault.transient:
+                    raise fault
+                if number >= self.patience.retries:
+                    raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}, each in a batch")
+                log("backend", f"{self.name}: attempt {number + 1} failed in a batch ({fault.status or 'no answer'}: {fault.message}); it is in the next one")
+            number += 1
 
     def _heard(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
         self.rates.heard(ticket, headers, self.patience.timeout)
@@ -358,6 +398,9 @@ class Client:
             return
         delay = min(patience.first_delay * 2**number, patience.longest_delay)
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
+
+
+_ATTEMPTS = 1 << 16  # more than any request has
 
 
 class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]

@@ -231,7 +231,7 @@ class Completions(ApiBackend):
             return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, {**meta, **tier})
 
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
-        if self._firsts is None:
+        if self._firsts is None or tally.waves is not None:
             return await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
         whole = json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)
         async with self._firsts.turn(whole) as turn:
