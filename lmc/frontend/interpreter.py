@@ -342,6 +342,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _state(self, options: Options, item: int = 0) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
         caller = ACTIVE.get()
+        if caller is not None and options.desk is not None:
+            raise ParameterError("deadline= of a sub-program: give it to the program that calls it", loc=caller_loc())
         own = None if isinstance(options.journal, str) else options.journal
         if caller is None or options.seed is not None:
             if caller is not None and own is None and (journal := _run_of(caller).journal) is not None:
@@ -363,8 +365,6 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _whole(self, options: Options, caller: State | None) -> ProgramRun | None:
         """The run as backends know it: a sub-program belongs to its caller's."""
         if caller is not None:
-            if options.desk is not None:
-                raise ParameterError("deadline= of a sub-program: give it to the program that calls it", loc=caller_loc())
             return _run_of(caller).whole
         if options.desk is not None and not getattr(backend := options.backend or default_backend(), "has_batches", False):
             raise ParameterError(f"deadline=: {backend.capabilities.name} has no batch API; leave it out, or use lmc.OpenAI or lmc.Anthropic", loc=caller_loc())

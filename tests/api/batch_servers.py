@@ -65,7 +65,7 @@ class Batches:
             if fate == "ok":
                 batch.results[id] = answer = self.answer(batch.endpoint, body)
                 if answer.status == 200:
-                    self.paid.append(id)
+                    self.paid.append(id.rpartition("-")[0])
             elif fate == "error":
                 batch.results[id] = Answer(self.error(500, "the server had an error"), 500)
             elif fate == "refused":
@@ -199,6 +199,8 @@ class AnthropicBatches(Batches):
         where, asked = urlsplit(path).path, parse_qs(urlsplit(path).query)
         if where == "/v1/messages/batches":
             newest = self.created[::-1]
+            for batch in newest:
+                self.look(batch)
             after = asked.get("after_id", [""])[0]
             start = next((i + 1 for i, b in enumerate(newest) if b.id == after), 0)
             page = newest[start : start + 2]

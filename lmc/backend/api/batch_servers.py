@@ -47,7 +47,7 @@ class OpenAIBatches:
         return str((await self._do(lambda: self._client.batches.create(
             input_file_id=file.id, endpoint=path, completion_window="24h", metadata={"lmc": wave}))).id)  # fmt: skip
 
-    async def find(self, wave: str, ids: Sequence[str], since: float) -> str | Literal["later"] | None:
+    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
         return await self._do(lambda: self._found(wave, since))
 
     async def _found(self, wave: str, since: float) -> str | None:
@@ -112,21 +112,21 @@ class AnthropicBatches:
         requests = [{"custom_id": id, "params": body} for id, body in items]
         return str((await self._do(lambda: self._client.messages.batches.create(requests=requests))).id)
 
-    async def find(self, wave: str, ids: Sequence[str], since: float) -> str | Literal["later"] | None:
-        """It has no room for a name: of the batches of this size that were made since then, the one with these requests."""
-        return await self._do(lambda: self._found(ids, since))
+    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
+        """It has no room for a name: of the batches of this size that were made since then, the one whose requests have its name."""
+        return await self._do(lambda: self._found(wave, size, since))
 
-    async def _found(self, ids: Sequence[str], since: float) -> str | Literal["later"] | None:
+    async def _found(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
         later = False
         async for batch in await self._client.messages.batches.list(limit=100):
             created = batch.created_at if isinstance(batch.created_at, datetime) else datetime.fromisoformat(str(batch.created_at))
             if created.timestamp() < since - _SKEW:
                 break
-            if _size(batch.request_counts) != len(ids):
+            if _size(batch.request_counts) != size:
                 continue
             if batch.processing_status != "ended":  # its requests are known when their results are
                 later = True
-            elif set(ids) & (await self.results(batch.id)).keys():
+            elif any(id.endswith(wave) for id in await self.results(batch.id)):
                 return str(batch.id)
         return "later" if later else None
 

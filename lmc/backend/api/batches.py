@@ -71,11 +71,11 @@ class BatchApi(Protocol):
         ...
 
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
-        """Submit a batch; its id. `items`: ids of requests, and their bodies."""
+        """Submit a batch; its id. `items`: ids of requests, which end with the wave's, and their bodies."""
         ...
 
-    async def find(self, wave: str, ids: Sequence[str], since: float) -> str | Literal["later"] | None:
-        """The batch that was submitted for a wave since a time (seconds since 1970), if there is one; "later": that is not to be told yet."""
+    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
+        """The batch of so many requests that was submitted for a wave since a time (seconds since 1970), if there is one; "later": that is not to be told yet."""
         ...
 
     async def status(self, batch: str) -> Status:
@@ -164,7 +164,9 @@ class Desk:
     def tell(self, message: str) -> None:
         said.info(message)
         if self.shows:
-            print(f"lmc: {message}", file=sys.stderr, flush=True)
+            from tqdm.auto import tqdm  # it moves its bar out of the way
+
+            tqdm.write(f"lmc: {message}", file=sys.stderr)
 
     @contextmanager
     def waited_for(self) -> Generator[None]:
@@ -304,9 +306,9 @@ class Waves:
             self._number += 1
             while wave.batch is None:
                 try:
-                    found = await self.api.find(wave.key, ids, wave.since) if doubtful else None
+                    found = await self.api.find(wave.key, len(ids), wave.since) if doubtful else None
                     if found != "later":
-                        self.desk.submitted.submitted(wave, found or await self.api.submit(path, [(a.id, a.request.body) for a in several], wave.key))
+                        self.desk.submitted.submitted(wave, found or await self.api.submit(path, [(f"{a.id}-{wave.key}", a.request.body) for a in several], wave.key))
                         break
                 except Fault as fault:
                     failed += fault.status != 429  # the server has enough to do: it is asked again later
@@ -363,7 +365,7 @@ class Waves:
             try:
                 if wave.batch is None:
                     await clock.sleep(max(0.0, wave.since + IN_DOUBT - clock.now()))
-                    found = await self.api.find(wave.key, wave.ids, wave.since)
+                    found = await self.api.find(wave.key, len(wave.ids), wave.since)
                     if found is None:
                         return None
                     if found != "later":
@@ -371,7 +373,7 @@ class Waves:
                 if wave.batch is not None:
                     status = await self.api.status(wave.batch)
                     if status.over:
-                        return await self.api.results(wave.batch)
+                        return {id.removesuffix(f"-{wave.key}"): item for id, item in (await self.api.results(wave.batch)).items()}
                     if status.done != told:
                         told = status.done
                         self.desk.tell(f"{self.name}: {wave.batch}: {status.done} of {status.total} done")

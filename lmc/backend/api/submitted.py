@@ -55,7 +55,7 @@ class Submitted:
 
     def intend(self, name: str, ids: Sequence[str], now: float) -> Wave:
         """A wave that is about to be submitted."""
-        wave = Wave(os.urandom(12).hex(), name, tuple(ids), now)
+        wave = Wave(os.urandom(8).hex(), name, tuple(ids), now)
         self._write({"wave": wave.key, "name": name, "ids": list(ids), "since": now})
         self._add(wave)
         return wave
