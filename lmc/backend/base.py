@@ -113,6 +113,11 @@ class Prices:
         minutes = usage.written_tokens - usage.written_hour_tokens
         return self._share(usage) * (fresh * self.prompt + usage.cached_tokens * cached + minutes * written + usage.written_hour_tokens * hour) / 1e6
 
+    @property
+    def batched(self) -> Prices:
+        """Those of requests in batches, which no cache helps."""
+        return Prices(self.prompt * self.batch, self.completion * self.batch)
+
     def _share(self, usage: Usage) -> float:
         return 1 - (1 - self.batch) * usage.batched_calls / usage.calls if usage.batched_calls and usage.calls else 1.0
 

@@ -460,3 +460,23 @@ def test_the_command_line(served, tmp_path):
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 7 and sizes(found) == [7]
     shown = run("journal", "show", "j")
     assert "wave 1: 7 requests to Anthropic(claude), " in shown.stdout and "msgbatch_0, over" in shown.stdout, shown.stdout
+
+
+def test_dollars_before_a_run_know_batches(served):
+    backend, found = served(script=lambda prompt: "Four words are it.")
+    answer.run(question="How many bytes does a token have here? " * 50, backend=backend, temperature=0, deadline="24h")  # what the server counts
+
+    @lmc.function
+    def long(s):
+        s += lmc.system("All that they share. " * 200)
+        for i, f in enumerate(forks := s.fork(3)):
+            f += lmc.user(f"View {i}?") + lmc.assistant(lmc.gen("a", max_tokens=40))
+        return [f["a"] for f in forks]
+
+    program = lmc.compile(long, backend=backend)
+    line = next(line for line in program.explain().splitlines() if 'deadline="24h"' in line)
+    certain, expected, most = (float(part.split()[0]) for part in line.split("$")[1:4])
+    before = backend.spent().cost
+    program(temperature=0, deadline="24h")
+    paid = backend.spent().cost - before
+    assert certain <= paid <= most and expected == pytest.approx(paid, rel=0.1)

@@ -152,6 +152,8 @@ def _size(block: Any) -> int:
     kind = block[-1].get("type")
     if kind == "text":
         return len(block[-1]["text"].encode("utf-8", "surrogatepass"))
+    if "thinking" in kind:
+        return len((block[-1].get("thinking") or block[-1].get("data") or "").encode("utf-8", "surrogatepass"))
     return _IMAGE if kind in ("image", "document") else len(_written(block[-1].get("content", block[-1].get("input", ""))))
 
 
@@ -165,6 +167,11 @@ class _Site:
     asked: int = 0
     continued: int = 0
     late: bool = False  # the last one came back when it was forgotten
+
+    def to_come(self, again: bool) -> float:
+        """How many requests are expected to go on from one that is asked here: each goes on as often as those did before."""
+        on, asked = self.continued + again, self.asked + 1
+        return on / (asked - on) if on < asked else float(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +226,14 @@ class CacheBook:
 
     def answered(self, prompt: Prompt, marked: Marked, usage: Usage) -> None:
         """What the server reported for a request: its tokens, and whether it has kept what was marked."""
-        if prompt.size and usage.prompt_tokens:
-            self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + usage.prompt_tokens
+        self.counted(prompt, usage.prompt_tokens)
         if marked.blocks and not usage.written_tokens and not usage.cached_tokens:
             self.firsts.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
+
+    def counted(self, prompt: Prompt, tokens: int) -> None:
+        """The server has counted the tokens of a prompt."""
+        if prompt.size and tokens:
+            self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + tokens
 
     def _points(self, prompt: Prompt, shared: Shared, site: Hashable, again: bool, samples: int, now: float) -> list[Point]:
         reads: dict[int, float] = {}
@@ -233,7 +244,7 @@ class CacheBook:
             reads[block] = max(reads.get(block, 0.0), count)
         if -1 not in planned:
             found = self._sites.get(site, _Site())
-            reads[end] = max(reads.get(end, 0.0), (found.continued + again) / (found.asked + 1))
+            reads[end] = max(reads.get(end, 0.0), found.to_come(again))
         reads[end] = max(reads.get(end, 0.0), samples - 1)
         seen = next((i for i in reversed(range(len(prompt.keys))) if self._was_sent(prompt.keys[i], now)), -1)
         if seen >= 0 and not self.firsts.is_known(prompt.keys[seen]):

@@ -231,17 +231,19 @@ class Completions(ApiBackend):
             return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, sent_stops, {**meta, **tier})
 
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
+        before = tally.usage.prompt_tokens
         if self._firsts is None or tally.waves is not None:
-            return await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
-        whole = json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)
-        async with self._firsts.turn(whole) as turn:
-            watch = Watch(feed) if feed is not None and shown else UNWATCHED if turn.first and ask.params.n == 1 else None
-            before = tally.usage
-            reply = await self._sent(request, read, watch, chat, tally, turn.begun)
-            turn.begun()
+            reply = await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
+        else:
+            whole = json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)
+            async with self._firsts.turn(whole) as turn:
+                watch = Watch(feed) if feed is not None and shown else UNWATCHED if turn.first and ask.params.n == 1 else None
+                reply = await self._sent(request, read, watch, chat, tally, turn.begun)
+                turn.begun()
+        if chat and self._prices is not None:
             self._sizes[0] += sum(len(m["content"].encode("utf-8", "surrogatepass")) for m in prompt["messages"] if isinstance(m.get("content"), str))
-            self._sizes[1] += tally.usage.prompt_tokens - before.prompt_tokens
-            return reply
+            self._sizes[1] += tally.usage.prompt_tokens - before
+        return reply
 
     @property
     def tokens_per_byte(self) -> float:
