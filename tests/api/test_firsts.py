@@ -84,6 +84,39 @@ def test_siblings_find_cached_what_the_first_of_them_has_read(caching, call):
     assert saved(plain) == 0 and "held" not in plain.server_info()
 
 
+def billed(backend) -> float:
+    """What the prompts of a backend cost, in tokens of input: what was found cached is a tenth."""
+    usage = backend.spent().usage
+    return usage.prompt_tokens - 0.9 * usage.cached_tokens
+
+
+def least(asked: list[str]) -> float:
+    """The least that these prompts can cost, in the best order: each finds the longest beginning that another one before it has in common with it."""
+    cost, read = 0.0, set[str]()
+    for prompt in sorted(asked):  # so those that begin alike follow each other
+        cached = max((n for n in range(1024, len(prompt) + 1, 128) if prompt[:n] in read), default=0)
+        read |= {prompt[:n] for n in range(1024, len(prompt) + 1, 128)}
+        cost += len(prompt) - 0.9 * cached
+    return cost
+
+
+@lmc.function
+def turns(s, count=20):
+    s += lmc.system("You look things up. " * 60) + lmc.user("Begin.")
+    for i in range(count):
+        s += lmc.assistant(lmc.gen("step", max_tokens=30))
+        s += lmc.user(f"Result {i} of {s['step']}: " + "a line of what was found. " * 20)
+
+
+@pytest.mark.parametrize("program", (lambda **k: siblings.run(text=LONG, **k), lambda **k: lmc.compile(siblings)(text=LONG, **k), turns.run, lmc.compile(turns)), ids=("siblings", "compiled siblings", "agent", "compiled agent"))
+def test_input_costs_a_third_of_what_it_does_without_a_cache_and_2_percent_more_than_the_least(caching, program):
+    backend, server, stand_in = caching(TextModel(lambda prompt: "Done."))
+    program(backend=backend, temperature=0)
+    asked = [stand_in._written(seen.body) for seen in server.seen]
+    assert 3 * billed(backend) < sum(map(len, asked)) and billed(backend) <= 1.02 * least(asked)
+    assert len({seen.body["prompt_cache_key"] for seen in server.seen}) == 1, "all go where the beginning is"
+
+
 def test_what_is_known_is_not_waited_for(caching):
     backend, _, _ = caching(TextModel())
     fast = lmc.compile(siblings)

@@ -37,6 +37,7 @@ class CacheRules:
     step         it finds a multiple of so many tokens
     back         blocks before a mark in which it looks for what was marked earlier
     read, write  prices, as multiples of that of an input token; `write_hour` where it is kept for an hour
+    lives        how a mark says that: for five minutes, for an hour
     """
 
     minimum: int
@@ -46,14 +47,39 @@ class CacheRules:
     write: float = 1.25
     write_hour: float = 2.0
     step: int = 1
+    lives: tuple[str, str] = ("", "1h")
 
     def worth(self, reads: float, hour: bool = False) -> bool:
         """Whether writing costs less than the requests to come save."""
         return reads * (1 - self.read) > (self.write_hour if hour else self.write) - 1
 
 
+def marked_end(message: dict[str, Any], ttl: str) -> dict[str, Any]:
+    """A message of a chat completion that is marked at its end; one without a text or picture there as it is. `ttl`: for how long; "": as usual."""
+    content: Any = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
+    if not isinstance(parts, list) or not parts:
+        return message
+    control = {"type": "ephemeral", **({"ttl": ttl} if ttl else {})}
+    return {**message, "content": [*parts[:-1], {**parts[-1], "cache_control": control}]}
+
+
+def whole(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of a chat completion as one block."""
+    return {"type": "text", "text": json.dumps(message, ensure_ascii=False, sort_keys=True)}
+
+
 AUTOMATIC = CacheRules(1024, marks=0, write=1.0, write_hour=1.0, step=128)
 """OpenAI's."""
+
+
+def gemini_rules(model: str, ttl: str) -> CacheRules:
+    """Those of one of Google's: what it keeps of itself, or what is marked, of which it bills the hours that it is kept as well as the reading."""
+    minimum = 4096 if "pro" in model else 1024
+    if ttl == "auto":
+        return CacheRules(minimum, marks=0, write=1.0, write_hour=1.0)
+    return CacheRules(minimum, marks=1, write=1.3, write_hour=4.6, lives=("300s", "3600s"))  # 4.50 dollars for a million tokens and an hour, beside 1.25 for reading them
+
 
 _MINIMA = (
     (4096, ("opus-4-5", "opus-4-6", "opus-4.5", "opus-4.6", "haiku-4")),
