@@ -265,7 +265,7 @@ def test_a_batch_that_fails_says_why(served, opened):
     if served.provider == "anthropic":
         backend, found = served(plant=lambda n, path, body: Planted("status", 400, body={"type": "error", "error": {"type": "invalid_request_error", "message": "it is as it is"}}))
     else:
-        backend, found = served(fate=lambda number, id, body: "ok" if id else "failed")
+        backend, _found = served(fate=lambda number, id, body: "ok" if id else "failed")
     with pytest.raises(BackendError, match="it is as it is"):
         answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
 
@@ -281,7 +281,7 @@ def test_a_wave_beyond_the_servers_limit_is_several_batches(served, monkeypatch)
 
 
 def test_looks_become_rarer(served, clock):
-    backend, found = served(looks=20)
+    backend, _found = served(looks=20)
     answer.run(question="one", backend=backend, temperature=0, deadline="24h")
     looks = [s for s in clock.slept if s >= batches.FIRST_POLL]
     assert len(looks) == 20 and looks == sorted(looks) and looks[0] == 5 and looks[-1] == 60
@@ -386,7 +386,7 @@ CHILD = textwrap.dedent("""
 
 
 def test_a_call_that_is_killed_anywhere_goes_on_and_pays_once(served, tmp_path):
-    backend, found = served()
+    _backend, found = served()
     journal = tmp_path / "j"
 
     def child(kill):
@@ -439,7 +439,7 @@ def test_progress_is_said(served, capsys):
 def test_the_command_line(served, tmp_path):
     if served.provider == "openai":
         pytest.skip("--backend openai:MODEL@URL is a compatible server, of which nobody knows batches")
-    backend, found = served(looks=0)
+    _backend, found = served(looks=0)
     (tmp_path / "p.py").write_text(textwrap.dedent("""
         import lmc
         @lmc.function
@@ -463,7 +463,7 @@ def test_the_command_line(served, tmp_path):
 
 
 def test_dollars_before_a_run_know_batches(served):
-    backend, found = served(script=lambda prompt: "Four words are it.")
+    backend, _found = served(script=lambda prompt: "Four words are it.")
     answer.run(question="How many bytes does a token have here? " * 50, backend=backend, temperature=0, deadline="24h")  # what the server counts
 
     @lmc.function

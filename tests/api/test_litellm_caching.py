@@ -53,7 +53,7 @@ def cached(opened, monkeypatch):
             else:
                 read, wrote, _ = cache.charge(blocks, cache.hit(blocks))
             await asyncio.sleep(0.01)
-            cache.kept |= {key: (1e9, 1e9) for key in blocks.keys} if implicit else {}
+            cache.kept |= dict.fromkeys(blocks.keys, (1000000000.0, 1000000000.0)) if implicit else {}
             plain = [{**m, "content": m["content"] if isinstance(m["content"], str) else "".join(p["text"] for p in m["content"])} for m in body["messages"]]
             answer = stand_in.handle("/v1/chat/completions", {**{k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}, "messages": plain})
             assert answer.status == 200, answer.body

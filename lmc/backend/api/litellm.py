@@ -60,13 +60,13 @@ class LiteLLM(Completions):
         except ImportError as error:
             raise missing("litellm", "litellm", error) from None
         rules = None if cache == "off" else rules_of(model_name) if claude else gemini_rules(model_name, cache) if gemini else AUTOMATIC if model_name.startswith(_AUTOMATIC) else None
-        marked = rules is not None and rules.marks > 0
+        marks = rules if rules is not None and rules.marks else None
         patience = patience or Patience(retries=retries, timeout=timeout)
         fixed = {"timeout": patience.timeout, **options, "num_retries": 0, "max_retries": 0}
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
-            served_as="*", extra_body=extra_body, prices=prices and prices.with_cache(rules.read, rules.write, rules.write_hour) if marked else prices, concurrency=concurrency, patience=patience, speculate=speculate,
-            attempts=attempts, on_refusal=on_refusal, begin=BEGIN, wait_for_cache=rules is not None, book=CacheBook(rules, cache) if marked else None,
+            served_as="*", extra_body=extra_body, prices=prices and prices.with_cache(marks.read, marks.write, marks.write_hour) if marks else prices, concurrency=concurrency, patience=patience, speculate=speculate,
+            attempts=attempts, on_refusal=on_refusal, begin=BEGIN, wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
         )  # fmt: skip
         self.cache_rules = rules
 
