@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from lmc import forking
 from lmc.chat import ChatTemplate
 from lmc.errors import UnsupportedOpError
-from lmc.prompt import Gen, Image, Segment, Select, Text
+from lmc.prompt import DOCUMENT, Gen, Image, Segment, Select, Text
 from lmc.waiting import Signal
 
 
@@ -526,6 +526,7 @@ class Capabilities:
     select: bool = False
     logprobs: bool = False
     images: bool = False
+    documents: bool = False  # PDFs
     n: bool = False
     streams: bool = False
     tools: bool = False  # a gen may return calls of tools
@@ -601,14 +602,18 @@ def seed_of(backend: Backend, given: int | None) -> int:
     return secrets.randbits(63) if given is None else given
 
 
+_READERS = "use an API that reads PDFs: lmc.OpenAI, lmc.Anthropic or lmc.LiteLLM; or append its text"
+
+
 def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
     """Refuses what a target's capabilities do not name, before the model is asked."""
     for seg in segments:
         if seg.__class__ is Text:
             continue
         if isinstance(seg, Image) and not able.images:
-            what = "image" if seg.num_frames is None else "video"
-            raise UnsupportedOpError(f"{what} input", able.name, "use a vision-language model", loc=seg.loc)
+            raise UnsupportedOpError(f"{seg.kind} input", able.name, "use a vision-language model" if seg.detail != DOCUMENT else _READERS, loc=seg.loc)
+        if isinstance(seg, Image) and seg.detail == DOCUMENT and not able.documents:
+            raise UnsupportedOpError("document input", able.name, _READERS, loc=seg.loc)
         if isinstance(seg, Select) and not able.select:
             raise UnsupportedOpError("select", able.name, loc=seg.loc)
         if isinstance(seg, Gen):

@@ -263,7 +263,7 @@ def test_a_server_without_room_is_asked_later(served):
 
 def test_a_batch_that_fails_says_why(served, opened):
     if served.provider == "anthropic":
-        backend, found = served(plant=lambda n, path, body: Planted("status", 400, body={"type": "error", "error": {"type": "invalid_request_error", "message": "it is as it is"}}))
+        backend, _found = served(plant=lambda n, path, body: Planted("status", 400, body={"type": "error", "error": {"type": "invalid_request_error", "message": "it is as it is"}}))
     else:
         backend, _found = served(fate=lambda number, id, body: "ok" if id else "failed")
     with pytest.raises(BackendError, match="it is as it is"):

@@ -86,7 +86,7 @@ class Anthropic(ApiBackend):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            self.name, verify.VERIFIABLE, select=True, images=True, n=True, streams=True, tools=True, raw_text=False, lookahead=True,
+            self.name, verify.VERIFIABLE, select=True, images=True, documents=True, n=True, streams=True, tools=True, raw_text=False, lookahead=True,
             prices=self._prices,
         )  # fmt: skip
 
@@ -339,14 +339,16 @@ def _blocks(content: Any) -> Any:
     """A message's content with images as this API has them."""
     if isinstance(content, str):
         return content
-    return [_image(part["image_url"]["url"]) if part["type"] == "image_url" else part for part in content]
+    return [_source(part) if part["type"] in ("image_url", "file") else part for part in content]
 
 
-def _image(url: str) -> Body:
+def _source(part: Body) -> Body:
+    """An image or a document."""
+    kind, url = ("document", part["file"]["file_data"]) if part["type"] == "file" else ("image", part["image_url"]["url"])
     if not url.startswith("data:"):
-        return {"type": "image", "source": {"type": "url", "url": url}}
-    kind, _, data = url.removeprefix("data:").partition(";base64,")
-    return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+        return {"type": kind, "source": {"type": "url", "url": url}}
+    media, _, data = url.removeprefix("data:").partition(";base64,")
+    return {"type": kind, "source": {"type": "base64", "media_type": media, "data": data}}
 
 
 def _usage(body: Body) -> Usage | None:

@@ -107,6 +107,7 @@ class Completions(ApiBackend):
     book    what is marked to be cached, where messages are marked (LiteLLM's form of Anthropic's and Gemini's caches)
     """
 
+    _reads_pdfs = False
     lookahead = True  # there is nothing to compute ahead that would be cheap to go on from
     root = ""
 
@@ -159,6 +160,7 @@ class Completions(ApiBackend):
             select=True,
             logprobs="logprobs" not in self._cannot,
             images=self.chat,
+            documents=self.chat and self._reads_pdfs,
             tools=self.chat,
             n=True,
             streams=True,

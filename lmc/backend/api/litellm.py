@@ -69,6 +69,7 @@ class LiteLLM(Completions):
             attempts=attempts, on_refusal=on_refusal, begin=BEGIN, wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
         )  # fmt: skip
         self.cache_rules = rules
+        self._reads_pdfs = True  # whether the model does is its provider's to say
 
 
 class VertexAI(LiteLLM):

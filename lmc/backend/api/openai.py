@@ -107,6 +107,7 @@ class OpenAI(Completions):
             on_refusal=on_refusal,
             begin=BEGIN if server == "openai" else None,
         )
+        self._reads_pdfs = server == "openai"
         self.has_batches = server == "openai" and not is_azure
 
     def batch_api(self) -> OpenAIBatches:
