@@ -270,6 +270,21 @@ def test_a_batch_that_fails_says_why(served, opened):
         answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
 
 
+def test_a_dead_server_is_one_error(served, clock):
+    backend, found = served()
+    found.server.close()
+    with pytest.raises(BackendError, match="gen 'a' failed: .*onnect"):
+        answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
+    assert sum(clock.slept) < 120
+
+
+def test_a_wrong_key_is_one_error(served, tmp_path):
+    backend, found = served(plant=lambda n, path, body: Planted("status", 401))
+    with pytest.raises(BackendError, match="HTTP 401"):
+        answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h", journal=tmp_path / "j")
+    assert len(found.server.seen) == 1 and lmc.Journal(tmp_path / "j").waves() == []
+
+
 def test_a_wave_beyond_the_servers_limit_is_several_batches(served, monkeypatch):
     from lmc.backend.api.batch_servers import AnthropicBatches, OpenAIBatches
 

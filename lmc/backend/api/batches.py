@@ -210,6 +210,14 @@ class Expired(Fault):
     """A request that its batch has not come to."""
 
 
+class GivenUp(Fault):
+    """A batch that could not be submitted, or looked at, for so long that trying again is of no use."""
+
+    @property
+    def transient(self) -> bool:
+        return False
+
+
 class Waves:
     """The requests of one call to one server. Belongs to the backend's loop."""
 
@@ -217,9 +225,10 @@ class Waves:
         self.api, self.desk, self.name, self._loop = api, desk, name, loop
         self._waiting: dict[str, _Asked] = {}  # in no wave yet
         self._open: dict[str, tuple[Wave, dict[str, _Asked]]] = {}  # waves whose answers somebody waits for
-        self._items: dict[str, Mapping[str, Item]] = {}  # of waves that are over
+        self._items: dict[str, dict[str, Item]] = {}  # of waves that are over: what nobody has asked for yet
         self._counts: dict[str, int] = {}  # equal requests
-        self._arrived = self._number = 0
+        self._arrived = 0
+        self._reached = False  # the server has answered
         self._closing: asyncio.Task[Any] | None = None
 
     def open(self) -> list[Wave]:
@@ -303,7 +312,7 @@ class Waves:
         try:
             await asyncio.to_thread(self.desk.synced)  # what these requests come from is known when they are found again
             wave = self.desk.submitted.intend(self.name, ids, clock.now())
-            self._number += 1
+            number = len(self.desk.submitted.waves)
             while wave.batch is None:
                 try:
                     found = await self.api.find(wave.key, len(ids), wave.since) if doubtful else None
@@ -313,10 +322,10 @@ class Waves:
                 except Fault as fault:
                     failed += fault.status != 429  # the server has enough to do: it is asked again later
                     doubtful = doubtful or fault.status is None or fault.status >= 500
-                    if not fault.transient or failed > _TRIES or clock.now() - wave.since > DAY:
+                    if not fault.transient or failed > (_TRIES if self._reached else _FIRST_TRIES) or clock.now() - wave.since > DAY:
                         if not doubtful:
                             self.desk.submitted.gone(wave)
-                        raise
+                        raise _given_up(fault) from None
                     delay = max(min(2 * delay, LONGEST_POLL), fault.retry_after or 0.0)
                     self.desk.tell(f"{self.name}: a batch was not submitted ({fault.message}); trying again in {delay:.0f} s")
                 await clock.sleep(max(delay, IN_DOUBT) if doubtful else delay)
@@ -324,7 +333,8 @@ class Waves:
             for asked in several:
                 _fail(asked, error)
             return
-        self.desk.tell(f"{self.name}: wave {self._number}: {len(several)} request{'s' if len(several) > 1 else ''}, {wave.batch}")
+        self._reached = True
+        self.desk.tell(f"{self.name}: wave {number}: {len(several)} request{'s' if len(several) > 1 else ''}, {wave.batch}")
         self._follow(wave, several)
 
     # a wave that was submitted
@@ -358,7 +368,7 @@ class Waves:
         for asked in several.values():
             _settle(asked, wave, items)
 
-    async def _ended(self, wave: Wave) -> Mapping[str, Item] | None:
+    async def _ended(self, wave: Wave) -> dict[str, Item] | None:
         """What became of a wave's requests; None for one that was never submitted."""
         delay, since, told = FIRST_POLL, clock.now(), -1
         while True:
@@ -380,7 +390,7 @@ class Waves:
                 since = clock.now()
             except Fault as fault:
                 if fault.code == FULL or not fault.transient or clock.now() - since > DAY:
-                    raise
+                    raise fault if fault.code == FULL else _given_up(fault) from None
                 delay = max(delay, fault.retry_after or 0.0)
                 self.desk.tell(f"{self.name}: {wave.batch}: no answer ({fault.message}); looking again in {delay:.0f} s")
             await clock.sleep(delay)
@@ -391,7 +401,7 @@ class Waves:
         self.desk.submitted.gone(wave)
         if clock.now() - wave.since > DAY:
             for asked in several.values():
-                _fail(asked, fault)
+                _fail(asked, _given_up(fault))
             return
         self.desk.tell(f"{self.name}: {wave.batch} was refused ({fault.message}); it is submitted again in {LONGEST_POLL:.0f} s")
         await clock.sleep(LONGEST_POLL)
@@ -417,11 +427,16 @@ class Waves:
 
 FULL = "token_limit_exceeded"
 """The code of a batch for which the server has no room now."""
-_TRIES = 6
+_TRIES, _FIRST_TRIES = 6, 1
+"""How often a batch is submitted again; to a server that has not answered yet."""
 
 
-def _settle(asked: _Asked, wave: Wave, items: Mapping[str, Item]) -> None:
-    item = items.get(asked.id)
+def _given_up(fault: Fault) -> Fault:
+    return fault if not fault.transient else GivenUp(fault.message, status=fault.status, code=fault.code)
+
+
+def _settle(asked: _Asked, wave: Wave, items: dict[str, Item]) -> None:
+    item = items.pop(asked.id, None)
     if isinstance(item, Received):
         if not asked.answer.done():
             asked.answer.set_result(item)
