@@ -495,3 +495,45 @@ def test_dollars_before_a_run_know_batches(served):
     program(temperature=0, deadline="24h")
     paid = backend.spent().cost - before
     assert certain <= paid <= most and expected == pytest.approx(paid, rel=0.1)
+
+
+# -- what OpenAI alone has ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def openai_batches(opened):
+    def make(model=None, *, stand_in=None, **options):
+        found, server = batch_servers.serve_openai(model or TextModel(), stand_in=stand_in)
+        found.server = opened(server)
+        return opened(_openai(server.url, **options)), found
+
+    return make
+
+
+@pytest.mark.parametrize("reasons", (False, True))
+def test_a_model_of_the_responses_api_is_asked_by_it(openai_batches, reasons, tmp_path):
+    backend, found = openai_batches(stand_in={"only_responses": True, "reasons": reasons})
+    states = chain.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h", journal=tmp_path / "j")
+    assert [b.endpoint for b in found.created] == ["/v1/chat/completions", *["/v1/responses"] * (2 if reasons else 3)], "refused once, and asked for its reasoning once"
+    assert len(found.paid) == 14 and all(s.ret_value for s in states)
+    again = chain.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
+    assert [s.ret_value for s in again] == [s.ret_value for s in states] and [b.endpoint for b in found.created[-2:]] == ["/v1/responses"] * 2
+
+
+def test_what_a_model_does_not_take_is_left_out_in_the_next_wave_also_behind_a_kill(openai_batches, opened, tmp_path):
+    @lmc.function
+    def two(s, question):
+        s += lmc.user(question) + lmc.assistant(lmc.gen("a", max_tokens=9))
+        found = s["a"]
+        s += lmc.user("And?") + lmc.assistant(lmc.gen("b", max_tokens=9, stop="!"))
+        return found + s["b"]
+
+    backend, found = openai_batches(stand_in={"refuses": ["seed"]})
+    fresh = lambda: opened(_openai(found.server.url))
+    states = two.run_batch(ITEMS, backend=backend, temperature=1.0, deadline="24h", journal=tmp_path / "j")
+    assert sizes(found) == [7, 7, 7] and len(found.paid) == 14
+    (tmp_path / "k").mkdir()
+    (tmp_path / "k" / "journal.batches").write_bytes((tmp_path / "j" / "journal.batches").read_bytes())  # all answers are lost, and what was submitted is not
+    seed = lmc.Journal(tmp_path / "j").read().header["seed"]
+    again = two.run_batch(ITEMS, backend=fresh(), temperature=1.0, deadline="24h", journal=tmp_path / "k", seed=seed)
+    assert sizes(found) == [7, 7, 7] and [s.ret_value for s in again] == [s.ret_value for s in states]

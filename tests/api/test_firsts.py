@@ -117,6 +117,30 @@ def test_input_costs_a_third_of_what_it_does_without_a_cache_and_2_percent_more_
     assert len({seen.body["prompt_cache_key"] for seen in server.seen}) == 1, "all go where the beginning is"
 
 
+def test_dollars_before_a_run_know_what_is_found_cached(caching):
+    from lmc import dollars
+
+    @lmc.function
+    def report(s):
+        s += lmc.system(LONG)
+        forks = s.fork(3)
+        for view, f in zip(("short", "long", "odd"), forks):
+            f += lmc.user(f"The {view} view?") + lmc.assistant(lmc.gen("view", max_tokens=40))
+        s += lmc.user("All: " + "".join(f["view"] for f in forks)) + lmc.assistant(lmc.gen("sum", max_tokens=40))
+        return s["sum"]
+
+    prices = lmc.Prices(2.0, 8.0, cached=0.2)
+    backend, _, _ = caching(TextModel(lambda prompt: "Four words are it."), prices=prices)
+    siblings.run(text="warm up the count of tokens " * 50, backend=backend, temperature=0)
+    program, before = lmc.compile(report, backend=backend), backend.spent().usage
+    foreseen = dollars.before(program.planner.planned(program.graph(), program.target).graph, backend, prices, {})
+    program(temperature=0)
+    now = backend.spent().usage
+    cached = now.cached_tokens - before.cached_tokens
+    assert cached > 3 * 6000
+    assert foreseen.prompts == pytest.approx(((now.prompt_tokens - before.prompt_tokens - cached) * 2.0 + cached * 0.2) / 1e6, rel=0.1)
+
+
 def test_what_is_known_is_not_waited_for(caching):
     backend, _, _ = caching(TextModel())
     fast = lmc.compile(siblings)

@@ -445,12 +445,14 @@ class ApiBackend(ABC):
         if (desk := _desk(work.hints)) is not None:
             tally.waves, tally.identity = desk.waves_of(self, self.name, self.batch_api, self._loop), repr(replace(ask, loc=None))
         try:
-            if isinstance(ask, Gen):
-                feed = _feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None
-                after, output = await self._gen(place, ask, work.hints, feed, tally)
-            else:
-                output = await self.choose(place, ask, tally)
-                after = place.answered(output.text)
+            while True:
+                try:
+                    after, output = await self._asked_for(place, ask, work, result, tally)
+                    break
+                except Fault as fault:
+                    if not fault.old:
+                        raise
+                    log("backend", f"{self.name}: {ask.name!r} failed before this process ({fault.message}); it is asked again")
         except Fault as fault:
             failed = self._client.now.failed(fault, tally)
             raise Filtered(failed.message, loc=failed.loc) if fault.filtered else failed from None
@@ -465,6 +467,15 @@ class ApiBackend(ABC):
         if waiting is not None:
             waiting.finish(output)
         return after
+
+    async def _asked_for(
+        self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult], tally: Tally
+    ) -> tuple[Place, Output]:
+        if isinstance(ask, Gen):
+            feed = _feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None
+            return await self._gen(place, ask, work.hints, feed, tally)
+        output = await self.choose(place, ask, tally)
+        return place.answered(output.text), output
 
     async def _gen(self, place: Place, ask: Gen, hints: Hints, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
         before, parts = place.since_answer()

@@ -442,8 +442,7 @@ def _settle(asked: _Asked, wave: Wave, items: dict[str, Item]) -> None:
             asked.answer.set_result(item)
         return
     fault = item or Expired("the batch ended before the request was answered", status=408)
-    if wave.old and not fault.transient:  # it failed in an earlier process: that is why it is asked again
-        fault = Expired(fault.message, status=408)
+    fault.old = wave.old
     _fail(asked, fault)
 
 

@@ -76,6 +76,7 @@ class Fault(Exception):
     param, code  what the server's error names
     headers      of the HTTP answer, in lower case
     elsewhere    another server may be asked at once
+    old          an earlier process was told it, of a request that is made again now
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Fault(Exception):
         headers: Mapping[str, str] = NOTHING,
     ) -> None:
         self.message, self.status, self.retry_after, self.param, self.code, self.headers = message, status, retry_after, param, code, headers
-        self.elsewhere = False
+        self.elsewhere = self.old = False
         super().__init__(message)
 
     @property
