@@ -273,7 +273,7 @@ def test_a_batch_that_fails_says_why(served, opened):
 def test_a_dead_server_is_one_error(served, clock):
     backend, found = served()
     found.server.close()
-    with pytest.raises(BackendError, match="gen 'a' failed: .*onnect"):
+    with pytest.raises(BackendError, match=r"gen 'a' failed: .*onnect"):
         answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
     assert sum(clock.slept) < 120
 

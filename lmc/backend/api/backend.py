@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lmc.backend.api.batches import BatchApi, Desk
+from lmc.backend.api.batch_api import BatchApi
+from lmc.backend.api.batches import Desk
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from lmc.backend.api import responses
-from lmc.backend.api.batches import FULL, Expired, Item, Status
+from lmc.backend.api.batch_api import FULL, Expired, Item, Status
 from lmc.backend.api.client import Body, Fault, Malformed, Received, Request
 from lmc.backend.api.wire import broken, http_errors, parsed, refused
 

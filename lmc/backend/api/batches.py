@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from lmc.backend.api.client import Body, Fault, Received, Request
+from lmc.backend.api.batch_api import FULL, BatchApi, Expired, Item, given_up
+from lmc.backend.api.client import Fault, Received, Request
 from lmc.backend.api.loop import Loop
 from lmc.backend.api.submitted import Submitted, Wave
 
@@ -39,55 +40,6 @@ IN_DOUBT = 30.0
 DAY = 24 * 3600.0
 _TURNS = 64  # of a loop, in which a request that was asked comes to be in its wave
 _LATE = 10.0  # seconds that whoever stops waits for batches to be cancelled
-
-Item = Received | Fault
-"""What became of one request of a batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How a batch stands: requests that are done, of all, and whether there is nothing to come."""
-
-    done: int
-    total: int
-    over: bool
-
-
-class BatchApi(Protocol):
-    """A server's batches. Raises Fault.
-
-    most  requests of one batch;  size: bytes of one
-    """
-
-    most: int
-    size: int
-
-    def sent(self, request: Request) -> Request:
-        """A request as it is sent in a batch: those of equal paths may be in one. Raises Fault for one that no batch takes."""
-        ...
-
-    def mends(self, request: Request, fault: Fault) -> bool:
-        """Whether a request that was refused is sent otherwise from now on."""
-        ...
-
-    async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
-        """Submit a batch; its id. `items`: ids of requests, which end with the wave's, and their bodies."""
-        ...
-
-    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
-        """The batch of so many requests that was submitted for a wave since a time (seconds since 1970), if there is one; "later": that is not to be told yet."""
-        ...
-
-    async def status(self, batch: str) -> Status:
-        """How a batch stands. Raises Fault for one that failed as a whole; of the status 429 if it may be submitted again later."""
-        ...
-
-    async def results(self, batch: str) -> Mapping[str, Item]:
-        """What became of the requests of a batch that is over. Those that are not in it have expired, or were cancelled."""
-        ...
-
-    async def cancel(self, batch: str) -> None: ...
-
 
 class Clock:
     """Time, as batches see it."""
@@ -206,18 +158,6 @@ class _Asked:
     answer: asyncio.Future[Received]
 
 
-class Expired(Fault):
-    """A request that its batch has not come to."""
-
-
-class GivenUp(Fault):
-    """A batch that could not be submitted, or looked at, for so long that trying again is of no use."""
-
-    @property
-    def transient(self) -> bool:
-        return False
-
-
 class Waves:
     """The requests of one call to one server. Belongs to the backend's loop."""
 
@@ -325,7 +265,7 @@ class Waves:
                     if not fault.transient or failed > (_TRIES if self._reached else _FIRST_TRIES) or clock.now() - wave.since > DAY:
                         if not doubtful:
                             self.desk.submitted.gone(wave)
-                        raise _given_up(fault) from None
+                        raise given_up(fault) from None
                     delay = max(min(2 * delay, LONGEST_POLL), fault.retry_after or 0.0)
                     self.desk.tell(f"{self.name}: a batch was not submitted ({fault.message}); trying again in {delay:.0f} s")
                 await clock.sleep(max(delay, IN_DOUBT) if doubtful else delay)
@@ -390,7 +330,7 @@ class Waves:
                 since = clock.now()
             except Fault as fault:
                 if fault.code == FULL or not fault.transient or clock.now() - since > DAY:
-                    raise fault if fault.code == FULL else _given_up(fault) from None
+                    raise fault if fault.code == FULL else given_up(fault) from None
                 delay = max(delay, fault.retry_after or 0.0)
                 self.desk.tell(f"{self.name}: {wave.batch}: no answer ({fault.message}); looking again in {delay:.0f} s")
             await clock.sleep(delay)
@@ -401,7 +341,7 @@ class Waves:
         self.desk.submitted.gone(wave)
         if clock.now() - wave.since > DAY:
             for asked in several.values():
-                _fail(asked, _given_up(fault))
+                _fail(asked, given_up(fault))
             return
         self.desk.tell(f"{self.name}: {wave.batch} was refused ({fault.message}); it is submitted again in {LONGEST_POLL:.0f} s")
         await clock.sleep(LONGEST_POLL)
@@ -425,14 +365,8 @@ class Waves:
             done.wait(_LATE)
 
 
-FULL = "token_limit_exceeded"
-"""The code of a batch for which the server has no room now."""
 _TRIES, _FIRST_TRIES = 6, 1
 """How often a batch is submitted again; to a server that has not answered yet."""
-
-
-def _given_up(fault: Fault) -> Fault:
-    return fault if not fault.transient else GivenUp(fault.message, status=fault.status, code=fault.code)
 
 
 def _settle(asked: _Asked, wave: Wave, items: dict[str, Item]) -> None:
