@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A special token by its spelling. Plain strings never become special tokens (semantics.md §3)."""
+    """A special token by its spelling. Plain strings never become special tokens."""
 
     spelling: str
 
@@ -56,7 +56,7 @@ def plain(parts: Sequence[Part]) -> str:
 
 
 class ChoicesMethod(StrEnum):
-    """How `select` turns log-probabilities of the choices into one choice (language.md)."""
+    """How `select` turns log-probabilities of the choices into one choice (docs/language.md)."""
 
     TOKEN_LENGTH_NORMALIZED = "token_length_normalized"
     GREEDY_TOKEN_SELECTION = "greedy_token_selection"
@@ -407,7 +407,7 @@ _NO_LIMIT_SAID = SamplingParams().max_new_tokens
 
 def _whitespace(name: str, value: Any) -> str:
     if value not in ("model", "compact", "any"):
-        raise ParameterError(f'{name}={value!r}: one of "model", "compact", "any"')
+        raise ParameterError(f'{name}={value!r}: must be one of "model", "compact", "any"')
     return value
 
 

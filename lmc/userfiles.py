@@ -291,7 +291,7 @@ def _mismatch(row: Item, expected: Digests) -> str:
     """Why a record is not the result of the item with its index; "" if it is."""
     index, found = row.get("index"), row.get("digest")
     if not isinstance(index, int) or not isinstance(found, dict):
-        return "this is no result of `lmc run --input` (it has no index and digest)"
+        return "this is not a result of `lmc run --input` (it has no index and digest)"
     if not 0 <= index < len(expected.items):
         return f"this is the result of item {index}, and the input has only {len(expected.items)} items"
     if found.get("item") != expected.items[index]:

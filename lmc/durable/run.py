@@ -231,7 +231,7 @@ class RunJournal(Calls):
     def refuse_batch(self) -> None:
         """A program of a journaled run starts a batch, or a run with a seed of its own, which are not at places of the run."""
         if not self.effects.busy:
-            raise JournalError("a batch, or a run with a seed of its own, inside of a journaled run has no place in its journal; "
+            raise JournalError("a batch, or a run with a seed of its own, inside a journaled run has no place in its journal; "
                                "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
 
 

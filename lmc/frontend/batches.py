@@ -236,7 +236,7 @@ def in_flight(wanted: Any, fibers: bool, waves: bool = False) -> int:
     if wanted == "auto":
         return settings().host_threads or (FIBERS_IN_FLIGHT if fibers else IN_FLIGHT)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise ParameterError(f"num_threads={wanted!r}: 'auto' or a number of threads", loc=caller_loc())
+        raise ParameterError(f"num_threads={wanted!r}: must be 'auto' or a number of threads", loc=caller_loc())
     return wanted
 
 

@@ -226,7 +226,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     @gives_state
     @users_frames
     def run(self, *args: Any, **kwargs: Any) -> State:
-        """Runs the program and returns its state when the function returns; reading the state waits for answers.
+        """Run the program and return its state when the function returns; reading the state waits for answers.
 
         Besides the program's own arguments it takes defaults for every gen (`max_new_tokens=128, n=1, stop, stop_token_ids,
         stop_regex, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, frequency_penalty, presence_penalty, ignore_eos,
@@ -433,7 +433,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def trace(self, *, backend: Backend | str | None = None, **kwargs: Any) -> Traced:
-        """What the program does, as a graph to look at, without running it: `print(fn.trace(question="…"))`.
+        """Return what the program does as a graph to look at, without running it: `print(fn.trace(question="…"))`.
 
         Arguments that are not given are unknown text. Raises ProgramError if the program cannot be traced.
         """
@@ -441,7 +441,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def cache(self, backend: Backend | str | None = None) -> None:
-        """Computes what every run's prompt starts with (constants and bound arguments) on the backend, and keeps it there.
+        """Compute what the prompts of all runs begin with (constants and bound arguments) on the backend, and keep it there.
 
         It stays as long as this program does, or until its next `cache`.
         """
@@ -461,7 +461,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any
     ) -> list[State] | Iterator[State]:
-        """Runs the program for each item (a dict, or a tuple of positional arguments); results in input order.
+        """Run the program for each item (a dict, or a tuple of positional arguments); return results in the order of the inputs.
 
         Takes the sampling defaults of `run`, `backend`, `seed`, and: `num_threads="auto"`; `progress_bar=False`;
         `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
@@ -470,7 +470,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         run_options = self._run_options(options, BATCH_OPTIONS, "run_batch()")
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
-            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
+            raise ParameterError(f"errors={errors!r}: must be 'raise' or 'return'", loc=caller_loc())
         bound = self._bind_all(batch)
         results = self._batch(bound, range(len(bound)), run_options, {**options, "generator_style": generator_style})
         if errors == "raise":
@@ -501,7 +501,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                     bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
                 else:
                     raise ArgumentError(
-                        f"{self.described}: an item is a dict or a tuple, not {item!r}", loc=caller_loc()
+                        f"{self.described}: an item must be a dict or a tuple, not {item!r}", loc=caller_loc()
                     )
             except ArgumentError as error:
                 error.message = f"item {i} of the batch: {error.message}"
@@ -649,7 +649,7 @@ def function(func: Callable[Concatenate[S, State[Any], P], R], num_api_spec_toke
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Decorator, bare or with arguments: makes a Python function a language-model program. Its first parameter is the state.
+    """Decorator, bare or with arguments: turn a Python function into a language-model program. Its first parameter is the state.
 
     A method's is the one behind `self` (`obj.method.run(…)`, `lmc.compile(obj.method)`), a class method's the one behind `cls`. Write it above
     `@classmethod` or `@staticmethod`.

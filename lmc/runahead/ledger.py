@@ -319,7 +319,8 @@ class Ledger:
         event = Signal()
         for result in awaited:
             result.on_change(lambda r: event.set() if r.done else None)
-        line = None if self._is_off() else reading_line()
+        found = None if self._is_off() else reading_line()
+        line = None if found is None else (self.policy, found)  # where nothing certain follows, something likely may
         if line is not None and not self.profile.worth(line):
             line = None
         if line is None and self.prepare is None:

@@ -291,7 +291,7 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None], over: 
 
 
 def shutting_down() -> ApiError:
-    return ApiError(503, "the server is shutting down; ask again", headers={"Connection": "close", "Retry-After": "1"})
+    return ApiError(503, "the server is shutting down; try again", headers={"Connection": "close", "Retry-After": "1"})
 
 
 async def _left(receive: Receive) -> None:

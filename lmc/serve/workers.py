@@ -124,9 +124,9 @@ class Workers:
             if problem is None:
                 continue
             if not first.done():
-                return first.set_exception(ProgramError(f"a worker does not begin: {problem}"))
+                return first.set_exception(ProgramError(f"a worker did not start: {problem}"))
             self._failing = problem
-            log.error("a worker does not begin: %s", problem)
+            log.error("a worker did not start: %s", problem)
             await asyncio.sleep(min(_LATEST, 0.1 * 2 ** min(failed, 10)))
 
     async def _life(self, first: asyncio.Future[None]) -> str | None:

@@ -200,9 +200,9 @@ def test_a_process_that_ends_fails_what_waits_for_it():
         server.close()
         with pytest.raises(BackendError, match="process that it runs in has ended"):
             waiting.output()
-        with pytest.raises(BackendError, match="cannot be asked any more"):
+        with pytest.raises(BackendError, match="cannot be used any more"):
             client.submit(None, [Text(("a",)), gen()])
-        with pytest.raises(BackendError, match="cannot be asked any more"):
+        with pytest.raises(BackendError, match="cannot be used any more"):
             client.counters()
         assert client.health().state == "ended"
 

@@ -224,7 +224,7 @@ class ApiBackend(ABC):
         if concurrency < 1 or attempts < 1:
             raise ParameterError(f"{name}: concurrency and attempts are at least 1")
         if on_refusal not in ("raise", "return"):
-            raise ParameterError(f"{name}: on_refusal={on_refusal!r}: 'raise' or 'return'")
+            raise ParameterError(f"{name}: on_refusal={on_refusal!r}: must be 'raise' or 'return'")
         self.name, self.chat_template, self._prices = name, template, prices
         self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
         self.ledger = Ledger(prices)
@@ -674,7 +674,7 @@ def _begin(backend: weakref.ref[ApiBackend], work: _Work) -> None:
     """On the loop: starts a submission."""
     found = backend()
     if found is None or work.abandoned:
-        error = CancelledError("nobody waits for the answer any more")
+        error = CancelledError("the answer is no longer awaited")
         work.fail(error)
         work.complete(error)
     elif work.after is None:

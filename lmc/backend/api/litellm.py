@@ -164,7 +164,7 @@ def _headers(answer: Any) -> dict[str, str]:
 def _plain(answer: Any) -> Body:
     body = answer if isinstance(answer, dict) else answer.model_dump()
     if not isinstance(body, dict):
-        raise Malformed("the answer is no JSON object")
+        raise Malformed("the answer is not a JSON object")
     return body
 
 
