@@ -148,7 +148,7 @@ def _validated(asked: Any, text: str) -> Any:
     except ImportError:
         from lmc.extras import missing
 
-        raise missing(f"an object of {asked!r}", ["pydantic"], "serve") from None
+        raise missing(f"an object of {asked!r}", ["pydantic"], "types") from None
     return _adapter(TypeAdapter, asked).validate_json(text)
 
 

@@ -21,6 +21,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
+from lmc.observing import submit
 
 if TYPE_CHECKING:
     from lmc.backend.base import Backend, Handle, Hints, Result
@@ -543,7 +544,9 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
     try:
         from pydantic import PydanticUserError, TypeAdapter
     except ImportError:
-        raise ParameterError(f"{wrong} (pydantic is not installed)") from None
+        from lmc.extras import missing
+
+        raise missing(f"the JSON schema of {of!r}", ["pydantic"], "types") from None
     from lmc.answers import for_pydantic
 
     try:
@@ -765,7 +768,7 @@ class Prompt:
         """This prompt followed by the answer to `ask`, which the backend starts on at once."""
         if self.forked is not None and hints is not None and getattr(backend, "wants_shared", False):
             hints = hints._replace(shared=self.forked.shared(hints.shared))
-        handle = backend.submit(self._begun(), self._segments(ask), hints)
+        handle = submit(backend, self._begun(), self._segments(ask), hints, self)
         return Prompt(self, (), handle.results[0], handle, ())
 
     def prefill(self, backend: Backend, hints: Hints | None = None) -> Prompt:

@@ -321,13 +321,15 @@ def _records(path: Path) -> tuple[list[tuple[int, Item]], bool]:
 
 
 def check_output(output: Path | None, input_file: Path | None) -> None:
-    """Refuses an output that is the input, or a folder."""
+    """Refuses an output that is the input, a folder, or a table by its name."""
     if output is None:
         return
     if input_file is not None and (output.resolve() == input_file.resolve() or _same_file(output, input_file)):
         raise UsageError(f"--output {output} is the --input file; choose another file for the results")
     if output.is_dir():
         raise UsageError(f"--output {output} is a folder; name a file in it, such as {output / 'results.jsonl'}")
+    if output.suffix.lower() in (".csv", ".tsv", ".xlsx"):
+        raise UsageError(f"--output {output}: results are lines of JSON; choose another name, such as {output.with_suffix('.jsonl')}")
     check_folder(output)
 
 

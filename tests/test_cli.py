@@ -690,6 +690,11 @@ def test_no_folder_is_made_for_an_output(lmc_cli, folder):
     assert code == 2 and "there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
 
 
+def test_results_are_no_table(lmc_cli, folder):
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "results.csv")
+    assert code == 2 and "results are lines of JSON; choose another name, such as results.jsonl" in err and not (folder / "results.csv").exists()
+
+
 def test_graphs_without_places(lmc_cli, folder):
     whole, bare = (lmc_cli("dump-ir", "prog.py:echo", *options)[1] for options in ((), ("--no-loc",)))
     assert "loc(" in whole and "loc(" not in bare and len(bare.splitlines()) == len(whole.splitlines())

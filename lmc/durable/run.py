@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from lmc import observing
 from lmc.durable.calls import Calls
 from lmc.durable.deferred import WAIT_FOR, Deferred, drop, inner_of
 from lmc.durable.effects import AWAITED_AGAIN, arguments_digest, awaited_call
@@ -97,7 +98,7 @@ class RunJournal(Calls):
             await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
         try:
-            with self.attempts(host, number, known), self.working():
+            with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
                 outcome = True, await awaitable
         except asyncio.CancelledError as error:
             if aio.being_cancelled():

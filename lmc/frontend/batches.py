@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import MAX_THREADS, Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
+from lmc.observing import ObservedBatch, observer
 from lmc.waiting import Share, metered
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Batch:
         self._running: dict[int, State] = {}
         self._stopped = False
         self._bar: Any = None
+        self._observed: ObservedBatch | None = None
         self._drivers: tuple[asyncio.Task[Any] | None, ...] = ()  # tasks of the loop that are no item's
 
     # -- what it gives
@@ -79,7 +81,7 @@ class Batch:
 
         here  the caller does nothing else until it has the last one, so its own thread may run the programs
         """
-        self._open_bar()
+        self._open()
         with self._waited_for():
             if self._program.is_async:
                 with closing(aio.iterate(self._on_loop, f"lmc-{self._program.name}")) as found:
@@ -97,7 +99,7 @@ class Batch:
 
     async def acompleted(self) -> AsyncGenerator[tuple[int, State]]:
         """The same for the running loop, on which the tasks of an async program run."""
-        self._open_bar()
+        self._open()
         with self._waited_for():
             async with aclosing(self._on_loop() if self._program.is_async else self._flights(False).aresults(self._stop)) as found:
                 async for done in found:
@@ -110,7 +112,7 @@ class Batch:
             with nullcontext() if self._desk is None else self._desk.waited_for():
                 yield
         finally:
-            self._close_bar()
+            self._close()
 
     # -- plain programs
 
@@ -125,7 +127,8 @@ class Batch:
             metered.set(self._desk)  # in a context of its own
         state, bound = self._begin(place)
         try:
-            self._program._call(state, bound)  # pyright: ignore[reportPrivateUsage]
+            with self._within():
+                self._program._call(state, bound)  # pyright: ignore[reportPrivateUsage]
             state.sync()
         except Exception as error:
             state.failure = error
@@ -177,7 +180,8 @@ class Batch:
         if self._desk is not None:
             metered.set(self._desk)  # in the context of its task
         try:
-            await self._program._acall(state, bound)  # pyright: ignore[reportPrivateUsage]
+            with self._within():
+                await self._program._acall(state, bound)  # pyright: ignore[reportPrivateUsage]
             await aio.after(aio.unanswered_in(state.ctx), lambda: None)
         except Exception as error:
             state.failure = error
@@ -210,11 +214,19 @@ class Batch:
         for state in tuple(self._running.values()):
             _cancel(state)
 
-    def _open_bar(self) -> None:
+    def _within(self) -> AbstractContextManager[object]:
+        """Where an item belongs, if somebody observes the batch."""
+        return nullcontext() if self._observed is None else self._observed.item()
+
+    def _open(self) -> None:
+        if (watching := observer()) is not None:
+            self._observed = watching.batch(self._program.name, len(self._items))
         if self._progress:
             self._bar = _progress_bar(len(self._items))
 
-    def _close_bar(self) -> None:
+    def _close(self) -> None:
+        if self._observed is not None:
+            self._observed.end()
         if self._bar is not None:
             self._bar.close()
 

@@ -20,6 +20,7 @@ from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.attempts import Retry, aattempted, attempted
 from lmc.frontend.primitives import caller_loc
+from lmc.observing import observer
 
 
 class Recorder(Protocol):
@@ -90,6 +91,10 @@ class HostFunction:
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call, whoever records it."""
+        watching = observer()
+        return self._called(args, kwargs) if watching is None else watching.call(self, args, kwargs, lambda: self._called(args, kwargs))
+
+    def _called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self.timeout is None and self.retry is None and self.check is None:
             return self.fn(*args, **kwargs)
         if inspect.iscoroutinefunction(self.fn):

@@ -43,6 +43,7 @@ from lmc.frontend.state import (
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.typed import Call, Decorator, Method, P, R, S, awaits_state, gives_state
+from lmc.observing import observer
 from lmc.prompt import (
     Prompt,
     SamplingParams,
@@ -382,7 +383,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         prepare(ACTIVE)
         run = _run_of(state)
         limits = None if run.journal is not None else run.limits  # a journaled run's calls are timed one by one
-        with _running(state, bound), self._recorded(state) as func:
+        with _running(self, state, bound), self._recorded(state) as func:
             running: Any = suspendable(func(state, *bound.args[1:], **bound.kwargs))
             if limits is not None and limits.timed:
                 running = limits.wait(running, self._awaits_at)
@@ -402,7 +403,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
         if self.is_async:
             return aio.run_here(lambda: self._acall(state, bound), self.described, f"await {self.name}.arun(…)")
-        with _running(state, bound), self._recorded(state) as func:
+        with _running(self, state, bound), self._recorded(state) as func:
             state.ret_value = func(state, *bound.args[1:], **bound.kwargs)
 
     def _recorded(self, state: State) -> AbstractContextManager[Callable[..., Any]]:
@@ -580,7 +581,7 @@ Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generato
 
 
 @contextlib.contextmanager
-def _running(state: State, bound: inspect.BoundArguments) -> Generator[None]:
+def _running(function: Function, state: State, bound: inspect.BoundArguments) -> Generator[None]:
     """The run of a program begins, and its state is the one that sub-programs inherit from."""
     own = None
     if (begin := _run_of(state).begin) is not None:
@@ -590,7 +591,8 @@ def _running(state: State, bound: inspect.BoundArguments) -> Generator[None]:
         limits.begin()
     token = ACTIVE.set(state)
     try:
-        yield
+        with _NOBODY if (watching := observer()) is None else watching.run(function, state):
+            yield
     finally:
         ACTIVE.reset(token)
         if own is not None:
@@ -608,6 +610,9 @@ def _counted_by(state: State) -> Generator[None]:
         return
     with whole.desk.waited_for(), running(whole.desk):
         yield
+
+
+_NOBODY = contextlib.nullcontext()
 
 
 def _journal_of_run(journal: Journal, item: int) -> RunJournal:

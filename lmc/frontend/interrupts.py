@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmc.errors import ArgumentError, ProgramError
+from lmc.extras import require
 from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import caller_loc
 from lmc.prompt import schema_of_type
@@ -55,6 +56,7 @@ def _as(schema: Any, answer: Any) -> Any:
     """An answer as a value of the type that was asked for."""
     if schema is None or isinstance(schema, Mapping) or (isinstance(schema, type) and schema in _JSON):
         return float(answer) if schema is float else answer
+    require(f"an answer of {schema!r}", "types")
     from pydantic import TypeAdapter
 
     return TypeAdapter(schema).validate_python(answer)

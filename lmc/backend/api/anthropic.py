@@ -180,7 +180,7 @@ class Anthropic(ApiBackend):
         async with self._cache.turn(prompt, tally.shared, (tally.loc, tally.name), again, ask.params.n) as marked:
             watch = watch or (UNWATCHED if marked.turn.first else None)
             ttl = {"ttl": "1h"} if marked.hour else {}
-            own = Tally(tally.name, tally.loc)  # equal samples have one in common
+            own = Tally(tally.name, tally.loc, trace=tally.trace)  # equal samples have one in common
             try:
                 reply = await self._sent(_with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
                 marked.turn.begun()

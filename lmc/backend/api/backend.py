@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lmc import observing
 from lmc.backend.api.batch_api import BatchApi
 from lmc.backend.api.batches import Desk
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
@@ -422,13 +423,8 @@ class ApiBackend(ABC):
         try:
             await self._client.ready(self.prepare)
             place = await _place_of(work.parent)
-            index = 0
-            for segment in work.segments:
-                if isinstance(segment, (Gen, Select)):
-                    place = await self._answer(place, segment, work, work.results[index])
-                    index += 1
-                else:
-                    place = self._extended(place, (segment,))
+            with observing.within(work.hints.trace):
+                place = await self._answered(place, work)
             if work.hints.pin:
                 await self.warm(place, work.hints)
             work.complete(place)
@@ -441,8 +437,19 @@ class ApiBackend(ABC):
             work.fail(error)
             work.complete(error)
 
+    async def _answered(self, place: Place, work: _Work) -> Place:
+        """Where the prompt ends when all that a submission asks is answered."""
+        index = 0
+        for segment in work.segments:
+            if isinstance(segment, (Gen, Select)):
+                place = await self._answer(place, segment, work, work.results[index])
+                index += 1
+            else:
+                place = self._extended(place, (segment,))
+        return place
+
     async def _answer(self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult]) -> Place:
-        tally = Tally(ask.name, ask.loc, work.hints.shared)
+        tally = Tally(ask.name, ask.loc, work.hints.shared, work.hints.trace)
         if (desk := _desk(work.hints)) is not None:
             tally.waves, tally.identity = desk.waves_of(self, self.name, self.batch_api, self._loop), repr(replace(ask, loc=None))
         try:

@@ -258,7 +258,7 @@ class Completions(ApiBackend):
         prompt = prompt_of([ask.tools, ask.constraint and ask.constraint.source], [(m["role"], whole(m)) for m in messages], range(len(messages)), book.per_byte)
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in messages)
         async with book.turn(prompt, tally.shared, (tally.loc, tally.name), again, 1) as marked:
-            own = Tally(tally.name, tally.loc)
+            own = Tally(tally.name, tally.loc, trace=tally.trace)
 
             def with_marks() -> Request:
                 sent = request()
