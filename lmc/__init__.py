@@ -18,7 +18,7 @@ __version__ = "0.1.0.dev0"
 _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.primitives": (
         "Expr", "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "assistant", "assistant_begin", "assistant_end",
-        "gen", "gen_int", "gen_string", "greedy_token_selection", "image", "select", "separate_reasoning",
+        "document", "gen", "gen_int", "gen_string", "greedy_token_selection", "image", "select", "separate_reasoning",
         "special", "system", "system_begin", "system_end", "token_length_normalized",
         "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
     ),
@@ -277,6 +277,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.primitives import assistant as assistant
     from lmc.frontend.primitives import assistant_begin as assistant_begin
     from lmc.frontend.primitives import assistant_end as assistant_end
+    from lmc.frontend.primitives import document as document
     from lmc.frontend.primitives import gen as gen
     from lmc.frontend.primitives import gen_int as gen_int
     from lmc.frontend.primitives import gen_string as gen_string

@@ -40,12 +40,14 @@ class Estimate:
     prompt: int
     answer: int
     cost: Dollars | None
+    batched: Dollars | None = None
 
     def __str__(self) -> str:
         low, high = self.calls
         calls = f"{low}" if low == high else f"{low} to {high}"
         turns = f" (each turn of {self.loops} loop{'s'[: self.loops != 1]} counted once)" if self.loops else ""
         cost = f"; {self.cost}" if self.cost is not None else ""
+        cost += f'; with deadline="24h" {self.batched}' if self.batched is not None else ""
         return f"{calls} calls{turns}, about {self.prompt} prompt tokens and at most {self.answer} of answers{cost}"
 
 
@@ -183,5 +185,7 @@ def _estimate(section: Any, backend: Backend) -> Estimate:
     prompt, answer = sum(tokens for _, tokens in asks), sum(_most(op) for op, _ in asks)
     loops = sum(op.kind == "loop" for op in graph.ops())
     prices = backend.capabilities.prices
-    cost = dollars.before(graph, backend, prices, {}) if prices is not None else None
-    return Estimate((sure, len(asks)), loops, prompt, answer, cost)
+    if prices is None:
+        return Estimate((sure, len(asks)), loops, prompt, answer, None)
+    cost, batched = dollars.before(graph, backend, prices, {}), dollars.in_batches(graph, backend, prices, {})
+    return Estimate((sure, len(asks)), loops, prompt, answer, cost, batched)

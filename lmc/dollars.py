@@ -46,9 +46,17 @@ class Dollars:
 
 def before(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars:
     """What a run of a planned graph costs on a backend. `seen`: what its asks have cost in runs so far, by their index in `graph.ops()`."""
+    return _before(graph, backend, prices, getattr(backend, "cache_rules", None), seen)
+
+
+def in_batches(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars | None:
+    """The same of a run with `deadline="24h"`; None where the backend has no batch API."""
+    return _before(graph, backend, prices.batched, None, seen) if getattr(backend, "has_batches", False) else None
+
+
+def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None, seen: Mapping[int, Total]) -> Dollars:
     per_byte: float = getattr(backend, "tokens_per_byte", 0.25)
     count: Callable[[str], float] = getattr(backend, "count_tokens", None) or (lambda text: len(text.encode("utf-8", "surrogatepass")) * per_byte)
-    rules: CacheRules | None = getattr(backend, "cache_rules", None)
     home = {id(op): b.label for b in graph.blocks for op in b.ops}
     asks = [(i, op, home[id(op)]) for i, op in enumerate(graph.ops()) if trait(op) == "samples"]
     limits = {op.results[1]: float(_limit(graph, op)) for _, op, _ in asks}
@@ -88,6 +96,8 @@ def of_program(program: Program) -> Iterator[str]:
     found = measured(graph, runs)
     graph = counted(graph, found.blocks) if found.runs else graph
     yield f"a run costs {before(graph, backend, prices, found.ops)}"
+    if (batched := in_batches(graph, backend, prices, found.ops)) is not None:
+        yield f'with deadline="24h": {batched}'
     if runs:
         usages = [[r.result.spent[0] for r in records if r.result.spent is not None] for records in runs]
         paid = [sum(map(prices.of, usage)) for usage in usages]

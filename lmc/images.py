@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.extras import require
-from lmc.prompt import Image
+from lmc.prompt import DOCUMENT, Image
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pillow
@@ -34,11 +34,14 @@ MOST_PIXELS = 64 << 20
 """Width times height of the largest picture that is decoded; 192 MiB as RGB."""
 MOST_BYTES = 64 << 20
 """The longest file."""
+MOST_OF_DOCUMENT = 32 << 20
+"""The longest PDF."""
 DETAILS = ("auto", "low", "high")
 
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "La", "RGBa", "P", "PA", "1")
-_DATA_URL = re.compile(r"data:image/[\w.+-]+(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
+_PDF = "application/pdf"
+_DATA_URL = re.compile(r"data:(?:image/[\w.+-]+|application/pdf)(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 
 
 def is_remote(source: Any) -> bool:
@@ -51,7 +54,10 @@ def read(image: Image) -> Image:
     if image.num_frames is not None or is_remote(image.source) or getattr(image.source, "__class__", None) is _Checked:
         return image
     data = _encoded(image.source, image.loc)
-    check(data, image.loc)
+    if image.detail == DOCUMENT:
+        _check_document(data, image.loc)
+    else:
+        check(data, image.loc)
     return Image(_Checked(data), None, image.detail, image.loc)
 
 
@@ -64,7 +70,7 @@ class _Checked(bytes):
 def encoded(image: Image) -> tuple[str, bytes]:
     """The media type and the file of a picture that is no web address."""
     data = read(image).source
-    kind = kind_of(data)
+    kind = _PDF if image.detail == DOCUMENT else kind_of(data)
     assert kind is not None, "checked"
     return kind, data
 
@@ -180,13 +186,20 @@ def check(data: bytes, loc: Loc | None) -> None:
     """Refuses a file that no model should be asked with."""
     _check_size(len(data), loc)
     if kind_of(data) is None:
-        what = "empty" if not data else "neither PNG, JPEG, GIF nor WebP"
+        what = "empty" if not data else "a PDF: write lmc.document(…)" if data.startswith(b"%PDF-") else "neither PNG, JPEG, GIF nor WebP"
         raise ParameterError(f"image(…): the file is {what}", loc=loc)
     if find_spec("PIL") is None:
         return
     with _told(loc), _opened(data) as picture:
         _check_frame(picture, loc)
         picture.load()  # a truncated file says so only now
+
+
+def _check_document(data: bytes, loc: Loc | None) -> None:
+    if len(data) > MOST_OF_DOCUMENT:
+        raise ParameterError(f"document(…): {len(data) >> 20} MiB, and the most that APIs take is {MOST_OF_DOCUMENT >> 20}; take pages out", loc=loc)
+    if b"%PDF-" not in data[:1024]:
+        raise ParameterError(f"document(…): the file is {'empty' if not data else 'no PDF'}", loc=loc)
 
 
 def decoded(image: Image) -> Pillow:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lmc import codec
+from lmc.backend.api.submitted import Submitted
 from lmc.durable import records, rewriting, steps
 from lmc.durable.cipher import Key, check_key
 from lmc.durable.groups import Record
+from lmc.durable.opening import batches_of
 from lmc.durable.records import Contents, Effect, Known
 from lmc.errors import ArgumentError, JournalError, ParameterError
 from lmc.fsm.json_schema import why_invalid
@@ -59,6 +61,22 @@ class RunStatus:
     waiting: tuple[Waiting, ...]
 
 
+@dataclass(frozen=True)
+class Wave:
+    """Requests that went to a batch API together.
+
+    backend  its name;  requests: how many;  since: when they were submitted, in seconds since 1970
+    batch    the server's id; None: it was about to be submitted, and it is not known whether it was
+    failed   how many got no answer; None: it was not over when the process ended that waited for it
+    """
+
+    backend: str
+    requests: int
+    batch: str | None
+    since: float
+    failed: int | None
+
+
 class Journal:
     """A journal: `program(…, journal=lmc.Journal(path, key=…, keep=…))`, and what a person does with it between two runs.
 
@@ -90,6 +108,11 @@ class Journal:
     def read(self) -> Contents:
         """What is in the file. Raises JournalError."""
         return records.read(self.path, self._key)
+
+    def waves(self) -> list[Wave]:
+        """What the runs have submitted to batch APIs (`deadline="24h"`), the first wave first. Raises JournalError."""
+        waves = Submitted(batches_of(records.find(self.path))).waves.values()
+        return [Wave(wave.name, len(wave.ids), wave.batch, wave.since, wave.over) for wave in waves]
 
     def runs(self) -> list[RunStatus]:
         """Each run, and what it waits for. Raises JournalError."""

@@ -119,12 +119,21 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image or video. `source`: as given by the user; in a run's prompts the encoded file, or a web address (lmc/images.py)."""
+    """An image, a video or a document. `source`: as given by the user; in a run's prompts the encoded file, or a web address (lmc/images.py)."""
 
     source: Any
     num_frames: int | None = None
-    detail: str = "auto"  # for APIs that take pictures in several sizes: "low", "high" or "auto"
+    detail: str = "auto"  # for APIs that take pictures in several sizes: "low", "high" or "auto"; DOCUMENT: a PDF
     loc: Loc | None = field(default=None, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """What it is, for messages."""
+        return "video" if self.num_frames is not None else "document" if self.detail == DOCUMENT else "image"
+
+
+DOCUMENT = "document"
+"""The `detail` of an `Image` that is a PDF."""
 
 
 @dataclass(frozen=True, slots=True)

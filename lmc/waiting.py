@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,65 @@ class Waiter(Protocol):
         ...
 
 
+class Meter(Protocol):
+    """Counts the programs that run, and those of them that wait until something else happens. From any thread."""
+
+    def begins(self, programs: int) -> None: ...
+
+    def ends(self, programs: int) -> None: ...
+
+    def parks(self) -> None: ...
+
+    def wakes(self) -> None: ...
+
+
+metered: ContextVar[Meter | None] = ContextVar("metered", default=None)
+"""What counts the waits of the program that runs here; None: nothing does."""
+
+
+class Share:
+    """Programs that a meter counts: at most `limit` of `count` at once, until each is `done`, or all are given up."""
+
+    def __init__(self, meter: Meter | None, limit: int, count: int) -> None:
+        self._meter, self._left, self._counted = meter, count, min(limit, count)
+        self._lock = threading.Lock()
+        if meter is not None:
+            meter.begins(self._counted)
+
+    def done(self) -> None:
+        """One of them has ended; another one begins in its place, if there is one."""
+        if self._meter is None:
+            return
+        with self._lock:
+            self._left -= 1
+            over = self._counted - min(self._counted, self._left)
+            self._counted -= over
+        if over:
+            self._meter.ends(over)
+
+    def give_up(self) -> None:
+        """No more of them are waited for; idempotent."""
+        with self._lock:
+            over, self._counted, self._left = self._counted, 0, 0
+        if self._meter is not None and over:
+            self._meter.ends(over)
+
+
+@contextmanager
+def running(meter: Meter | None) -> Generator[None]:
+    """In the block runs one program, whose waits `meter` counts."""
+    if meter is None:
+        yield
+        return
+    token = metered.set(meter)
+    meter.begins(1)
+    try:
+        yield
+    finally:
+        meter.ends(1)
+        metered.reset(token)
+
+
 _lock = threading.Lock()  # guards all signals; held for a few instructions only
 _here = threading.local()
 _suspend: Callable[[Signal, float | None], bool] | None = None
@@ -41,16 +101,20 @@ reading: set[object] = set()
 class Signal:
     """An event that is set from any thread, and for which one thread or task at a time waits."""
 
-    __slots__ = ("_flag", "_wake")
+    __slots__ = ("_flag", "_meter", "_wake")
 
     def __init__(self) -> None:
         self._flag = False
         self._wake: Callable[[], object] | None = None
+        self._meter: Meter | None = None  # counts whoever waits for it
 
     def set(self) -> None:
         with _lock:
             self._flag = True
             wake, self._wake = self._wake, None
+            meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.wakes()  # before it runs: until then it is no longer one that waits
         if wake is not None:
             wake()
 
@@ -62,13 +126,22 @@ class Signal:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set; False if `timeout` seconds passed first."""
-        if not self._flag and not (_suspend is not None and _suspend(self, timeout)):
+        if not self._flag:
+            meter = metered.get() if timeout is None else None  # who waits for a while only does something then
+            if meter is None:
+                self._wait(timeout)
+            else:
+                with parked(self, meter):
+                    self._wait(timeout)
+        return self._flag
+
+    def _wait(self, timeout: float | None) -> None:
+        if not (_suspend is not None and _suspend(self, timeout)):
             waiter: Waiter | None = getattr(_here, "waiter", None)
             if waiter is None:
                 self.block(timeout)
             else:
                 waiter.wait(self, timeout)
-        return self._flag
 
     def block(self, timeout: float | None = None) -> None:
         """Wait with the whole thread."""
@@ -83,6 +156,26 @@ class Signal:
             if not self._flag:
                 self._wake = wake
             return self._flag
+
+
+@contextmanager
+def parked(signal: Signal, meter: Meter | None) -> Generator[None]:
+    """In the block, a program waits for a signal, and `meter` counts it until that is set."""
+    if meter is None:
+        yield
+        return
+    with _lock:
+        waits = not signal._flag
+        if waits:
+            signal._meter = meter
+            meter.parks()
+    try:
+        yield
+    finally:
+        with _lock:
+            left, signal._meter = signal._meter, None
+        if left is not None:  # it waits no more, though the signal is not set
+            left.wakes()
 
 
 def idle() -> bool:
@@ -109,6 +202,7 @@ async def is_set(signal: Signal) -> None:
 
     loop = asyncio.get_running_loop()
     done = loop.create_future()
+    meter = metered.get()
 
     def finish() -> None:
         if not done.done():
@@ -119,7 +213,8 @@ async def is_set(signal: Signal) -> None:
             loop.call_soon_threadsafe(finish)
 
     if not signal.on_set(woken):
-        await done
+        with parked(signal, meter):
+            await done
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from lmc import forking
 from lmc.chat import ChatTemplate
 from lmc.errors import UnsupportedOpError
-from lmc.prompt import Gen, Image, Segment, Select, Text
+from lmc.prompt import DOCUMENT, Gen, Image, Segment, Select, Text
 from lmc.waiting import Signal
 
 
@@ -30,6 +30,7 @@ class Usage:
     ahead_used     those of them that the program then made; the others are in `calls` and tokens of nobody
     ahead_wasted   those that were in vain, with the tokens that they are known to have cost
     written_tokens of the prompt, what was written to a cache that charges for it, `written_hour_tokens` of those for an hour
+    batched_calls  of the calls, those that a batch API answered
     """
 
     prompt_tokens: int = 0
@@ -44,6 +45,7 @@ class Usage:
     ahead_wasted_tokens: int = 0
     written_tokens: int = 0
     written_hour_tokens: int = 0
+    batched_calls: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, _counts(self), _counts(other)))
@@ -88,6 +90,7 @@ class Prices:
     cached        of a prompt that were found in a cache; None: as others (`lmc.Anthropic`: a tenth)
     written       of a prompt that were written to a cache; None: as others (`lmc.Anthropic`: 1.25 times)
     written_hour  the same, to be kept for an hour; None: as `written` (`lmc.Anthropic`: twice)
+    batch         of a request in a batch (`deadline="24h"`), as a share of these prices
     """
 
     prompt: float
@@ -95,10 +98,11 @@ class Prices:
     cached: float | None = None
     written: float | None = None
     written_hour: float | None = None
+    batch: float = 0.5
 
     def of(self, usage: Usage) -> float:
-        """What an answer cost."""
-        return self.of_prompt(usage) + usage.completion_tokens * self.completion / 1e6
+        """What an answer cost, or several that all were batched, or none."""
+        return self.of_prompt(usage) + self._share(usage) * usage.completion_tokens * self.completion / 1e6
 
     def of_prompt(self, usage: Usage) -> float:
         """What its prompt cost."""
@@ -107,13 +111,21 @@ class Prices:
         hour = written if self.written_hour is None else self.written_hour
         fresh = usage.prompt_tokens - usage.cached_tokens - usage.written_tokens
         minutes = usage.written_tokens - usage.written_hour_tokens
-        return (fresh * self.prompt + usage.cached_tokens * cached + minutes * written + usage.written_hour_tokens * hour) / 1e6
+        return self._share(usage) * (fresh * self.prompt + usage.cached_tokens * cached + minutes * written + usage.written_hour_tokens * hour) / 1e6
+
+    @property
+    def batched(self) -> Prices:
+        """Those of requests in batches, which no cache helps."""
+        return Prices(self.prompt * self.batch, self.completion * self.batch)
+
+    def _share(self, usage: Usage) -> float:
+        return 1 - (1 - self.batch) * usage.batched_calls / usage.calls if usage.batched_calls and usage.calls else 1.0
 
     def with_cache(self, read: float, write: float, write_hour: float) -> Prices:
         """With prices of a cache, as multiples of the prompt's, where none were given."""
         given = ((self.cached, read), (self.written, write), (self.written_hour, write_hour))
         cached, written, hour = [self.prompt * times if price is None else price for price, times in given]
-        return Prices(self.prompt, self.completion, cached, written, hour)
+        return Prices(self.prompt, self.completion, cached, written, hour, self.batch)
 
     @property
     def most(self) -> float:
@@ -446,11 +458,13 @@ class ProgramRun:
     batch     runs that were started together have equal ones
     priority  its share where others compete with it: one of 2 has twice the share of one of 1
     account   whose share that is; "" is everybody's
+    desk      where its requests go if they have a deadline (lmc/backend/api/batches.py); None: to the server, at once
     """
 
-    __slots__ = ("_watchers", "account", "batch", "ended", "number", "priority", "program")
+    __slots__ = ("_watchers", "account", "batch", "desk", "ended", "number", "priority", "program")
 
-    def __init__(self, program: Hashable = None, batch: Hashable = None, priority: float = 1.0, account: str = "") -> None:
+    def __init__(self, program: Hashable = None, batch: Hashable = None, priority: float = 1.0, account: str = "", desk: Any = None) -> None:
+        self.desk = desk
         self.number = next(_numbers)
         self.program, self.priority, self.account = program, priority, account
         self.batch: Hashable = self.number if batch is None else batch
@@ -540,6 +554,7 @@ class Capabilities:
     select: bool = False
     logprobs: bool = False
     images: bool = False
+    documents: bool = False  # PDFs
     n: bool = False
     streams: bool = False
     tools: bool = False  # a gen may return calls of tools
@@ -616,14 +631,18 @@ def seed_of(backend: Backend, given: int | None) -> int:
     return secrets.randbits(63) if given is None else given
 
 
+_READERS = "use an API that reads PDFs: lmc.OpenAI, lmc.Anthropic or lmc.LiteLLM; or append its text"
+
+
 def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
     """Refuses what a target's capabilities do not name, before the model is asked."""
     for seg in segments:
         if seg.__class__ is Text:
             continue
         if isinstance(seg, Image) and not able.images:
-            what = "image" if seg.num_frames is None else "video"
-            raise UnsupportedOpError(f"{what} input", able.name, "use a vision-language model", loc=seg.loc)
+            raise UnsupportedOpError(f"{seg.kind} input", able.name, "use a vision-language model" if seg.detail != DOCUMENT else _READERS, loc=seg.loc)
+        if isinstance(seg, Image) and seg.detail == DOCUMENT and not able.documents:
+            raise UnsupportedOpError("document input", able.name, _READERS, loc=seg.loc)
         if isinstance(seg, Select) and not able.select:
             raise UnsupportedOpError("select", able.name, loc=seg.loc)
         if isinstance(seg, Gen):

@@ -17,7 +17,7 @@ from lmc.errors import ArgumentError, JournalError
 from lmc.userfiles import UsageError
 
 if TYPE_CHECKING:
-    from lmc.journals import Journal, RunStatus, Waiting
+    from lmc.journals import Journal, RunStatus, Waiting, Wave
 
 journal = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +80,7 @@ def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJs
     with as_usage():
         opened = _open(path, key_file)
         contents, runs = opened.read(), [run for run in opened.runs() if item in (None, run.item)]
-        stories = steps.listed_in(contents, item, path)
+        stories, waves = steps.listed_in(contents, item, path), opened.waves()
     if as_json:
         return typer.echo(steps.to_json(stories))
     header = contents.header
@@ -92,6 +92,8 @@ def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJs
         Sidecar.check(records.find(path), contents)
     except JournalError as error:
         typer.echo(f"  {error.message}")
+    for number, wave in enumerate(waves, 1):
+        typer.echo(f"  wave {number}: {_wave(wave)}")
     for story, run in zip(stories, runs, strict=True):
         typer.echo(steps.to_text([story]))
         typer.echo(f"  {_line(run)}")
@@ -222,6 +224,15 @@ def _what(waiting: Waiting) -> str:
         schema = f"  [{waiting.schema}]" if waiting.schema else ""
         return f"effect {waiting.number} asks: {waiting.question}{schema}{at}"
     return f"effect {waiting.number} is in doubt: {waiting.call}{at}"
+
+
+def _wave(wave: Wave) -> str:
+    from lmc.durable.steps import several
+
+    how = "in doubt: the next call looks for it on the server" if wave.batch is None else f"{wave.batch}, "
+    if wave.batch is not None:
+        how += "not over when it was last looked at" if wave.failed is None else f"over, {wave.failed} failed" if wave.failed else "over"
+    return f"{several(wave.requests, 'request')} to {wave.backend}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(wave.since))}, {how}"
 
 
 def _as_json(run: RunStatus) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -36,6 +37,8 @@ def run(
     journal: Annotated[Path | None, typer.Option("--journal", metavar="FOLDER", show_default=False,
                                                  help="Record what becomes known: the same command continues from there after a crash, or with a person's answer.")] = None,
     key_file: KeyFile = None,
+    deadline: Annotated[str | None, typer.Option("--deadline", metavar="24h", show_default=False,
+                                                 help="Ask by the batch API of OpenAI or Anthropic: within a day, for half of the price. Needs --journal.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
                                               help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
@@ -59,6 +62,7 @@ def run(
       lmc run my.py:program --backend path/to/model.gguf --arg text=hello
       lmc run my.py:program --backend openai:gpt-4.1-mini --input rows.csv
       lmc run agent.py:mail --arg to=ann --journal runs/ann      (see lmc journal --help)
+      lmc run my.py:program --backend openai:gpt-4.1-mini --input rows.csv --deadline 24h --journal runs/rows
       head rows.jsonl | lmc run my.py:program --input - --backend vllm:http://127.0.0.1:8000
       lmc run judge.lmcp --arg essay=hello              (of program.save)
       lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
@@ -68,14 +72,20 @@ def run(
         raise UsageError("--resume continues a run from its --input and --output; give both")
     if interpret and target.endswith(".lmcp"):
         raise UsageError(f"{target} is a saved program, which has no source to interpret; leave --interpret out, or give FILE.py:FUNCTION")
+    if deadline is not None and journal is None:
+        raise UsageError("--deadline needs --journal FOLDER: what is submitted takes up to a day, and the same command goes on from there if it is stopped")
     program = userfiles.load_program(target)
     options = sampling(temperature, max_tokens, seed)
+    waited = {} if deadline is None else {"deadline": deadline}
+    if waited:
+        logging.getLogger("lmc.batches").addHandler(_Saying())
+        logging.getLogger("lmc.batches").setLevel(logging.INFO)
     userfiles.check_output(output, input_file)
     name = backend or config().model or "smollm2"
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)
-        _run_one(program, arguments, options | _journaled(journal, key_file), name, results, interpret, html)
+        _run_one(program, arguments, options | waited | _journaled(journal, key_file), name, results, interpret, html)
         return
     items = read_items(program, input_file)
     if items.extra_names:
@@ -84,7 +94,14 @@ def run(
     results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
-    _run_file(program, items, options | _journaled(journal, key_file), name, results, interpret, html)
+    _run_file(program, items, options | waited | _journaled(journal, key_file), name, results, interpret, html)
+
+
+class _Saying(logging.Handler):
+    """Tells a person how batches stand."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
 
 
 def _journaled(journal: Path | None, key_file: Path | None) -> dict[str, Any]:
@@ -172,6 +189,8 @@ def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any,
             for place, state in states.finished() if isinstance(error, KeyboardInterrupt) else ():
                 write(place, state)
             say(_kept(results, len(items.arguments)))
+            if "deadline" in options and "journal" in options:
+                say("batches that were submitted go on at the server; the same command takes their answers, and pays for nothing twice")
             raise
     say(_summary(len(todo), time.perf_counter() - started, target.counters() - before))
     return sorted(failed), len(todo)

@@ -83,6 +83,8 @@ def journaled(
         raise
     try:
         _enter(journal, bound, numbers)
+        if options.desk is not None:
+            options.desk.path, options.desk.synced = batches_of(path), journal.sync
         with few_full_collections(_FEW) if batch and journal.contents.finished(numbers) else nullcontext():
             yield replace(options, journal=journal, seed=journal.seed)
     except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):  # threads of its runs may be in calls
@@ -92,6 +94,11 @@ def journaled(
         journal.close()
         raise
     journal.close()
+
+
+def batches_of(journal: Path) -> Path:
+    """Where it is noted what a journal's runs have submitted to batch APIs."""
+    return journal.with_name(journal.name + ".batches")
 
 
 def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:

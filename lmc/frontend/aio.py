@@ -20,7 +20,7 @@ from lmc.backend.base import Result
 from lmc.errors import ProgramError
 from lmc.frontend.emitter import Gathered, Scoped, Taken
 from lmc.prompt import Excerpt, Prompt
-from lmc.waiting import Signal
+from lmc.waiting import Signal, is_set
 
 T = TypeVar("T")
 
@@ -43,15 +43,9 @@ async def settled(answer: Result) -> None:
     """Waits for an answer without holding the loop; raises nothing that it failed with."""
     if answer.done:
         return
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-
-    def notify(result: Result) -> None:
-        if result.done and not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
-
-    answer.on_change(notify)
-    await done
+    there = Signal()
+    answer.on_change(lambda result: there.set() if result.done else None)
+    await is_set(there)
 
 
 async def after(answers: list[Result], read: Callable[[], T]) -> T:

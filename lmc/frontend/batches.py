@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, closing, nullcontext
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,14 @@ from lmc.config import settings
 from lmc.errors import ParameterError
 from lmc.frontend import aio
 from lmc.frontend.fibers import Fibers
-from lmc.frontend.flights import Flights
+from lmc.frontend.flights import MAX_THREADS, Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
 from lmc.observing import ObservedBatch, observer
+from lmc.waiting import Share, metered
 
 if TYPE_CHECKING:
+    from lmc.backend.api.batches import Desk
     from lmc.frontend.interpreter import Function
     from lmc.frontend.state import State
 
@@ -41,15 +44,18 @@ class Batch:
     limit  how many run at once; with 1, a plain program runs on the thread that takes the states
     fibers  they share one thread
     ahead  what may be done for an item that has not begun, while all that run wait (by its place and arguments)
+    desk   where its requests go if they have a deadline
     """
 
     def __init__(
         self, program: Function, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, fibers: bool = False,
-        progress: bool = False, ahead: Callable[[int, Bound], object] | None = None,
+        progress: bool = False, ahead: Callable[[int, Bound], object] | None = None, desk: Desk | None = None,
     ) -> None:  # fmt: skip
         self._program, self._make, self._limit, self._fibers, self._progress = program, make, limit, fibers, progress
         self._items: list[Bound | None] = list(items)
-        self._ahead = ahead
+        self._ahead, self._desk = ahead, desk
+        if desk is not None:
+            desk.shows = progress
         self._running: dict[int, State] = {}
         self._stopped = False
         self._bar: Any = None
@@ -76,26 +82,35 @@ class Batch:
         here  the caller does nothing else until it has the last one, so its own thread may run the programs
         """
         self._open()
-        try:
+        with self._waited_for():
             if self._program.is_async:
                 with closing(aio.iterate(self._on_loop, f"lmc-{self._program.name}")) as found:
                     yield from found
             elif self._limit == 1:
+                share = Share(self._desk, 1, len(self._items))
                 for place in range(len(self._items)):
-                    yield place, copy_context().run(self._item, place)
+                    done = copy_context().run(self._item, place)
+                    share.done()
+                    yield place, done
+                    del done
             else:
                 with closing(self._flights(here).results(self._stop)) as found:
                     yield from found
-        finally:
-            self._close()
 
     async def acompleted(self) -> AsyncGenerator[tuple[int, State]]:
         """The same for the running loop, on which the tasks of an async program run."""
         self._open()
-        try:
+        with self._waited_for():
             async with aclosing(self._on_loop() if self._program.is_async else self._flights(False).aresults(self._stop)) as found:
                 async for done in found:
                     yield done
+
+    @contextmanager
+    def _waited_for(self) -> Generator[None]:
+        """Somebody takes the states."""
+        try:
+            with nullcontext() if self._desk is None else self._desk.waited_for():
+                yield
         finally:
             self._close()
 
@@ -104,10 +119,12 @@ class Batch:
     def _flights(self, here: bool) -> Flights[State] | Fibers[State]:
         ahead, name = self._ahead and self._before, f"lmc-{self._program.name}"
         if self._fibers:
-            return Fibers(self._item, len(self._items), limit=self._limit, name=name, here=here, ahead=ahead)
-        return Flights(self._item, len(self._items), limit=self._limit, name=name, ahead=ahead)
+            return Fibers(self._item, len(self._items), limit=self._limit, name=name, here=here, ahead=ahead, meter=self._desk)
+        return Flights(self._item, len(self._items), limit=self._limit, name=name, ahead=ahead, meter=self._desk)
 
     def _item(self, place: int) -> State:
+        if self._desk is not None:
+            metered.set(self._desk)  # in a context of its own
         state, bound = self._begin(place)
         try:
             with self._within():
@@ -127,6 +144,7 @@ class Batch:
     async def _on_loop(self) -> AsyncGenerator[tuple[int, State]]:
         done: asyncio.Queue[tuple[int, State] | BaseException] = asyncio.Queue()
         places = iter(range(len(self._items)))
+        share = Share(self._desk, self._limit, len(self._items))
 
         async def serve() -> None:
             try:
@@ -136,6 +154,7 @@ class Batch:
                     if (journal := _run(state).journal) is not None:
                         journal.drives(*self._drivers, task)
                     done.put_nowait((place, await task))
+                    share.done()
                     del state, bound, task
             except BaseException as error:  # raised where the states are taken
                 done.put_nowait(error)
@@ -151,12 +170,15 @@ class Batch:
                 yield found
                 del found
         finally:
+            share.give_up()
             self._stop()
             for server in servers:
                 server.cancel()
             await asyncio.gather(*servers, return_exceptions=True)
 
     async def _aitem(self, place: int, state: State, bound: Bound) -> State:
+        if self._desk is not None:
+            metered.set(self._desk)  # in the context of its task
         try:
             with self._within():
                 await self._program._acall(state, bound)  # pyright: ignore[reportPrivateUsage]
@@ -225,8 +247,10 @@ def _run(state: State) -> Run:
     return state.emitter.run
 
 
-def in_flight(wanted: Any, fibers: bool) -> int:
-    """How many programs run at once, as `num_threads=` says."""
+def in_flight(wanted: Any, fibers: bool, waves: bool = False) -> int:
+    """How many programs run at once, as `num_threads=` says. `waves`: what all of them ask goes out together."""
+    if wanted == "auto" and waves and settings().host_threads is None:
+        return sys.maxsize if fibers else MAX_THREADS
     if wanted == "auto":
         return settings().host_threads or (FIBERS_IN_FLIGHT if fibers else IN_FLIGHT)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from greenlet import greenlet
 
-from lmc.waiting import Signal, is_set, waiting_by
+from lmc.waiting import Meter, Share, Signal, is_set, metered, waiting_by
 
 R = TypeVar("R")
 
@@ -59,11 +59,13 @@ class Fibers(Generic[R]):
 
     here   the thread that takes the results does nothing else until it has the last, so it runs the fibers
     ahead  what may be done for an item that has not begun, while all fibers wait and no more may begin; in order, once each
+    meter  counts them; None: what counts the program that makes them, if anything does
     """
 
     def __init__(
-        self, work: Callable[[int], R], count: int, *, limit: int, name: str, here: bool, ahead: Callable[[int], object] | None = None
-    ) -> None:
+        self, work: Callable[[int], R], count: int, *, limit: int, name: str, here: bool, ahead: Callable[[int], object] | None = None,
+        meter: Meter | None = None,
+    ) -> None:  # fmt: skip
         self._work, self._count, self._limit, self._name, self._here, self._ahead = work, count, limit, name, here, ahead
         self._context = copy_context()
         self.hub: greenlet
@@ -76,6 +78,7 @@ class Fibers(Generic[R]):
         self._spare: deque[Fiber] = deque()  # that have waited long enough: they come last
         self._asleep = False
         self._bell = Signal()  # wakes the hub
+        self._share = Share(meter or metered.get(), limit, count)
 
     # -- whoever wants the results
 
@@ -130,6 +133,7 @@ class Fibers(Generic[R]):
     def _end(self, stop: Callable[[], object]) -> None:
         """No further item begins, and what is running is ended. From any thread."""
         self._stopped = True
+        self._share.give_up()
         if self._running:
             stop()
         self._bell.set()
@@ -177,6 +181,7 @@ class Fibers(Generic[R]):
             except BaseException as error:  # raised where the results are taken
                 done = index, None, error
             self._running -= 1
+            self._share.done()
             self._done.append(done)
 
         Fiber(self, run).resume()  # type: ignore[arg-type]

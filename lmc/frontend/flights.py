@@ -18,7 +18,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from lmc.waiting import Signal, is_set, waiting_by
+from lmc.waiting import Meter, Share, Signal, is_set, metered, waiting_by
 
 R = TypeVar("R")
 
@@ -71,9 +71,12 @@ class Flights(Generic[R]):
     """Runs `work(i)` for i < count, at most `limit` at once, in copies of the context in which it was made.
 
     ahead  what may be done for an item that has not begun, while all workers wait and no more may begin; in order, once each
+    meter  counts them; None: what counts the program that makes them, if anything does
     """
 
-    def __init__(self, work: Callable[[int], R], count: int, *, limit: int, name: str, ahead: Callable[[int], object] | None = None) -> None:
+    def __init__(
+        self, work: Callable[[int], R], count: int, *, limit: int, name: str, ahead: Callable[[int], object] | None = None, meter: Meter | None = None
+    ) -> None:
         self._work, self._count, self._limit, self._name, self._ahead = work, count, limit, name, ahead
         self._context = copy_context()
         self._lock = threading.Lock()  # guards the rest
@@ -85,6 +88,7 @@ class Flights(Generic[R]):
         self._burst = 1  # turns that are given at once when one is taken away
         self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
         self._changed, self._over = Signal(), Signal()
+        self._share = Share(meter or metered.get(), limit, count)
 
     # -- whoever wants the results
 
@@ -141,6 +145,7 @@ class Flights(Generic[R]):
 
     def _stop(self, stop: Callable[[], object]) -> None:
         """No further item begins, and what is running is ended."""
+        self._share.give_up()
         with self._lock:
             self._stopped = True
             running = self._workers > 0
@@ -173,6 +178,7 @@ class Flights(Generic[R]):
                 except BaseException as error:  # raised where the results are taken
                     done = index, None, error
                 self._done.append(done)
+                self._share.done()
                 del done  # an idle worker keeps nothing alive
                 self._changed.set()
 

@@ -51,6 +51,7 @@ from lmc.prompt import (
     suggestion,
 )
 from lmc.tracebacks import note_item, users_frames
+from lmc.waiting import running
 
 if TYPE_CHECKING:
     from lmc.durable.journal import Journal
@@ -262,13 +263,14 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def _finished(self, state: State, bound: inspect.BoundArguments) -> State:
         """The state of a whole run in the interpreter."""
-        try:
-            self._call(state, bound)
-        except BaseException as error:
-            _cancel(state)  # nobody will read it
-            self._ends(state, error)
-            raise
-        self._ends(state, None)
+        with _counted_by(state):
+            try:
+                self._call(state, bound)
+            except BaseException as error:
+                _cancel(state)  # nobody will read it
+                self._ends(state, error)
+                raise
+            self._ends(state, None)
         return state
 
     def _journaled(
@@ -319,16 +321,17 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     async def _afinished(self, state: State, bound: inspect.BoundArguments) -> State:
         """As `_finished`, on the running loop."""
-        try:
-            if self.is_async:
-                await self._acall(state, bound)
-            else:
-                await asyncio.to_thread(self._call, state, bound)
-        except BaseException as error:
-            _cancel(state)
-            self._ends(state, error)
-            raise
-        self._ends(state, None)
+        with _counted_by(state):
+            try:
+                if self.is_async:
+                    await self._acall(state, bound)
+                else:
+                    await asyncio.to_thread(self._call, state, bound)
+            except BaseException as error:
+                _cancel(state)
+                self._ends(state, error)
+                raise
+            self._ends(state, None)
         return state
 
     if not TYPE_CHECKING:  # type checkers have it from `Call`
@@ -340,6 +343,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _state(self, options: Options, item: int = 0) -> State:
         """A new state for a run with these options; a sub-program's when a program is running here."""
         caller = ACTIVE.get()
+        if caller is not None and options.desk is not None:
+            raise ParameterError("deadline= of a sub-program: give it to the program that calls it", loc=caller_loc())
         own = None if isinstance(options.journal, str) else options.journal
         if caller is None or options.seed is not None:
             if caller is not None and own is None and (journal := _run_of(caller).journal) is not None:
@@ -362,7 +367,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         """The run as backends know it: a sub-program belongs to its caller's."""
         if caller is not None:
             return _run_of(caller).whole
-        return ProgramRun(self._known_as, options.batch, options.priority, options.account)
+        if options.desk is not None and not getattr(backend := options.backend or default_backend(), "has_batches", False):
+            raise ParameterError(f"deadline=: {backend.capabilities.name} has no batch API; leave it out, or use lmc.OpenAI or lmc.Anthropic", loc=caller_loc())
+        return ProgramRun(self._known_as, options.batch, options.priority, options.account, options.desk)
 
     def _counted(self, caller: State | None, state: State) -> State:
         if caller is not None:
@@ -519,8 +526,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         from lmc.frontend.capture.closed import is_closed  # it knows programs
 
         fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items])
-        limit = min(in_flight(limit, fibers), len(items))
-        return Batch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress)
+        limit = min(in_flight(limit, fibers, waves=options.desk is not None), len(items))
+        return Batch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
 
     def _journaled_batch(
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]
@@ -592,6 +599,17 @@ def _running(function: Function, state: State, bound: inspect.BoundArguments) ->
             own.close()
         if (whole := _run_of(state).whole) is not None and ACTIVE.get() is None:
             whole.end()
+
+
+@contextlib.contextmanager
+def _counted_by(state: State) -> Generator[None]:
+    """In the block runs a program that is no item of a batch; where it has a deadline, its waits count."""
+    whole = _run_of(state).whole
+    if whole is None or whole.desk is None or ACTIVE.get() is not None:
+        yield
+        return
+    with whole.desk.waited_for(), running(whole.desk):
+        yield
 
 
 _NOBODY = contextlib.nullcontext()

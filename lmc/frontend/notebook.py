@@ -167,7 +167,7 @@ def _image(image: Image) -> str:
     data = _bytes_of(image.source) if image.num_frames is None else None
     mime = next((kind for begin, kind in _MIME.items() if data is not None and data.startswith(begin)), None)
     if data is None or mime is None or len(data) > _MOST_BYTES:
-        return f'<span class="s">[{"image" if image.num_frames is None else "video"}]</span>'
+        return f'<span class="s">[{image.kind}]</span>'
     return f'<img alt="image" src="data:image/{mime};base64,{base64.b64encode(data).decode()}">'
 
 

@@ -16,9 +16,10 @@ from lmc.limits import Budget, Limits, check_timeout
 from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
 
 if TYPE_CHECKING:
+    from lmc.backend.api.batches import Desk
     from lmc.durable.journal import Journal
 
-RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead", "priority", "account"))
+RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead", "priority", "account", "deadline"))
 """What `fn.run` takes."""
 BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
 """What `fn.run_batch` takes."""
@@ -48,6 +49,7 @@ class Options:
     priority  its share of the backend where others compete for it: 2 gets twice what 1 gets
     account   whose share that is: what is of one account has one share in common
     batch     what runs that are started together have in common
+    desk      where its requests go if it has a `deadline`: to the batch API of its server
     """
 
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -64,6 +66,7 @@ class Options:
     priority: float = 1.0
     account: str = ""
     batch: object = None
+    desk: Desk | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -91,9 +94,10 @@ class Options:
             raise ParameterError(f"ahead={ahead!r}: must be 'off', 'certain' or 'likely'", loc=caller_loc())
         priority = checked_priority(given.get("priority", 1.0))
         path = None if journal is None else os.fsdecode(given["journal"])
+        desk = _desk(given)
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
         options = cls(
-            sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=_account(given.get("account")),
+            sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=_account(given.get("account")), desk=desk,
             **getattr(given.get("journal"), "options", {}),
         )  # fmt: skip
         options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
@@ -115,6 +119,22 @@ class Options:
         except LmcError as error:
             error.loc = error.loc or caller_loc()
             raise
+
+
+def _desk(given: Mapping[str, Any]) -> Desk | None:
+    """Where requests with a deadline go; None: there is none. Raises ParameterError for one that no batch API has, and for what no batch does."""
+    deadline = given.get("deadline")
+    if deadline is None:
+        return None
+    if deadline != "24h":
+        raise ParameterError(f"deadline={deadline!r}: '24h', which is what batch APIs have, or None", loc=caller_loc())
+    if given.get("stream"):
+        raise ParameterError("deadline= of a stream: a batch answers all at once; leave one of the two out", loc=caller_loc())
+    if given.get("timeout") is not None:
+        raise ParameterError("deadline= with timeout=: a batch takes as long as it takes, up to a day; leave one of the two out", loc=caller_loc())
+    from lmc.backend.api.batches import Desk  # when the first run has one
+
+    return Desk()
 
 
 def checked_priority(given: Any) -> float:

@@ -23,6 +23,7 @@ from lmc.frontend.values import Symbolic
 from lmc.images import DETAILS
 from lmc.prompt import (
     ANY_RUN,
+    DOCUMENT,
     NEVER_CHANGE,
     REGEX_BOOL,
     REGEX_FLOAT,
@@ -39,7 +40,7 @@ from lmc.tracebacks import users_frames
 __all__ = [
     "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "Expr", "GenExpr", "ImageExpr", "Lit", "ReasoningExpr",
     "RoleBegin", "RoleEnd", "SelectExpr", "Seq", "SpecialExpr", "VarScopeBegin", "VarScopeEnd", "VideoExpr", "assistant",
-    "assistant_begin", "assistant_end", "caller_loc", "gen", "gen_int", "gen_string", "greedy_token_selection", "image",
+    "assistant_begin", "assistant_end", "caller_loc", "document", "gen", "gen_int", "gen_string", "greedy_token_selection", "image",
     "select", "separate_reasoning", "special", "system", "system_begin", "system_end", "token_length_normalized",
     "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
 ]  # fmt: skip
@@ -570,6 +571,17 @@ def image(source: Any, detail: str = "auto") -> ImageExpr:
     if detail not in DETAILS:
         raise ParameterError(f"image(detail={detail!r}): one of {', '.join(DETAILS)}", loc=loc)
     return ImageExpr(source, detail, loc)
+
+
+@users_frames
+def document(source: Any) -> ImageExpr:
+    """A PDF for an API that reads them: `lmc.OpenAI`, `lmc.Anthropic`, `lmc.LiteLLM`.
+
+    source  a path, the bytes of the file, a data URL, or a web address where the backend fetches it (Anthropic, OpenAI's Responses)
+
+    It is read once, where it is appended; what is no PDF, or longer than 32 MiB, is an error at that line.
+    """
+    return ImageExpr(source, DOCUMENT, caller_loc())
 
 
 def video(path: Any, num_frames: int) -> VideoExpr:

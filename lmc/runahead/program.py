@@ -141,6 +141,8 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         bound, options = self.function.arguments(args, arguments), self._options(given)
         if options.journal is not None:
             raise ParameterError("journal= of a stream: a stream is not journaled; leave journal= out, or call the program", loc=caller_loc())
+        if options.desk is not None:
+            raise ParameterError("deadline= of a stream: a batch answers all at once; leave deadline= out, or call the program", loc=caller_loc())
         return self._call(bound, replace(options, stream=True))
 
     @awaits_state

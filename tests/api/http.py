@@ -22,6 +22,7 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     events: Sequence[Body] | None = None
     sentinel: str | None = "[DONE]"
+    data: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ class Server:
         *,
         plant: Callable[[int, str, Body], Planted | None] = lambda n, path, body: None,
         get: Mapping[str, Body | Answer] | None = None,
+        getting: Callable[[str], Answer | None] = lambda path: None,
     ) -> None:
-        self.handle, self.plant, self.get = handle, plant, dict(get or {})
+        self.handle, self.plant, self.get, self.getting = handle, plant, dict(get or {}), getting
         self.seen: list[Seen] = []
         self.got: list[Seen] = []  # what was asked by GET
         self.open_connections = 0
@@ -143,10 +145,11 @@ class Server:
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
             self.got.append(Seen(path, {}, headers))
-            found = self.get.get(path, Answer({"error": {"message": f"no {path}"}}, 404))
+            found = self.getting(path) or self.get.get(path, Answer({"error": {"message": f"no {path}"}}, 404))
             await self._send(writer, found if isinstance(found, Answer) else Answer(found))
             return True
-        body: Body = json.loads(data) if data else {}
+        multipart = headers.get("content-type", "").startswith("multipart/")
+        body: Body = _parts(headers["content-type"], data) if multipart else json.loads(data) if data else {}
         number = len(self.seen)
         seen = Seen(path, body, headers)
         self.seen.append(seen)
@@ -195,7 +198,7 @@ class Server:
         return True
 
     async def _send(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
-        data = json.dumps(answer.body).encode()
+        data = json.dumps(answer.body).encode() if answer.data is None else answer.data
         writer.write(_head(answer.status, {"content-length": str(len(data)), **answer.headers}) + data)
         await writer.drain()
 
@@ -222,6 +225,17 @@ class Server:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+
+def _parts(kind: str, data: bytes) -> Body:
+    """The fields of a form, files as bytes."""
+    boundary = kind.partition("boundary=")[2].strip('"').encode()
+    found: Body = {}
+    for part in data.split(b"--" + boundary)[1:-1]:
+        head, _, content = part.strip(b"\r\n").partition(b"\r\n\r\n")
+        name = head.decode().partition(' name="')[2].partition('"')[0]
+        found[name] = content if b"filename=" in head else content.decode()
+    return found
 
 
 def _ended(event: Body) -> Body | None:

@@ -136,7 +136,8 @@ class OpenAIModel:
             return Answer(whole)
         deltas = [{"type": "response.output_text.delta", "delta": output.text[i : i + 4]} for i in range(0, len(output.text), 4)]
         last = {"type": f"response.{ended['status']}", "response": whole}
-        return Answer({}, events=[{"type": "response.created", "response": {"id": "resp_1"}}, *deltas, last], sentinel=None)
+        called = [event for i, item in enumerate(items) if item["type"] == "function_call" for event in _arguments(i, item)]
+        return Answer({}, events=[{"type": "response.created", "response": {"id": "resp_1"}}, *deltas, *called, last], sentinel=None)
 
     def _reasoning(self, body: Body, prompt: str, following: str) -> Body:
         if not self.reasons:
@@ -255,6 +256,17 @@ def _called_in_pieces(message: Body) -> list[Body]:
         found.append({"index": i, "id": call["id"], "type": "function", "function": {"name": said["name"], "arguments": ""}})
         found += [{"index": i, "function": {"arguments": said["arguments"][at : at + 5]}} for at in range(0, len(said["arguments"]), 5)]
     return found
+
+
+def _arguments(index: int, item: Body) -> list[Body]:
+    """The events of a call in a stream of the Responses API: the item without its arguments, these bit by bit, and all of it."""
+    of = {"output_index": index, "item_id": item["id"]}
+    said = item["arguments"]
+    pieces = [{"type": "response.function_call_arguments.delta", **of, "delta": said[at : at + 5]} for at in range(0, len(said), 5)]
+    return [
+        {"type": "response.output_item.added", **of, "item": {**item, "arguments": ""}}, *pieces,
+        {"type": "response.function_call_arguments.done", **of, "arguments": said}, {"type": "response.output_item.done", **of, "item": item},
+    ]  # fmt: skip
 
 
 def _out_of_place(messages: Sequence[Body]) -> str:

@@ -163,6 +163,34 @@ def test_a_server_without_a_cache_is_asked_without_marks(anthropic):
     assert siblings.run(text=LONG, backend=backend, temperature=0).ret_value == ["Yes."] * 6
 
 
+def test_what_was_forgotten_is_written_again_and_for_an_hour_where_that_pays(caching):
+    """An agent whose tool takes ten minutes: five are too short, and that is seen."""
+    backend, model = caching()
+    hour, other = caching(cache="1h")
+    for one, stand_in in ((backend, model), (hour, other)):
+        book = one._cache
+        book.firsts.clock = lambda stand_in=stand_in: stand_in.cache.now
+
+        @lmc.function
+        def slow(s, stand_in=stand_in):
+            s += lmc.system("You look things up. " * 300) + lmc.user("Begin.")
+            for i in range(8):
+                s += lmc.assistant(lmc.gen("step", max_tokens=30))
+                stand_in.cache.now += 600.0 * (s["step"] != "")  # the tool
+                s += lmc.user(f"Result {i}: " + "a line of what was found. " * 20)
+            return s["step"]
+
+        slow.run(backend=one, temperature=0)
+        assert one.spent().cost == pytest.approx((3.0 * stand_in.cost + 15.0 * one.spent().usage.completion_tokens) / 1e6)
+    lives = [b.life for b in model.asked]
+    assert lives[1:] == [300.0] + [3600.0] * 6, "what came back late is kept for an hour from then on"
+    assert other.cost < model.cost < 0.6 * plain_cost(model.asked)
+    other.cache.now += 3601.0
+    before = hour.spent().usage.cached_tokens
+    siblings.run(text="You look things up. " * 300, backend=hour, temperature=0, size=1)
+    assert hour.spent().usage.cached_tokens == before, "an hour later nothing is there"
+
+
 # -- choosing --------------------------------------------------------------------------------------------------------
 
 

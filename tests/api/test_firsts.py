@@ -84,6 +84,63 @@ def test_siblings_find_cached_what_the_first_of_them_has_read(caching, call):
     assert saved(plain) == 0 and "held" not in plain.server_info()
 
 
+def billed(backend) -> float:
+    """What the prompts of a backend cost, in tokens of input: what was found cached is a tenth."""
+    usage = backend.spent().usage
+    return usage.prompt_tokens - 0.9 * usage.cached_tokens
+
+
+def least(asked: list[str]) -> float:
+    """The least that these prompts can cost, in the best order: each finds the longest beginning that another one before it has in common with it."""
+    cost, read = 0.0, set[str]()
+    for prompt in sorted(asked):  # so those that begin alike follow each other
+        cached = max((n for n in range(1024, len(prompt) + 1, 128) if prompt[:n] in read), default=0)
+        read |= {prompt[:n] for n in range(1024, len(prompt) + 1, 128)}
+        cost += len(prompt) - 0.9 * cached
+    return cost
+
+
+@lmc.function
+def turns(s, count=20):
+    s += lmc.system("You look things up. " * 60) + lmc.user("Begin.")
+    for i in range(count):
+        s += lmc.assistant(lmc.gen("step", max_tokens=30))
+        s += lmc.user(f"Result {i} of {s['step']}: " + "a line of what was found. " * 20)
+
+
+@pytest.mark.parametrize("program", (lambda **k: siblings.run(text=LONG, **k), lambda **k: lmc.compile(siblings)(text=LONG, **k), turns.run, lmc.compile(turns)), ids=("siblings", "compiled siblings", "agent", "compiled agent"))
+def test_input_costs_a_third_of_what_it_does_without_a_cache_and_2_percent_more_than_the_least(caching, program):
+    backend, server, stand_in = caching(TextModel(lambda prompt: "Done."))
+    program(backend=backend, temperature=0)
+    asked = [stand_in._written(seen.body) for seen in server.seen]
+    assert 3 * billed(backend) < sum(map(len, asked)) and billed(backend) <= 1.02 * least(asked)
+    assert len({seen.body["prompt_cache_key"] for seen in server.seen}) == 1, "all go where the beginning is"
+
+
+def test_dollars_before_a_run_know_what_is_found_cached(caching):
+    from lmc import dollars
+
+    @lmc.function
+    def report(s):
+        s += lmc.system(LONG)
+        forks = s.fork(3)
+        for view, f in zip(("short", "long", "odd"), forks):
+            f += lmc.user(f"The {view} view?") + lmc.assistant(lmc.gen("view", max_tokens=40))
+        s += lmc.user("All: " + "".join(f["view"] for f in forks)) + lmc.assistant(lmc.gen("sum", max_tokens=40))
+        return s["sum"]
+
+    prices = lmc.Prices(2.0, 8.0, cached=0.2)
+    backend, _, _ = caching(TextModel(lambda prompt: "Four words are it."), prices=prices)
+    siblings.run(text="warm up the count of tokens " * 50, backend=backend, temperature=0)
+    program, before = lmc.compile(report, backend=backend), backend.spent().usage
+    foreseen = dollars.before(program.planner.planned(program.graph(), program.target).graph, backend, prices, {})
+    program(temperature=0)
+    now = backend.spent().usage
+    cached = now.cached_tokens - before.cached_tokens
+    assert cached > 3 * 6000
+    assert foreseen.prompts == pytest.approx(((now.prompt_tokens - before.prompt_tokens - cached) * 2.0 + cached * 0.2) / 1e6, rel=0.1)
+
+
 def test_what_is_known_is_not_waited_for(caching):
     backend, _, _ = caching(TextModel())
     fast = lmc.compile(siblings)

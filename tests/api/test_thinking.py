@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lmc
-from lmc.backend.api.anthropic import _turns
+from lmc.backend.api.anthropic import _cacheable, _turns
 from tests.api.test_responses import on_and_on
 from tests.api.test_tools import agent, script
 from tests.api.text_model import TextModel
@@ -61,6 +61,21 @@ def test_what_goes_with_thinking_and_what_does_not(anthropic):
 
     assert choice(backend=backend).ret_value in ("yes", "no")
     assert ["thinking" in seen.body for seen in server.seen] == [True, False]
+
+
+def test_marks_end_whole_messages_with_thoughts_among_them():
+    thought = [{"type": "thinking", "thinking": "Hm. " * 500, "signature": "s"}, {"type": "text", "text": "Then"}, {"type": "tool_use", "id": "1", "name": "f", "input": {}}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    closed = [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "Then", "thinking_blocks": thought, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "7"},
+        {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": ""},
+    ]  # fmt: skip
+    body = {"system": "Be brief.", "messages": _turns(closed[1:])}
+    prompt = _cacheable(body, closed, 1.0)
+    blocks = lambda n: 1 + sum(len(m["content"]) if isinstance(m["content"], list) else 1 for m in _turns(closed[1:n]))
+    assert prompt.messages == tuple(blocks(n) - 1 for n in range(1, len(closed) + 1))
+    assert prompt.tokens[2] - prompt.tokens[1] == 2000, "what was thought is read, too"
 
 
 def test_blocks_in_their_order_and_texts_that_the_program_made():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from lmc.backend.api import verify
 from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
+from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
 from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
@@ -75,10 +76,17 @@ class Anthropic(ApiBackend):
             prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
         )  # fmt: skip
 
+    has_batches = True
+
+    def batch_api(self) -> AnthropicBatches:
+        wire = self.client.wire
+        assert isinstance(wire, AnthropicWire)
+        return wire.batches()
+
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            self.name, verify.VERIFIABLE, select=True, images=True, n=True, streams=True, tools=True, raw_text=False, lookahead=True,
+            self.name, verify.VERIFIABLE, select=True, images=True, documents=True, n=True, streams=True, tools=True, raw_text=False, lookahead=True,
             prices=self._prices,
         )  # fmt: skip
 
@@ -161,14 +169,18 @@ class Anthropic(ApiBackend):
 
         shown = feed is not None and not cut_off and sent == stops and not ask.params.stop_regex
         watch = Watch(feed) if feed is not None and shown else None
-        if self._cache is None or "cache_control" in self._cannot:
-            return await self._sent(body, read, watch, tally)
+        if self._cache is None or tally.waves is not None or "cache_control" in self._cannot:
+            before = tally.usage.prompt_tokens
+            reply = await self._sent(body, read, watch, tally)
+            if self._prices is not None and ask.params.n == 1:
+                self._book.counted(_cacheable(body, found.closed, self._book.per_byte), tally.usage.prompt_tokens - before)
+            return reply
         prompt = _cacheable(body, found.closed, self._cache.per_byte)
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in found.closed)
         async with self._cache.turn(prompt, tally.shared, (tally.loc, tally.name), again, ask.params.n) as marked:
             watch = watch or (UNWATCHED if marked.turn.first else None)
             ttl = {"ttl": "1h"} if marked.hour else {}
-            own = Tally(tally.name, tally.loc)  # equal samples have one in common
+            own = Tally(tally.name, tally.loc, trace=tally.trace)  # equal samples have one in common
             try:
                 reply = await self._sent(_with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
                 marked.turn.begun()
@@ -209,14 +221,11 @@ def _cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> Prompt:
     first, messages = len(blocks), list[int]()
     whole = body["messages"][: len(body["messages"]) - _goes_on(body)]
     blocks += [(m["role"], block) for m in whole for block in _listed(m["content"])]
-    count = first
+    count, before = first, ""
     for message in closed:
-        if message["role"] == "tool":
-            count += 1
-        elif message.get("tool_calls"):
-            count += len(_as_blocks(message["content"])) + len(message["tool_calls"])
-        elif message["role"] != "system":
-            count += len(_as_blocks(message["content"]))
+        if message["role"] != "system":
+            count += len(_listed(_content(message, before)))
+            before = message["role"]
         messages.append(min(count, len(blocks)) - 1)
     if messages:
         messages[-1] = len(blocks) - 1  # whatever else the messages' blocks are
@@ -272,24 +281,28 @@ def _tools(ask: Gen, messages: Sequence[Body]) -> Body:
 def _turns(messages: Sequence[Body]) -> list[Body]:
     """Messages as this API has them: calls are blocks of the assistant's, and their results begin the user's next one."""
     found: list[Body] = []
-    after_results = False
+    before = ""
     for message in messages:
-        if message["role"] == "tool":
-            result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
-            if after_results:
-                found[-1]["content"].append(result)
-            else:
-                found.append({"role": "user", "content": [result]})
-        elif after_results and message["role"] == "user":
-            found[-1]["content"] += _as_blocks(message["content"])
-        elif "thinking_blocks" in message:
-            found.append({"role": "assistant", "content": _as_it_came(message)})
-        elif message.get("tool_calls"):
-            found.append({"role": "assistant", "content": [*_as_blocks(message["content"]), *map(_use, message["tool_calls"])]})
+        content = _content(message, before)
+        if before == "tool" and message["role"] in ("tool", "user"):
+            found[-1]["content"] += content
         else:
-            found.append({**message, "content": _blocks(message["content"])})
-        after_results = message["role"] == "tool"
+            found.append({"role": "user" if message["role"] == "tool" else message["role"], "content": content})
+        before = message["role"]
     return found
+
+
+def _content(message: Body, before: str) -> Any:
+    """What a message is here, behind one of the role `before`: a text, or blocks."""
+    if message["role"] == "tool":
+        return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}]
+    if before == "tool" and message["role"] == "user":
+        return _as_blocks(message["content"])
+    if "thinking_blocks" in message:
+        return _as_it_came(message)
+    if message.get("tool_calls"):
+        return [*_as_blocks(message["content"]), *map(_use, message["tool_calls"])]
+    return _blocks(message["content"])
 
 
 def _as_it_came(message: Body) -> list[Body]:
@@ -326,14 +339,16 @@ def _blocks(content: Any) -> Any:
     """A message's content with images as this API has them."""
     if isinstance(content, str):
         return content
-    return [_image(part["image_url"]["url"]) if part["type"] == "image_url" else part for part in content]
+    return [_source(part) if part["type"] in ("image_url", "file") else part for part in content]
 
 
-def _image(url: str) -> Body:
+def _source(part: Body) -> Body:
+    """An image or a document."""
+    kind, url = ("document", part["file"]["file_data"]) if part["type"] == "file" else ("image", part["image_url"]["url"])
     if not url.startswith("data:"):
-        return {"type": "image", "source": {"type": "url", "url": url}}
-    kind, _, data = url.removeprefix("data:").partition(";base64,")
-    return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+        return {"type": kind, "source": {"type": "url", "url": url}}
+    media, _, data = url.removeprefix("data:").partition(";base64,")
+    return {"type": kind, "source": {"type": "base64", "media_type": media, "data": data}}
 
 
 def _usage(body: Body) -> Usage | None:
@@ -465,6 +480,10 @@ class AnthropicWire:
     @property
     def secrets(self) -> list[str]:
         return list(secrets_of(self._client))
+
+    def batches(self) -> AnthropicBatches:
+        """The batches of its server."""
+        return AnthropicBatches(self._client, _fault)
 
     def _arguments(self, request: Request) -> Body:
         own = {k: request.body[k] for k in ("model", "messages", "max_tokens", "stream") if k in request.body}

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from lmc import observing
+from lmc.backend.api.batch_api import BatchApi
+from lmc.backend.api.batches import Desk
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
@@ -257,6 +259,16 @@ class ApiBackend(ABC):
     cache_rules: CacheRules | None = None
     """What its server says of its cache of prompts, if it has one that is paid for."""
 
+    has_batches = False
+    """Whether its server answers batches of requests, which may take a day and cost half."""
+
+    def batch_api(self) -> BatchApi:
+        """The batches of its server. On the loop's thread, once a request is on its way."""
+        raise UnsupportedOpError("deadline=", self.name, "leave it out, or use lmc.OpenAI or lmc.Anthropic")
+
+    def check_batched(self, ask: Gen | Select) -> None:
+        """Raises for what no batch can express."""
+
     @property
     def tokens_per_byte(self) -> float:
         """Of a prompt, as the server has counted them so far; before, a token is four bytes."""
@@ -295,6 +307,8 @@ class ApiBackend(ABC):
         ticket = self._ticket_of(parent)
         role = self._check(ticket, segments)
         hints = hints or _NO_HINTS
+        if _desk(hints) is not None:
+            self._check_batched(segments)
         if hints.group is not None:
             self.ledger.submitted(hints)
         work = Work(segments, hints, ticket)
@@ -394,6 +408,13 @@ class ApiBackend(ABC):
                 self.check(segment)
         return role
 
+    def _check_batched(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            if isinstance(segment, Gen | Select):
+                if not self.has_batches:
+                    raise UnsupportedOpError("deadline=", self.name, "it has no batch API: leave it out, or use lmc.OpenAI or lmc.Anthropic", loc=segment.loc)
+                self.check_batched(segment)
+
     def _role_after(self, role: str | None, text: Text, raw_text: bool) -> str | None:
         for part in text.parts:
             if isinstance(part, Mark):
@@ -452,13 +473,17 @@ class ApiBackend(ABC):
 
     async def _answer(self, place: Place, ask: Gen | Select, work: Work, result: weakref.ref[_ApiResult]) -> Place:
         tally = work.tally or Tally(ask.name, ask.loc, work.hints.shared, work.hints.trace)
+        if (desk := _desk(work.hints)) is not None:
+            tally.waves, tally.identity = desk.waves_of(self, self.name, self.batch_api, self._loop), repr(replace(ask, loc=None))
         try:
-            if isinstance(ask, Gen):
-                feed = _feeder(result) if work.hints.watched and ask.params.n == 1 else None
-                after, output = await self._gen(place, ask, work.hints, feed, tally)
-            else:
-                output = await self.choose(place, ask, tally)
-                after = place.answered(output.text)
+            while True:
+                try:
+                    after, output = await self._asked_for(place, ask, work, result, tally)
+                    break
+                except Fault as fault:
+                    if not fault.old:
+                        raise
+                    log("backend", f"{self.name}: {ask.name!r} failed before this process ({fault.message}); it is asked again")
         except Fault as fault:
             failed = self._client.now.failed(fault, tally)
             raise Filtered(failed.message, loc=failed.loc) if fault.filtered else failed from None
@@ -477,6 +502,15 @@ class ApiBackend(ABC):
         waiting = result()
         if waiting is not None:
             waiting.finish(output)
+
+    async def _asked_for(
+        self, place: Place, ask: Gen | Select, work: Work, result: weakref.ref[_ApiResult], tally: Tally
+    ) -> tuple[Place, Output]:
+        if isinstance(ask, Gen):
+            feed = _feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None
+            return await self._gen(place, ask, work.hints, feed, tally)
+        output = await self.choose(place, ask, tally)
+        return place.answered(output.text), output
 
     async def _gen(self, place: Place, ask: Gen, hints: Hints, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
         before, parts = place.since_answer()
@@ -627,6 +661,10 @@ class ApiBackend(ABC):
     def client(self) -> Client:
         """On the loop's thread, once a request is on its way."""
         return self._client.now
+
+
+def _desk(hints: Hints) -> Desk | None:
+    return None if hints.run is None else hints.run.desk
 
 
 def _start(parts: Sequence[Part | Image]) -> str:

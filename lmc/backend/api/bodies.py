@@ -22,7 +22,8 @@ def usage_of(body: Body) -> Usage | None:
     details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     prompt, completion = (usage.get(f"{a}_tokens", usage.get(f"{b}_tokens")) for a, b in (("prompt", "input"), ("completion", "output")))
-    return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0)
+    written = count_of(usage.get("cache_creation_input_tokens"))  # of LiteLLM, for servers that charge for it
+    return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0, written_tokens=written)
 
 
 def reasoned_of(body: Body) -> int | None:

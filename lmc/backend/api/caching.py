@@ -37,6 +37,7 @@ class CacheRules:
     step         it finds a multiple of so many tokens
     back         blocks before a mark in which it looks for what was marked earlier
     read, write  prices, as multiples of that of an input token; `write_hour` where it is kept for an hour
+    lives        how a mark says that: for five minutes, for an hour
     """
 
     minimum: int
@@ -46,14 +47,42 @@ class CacheRules:
     write: float = 1.25
     write_hour: float = 2.0
     step: int = 1
+    lives: tuple[str, str] = ("", "1h")
 
     def worth(self, reads: float, hour: bool = False) -> bool:
         """Whether writing costs less than the requests to come save."""
         return reads * (1 - self.read) > (self.write_hour if hour else self.write) - 1
 
 
+def marked_end(message: dict[str, Any], ttl: str) -> dict[str, Any]:
+    """A message of a chat completion that is marked at its end; one without a text or picture there as it is. `ttl`: for how long; "": as usual."""
+    content: Any = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
+    if not isinstance(parts, list) or not parts:
+        return message
+    control = {"type": "ephemeral", **({"ttl": ttl} if ttl else {})}
+    return {**message, "content": [*parts[:-1], {**parts[-1], "cache_control": control}]}
+
+
+def whole(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of a chat completion as one block, its pictures by their digests and about as long as what they are read as."""
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        content = [part if part.get("type") == "text" else blake2b(_written(part), digest_size=16).hexdigest().ljust(_IMAGE) for part in content]
+    return {"type": "text", "text": json.dumps({**message, "content": content}, ensure_ascii=False, sort_keys=True)}
+
+
 AUTOMATIC = CacheRules(1024, marks=0, write=1.0, write_hour=1.0, step=128)
 """OpenAI's."""
+
+
+def gemini_rules(model: str, ttl: str) -> CacheRules:
+    """Those of one of Google's: what it keeps of itself, or what is marked, of which it bills the hours that it is kept as well as the reading."""
+    minimum = 4096 if "pro" in model else 1024
+    if ttl == "auto":
+        return CacheRules(minimum, marks=0, write=1.0, write_hour=1.0)
+    return CacheRules(minimum, marks=1, write=1.3, write_hour=4.6, lives=("300s", "3600s"))  # 4.50 dollars for a million tokens and an hour, beside 1.25 for reading them
+
 
 _MINIMA = (
     (4096, ("opus-4-5", "opus-4-6", "opus-4.5", "opus-4.6", "haiku-4")),
@@ -152,6 +181,8 @@ def _size(block: Any) -> int:
     kind = block[-1].get("type")
     if kind == "text":
         return len(block[-1]["text"].encode("utf-8", "surrogatepass"))
+    if "thinking" in kind:
+        return len((block[-1].get("thinking") or block[-1].get("data") or "").encode("utf-8", "surrogatepass"))
     return _IMAGE if kind in ("image", "document") else len(_written(block[-1].get("content", block[-1].get("input", ""))))
 
 
@@ -165,6 +196,11 @@ class _Site:
     asked: int = 0
     continued: int = 0
     late: bool = False  # the last one came back when it was forgotten
+
+    def to_come(self, again: bool) -> float:
+        """How many requests are expected to go on from one that is asked here: each goes on as often as those did before."""
+        on, asked = self.continued + again, self.asked + 1
+        return on / (asked - on) if on < asked else float(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +255,14 @@ class CacheBook:
 
     def answered(self, prompt: Prompt, marked: Marked, usage: Usage) -> None:
         """What the server reported for a request: its tokens, and whether it has kept what was marked."""
-        if prompt.size and usage.prompt_tokens:
-            self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + usage.prompt_tokens
+        self.counted(prompt, usage.prompt_tokens)
         if marked.blocks and not usage.written_tokens and not usage.cached_tokens:
             self.firsts.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
+
+    def counted(self, prompt: Prompt, tokens: int) -> None:
+        """The server has counted the tokens of a prompt."""
+        if prompt.size and tokens:
+            self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + tokens
 
     def _points(self, prompt: Prompt, shared: Shared, site: Hashable, again: bool, samples: int, now: float) -> list[Point]:
         reads: dict[int, float] = {}
@@ -233,7 +273,7 @@ class CacheBook:
             reads[block] = max(reads.get(block, 0.0), count)
         if -1 not in planned:
             found = self._sites.get(site, _Site())
-            reads[end] = max(reads.get(end, 0.0), (found.continued + again) / (found.asked + 1))
+            reads[end] = max(reads.get(end, 0.0), found.to_come(again))
         reads[end] = max(reads.get(end, 0.0), samples - 1)
         seen = next((i for i in reversed(range(len(prompt.keys))) if self._was_sent(prompt.keys[i], now)), -1)
         if seen >= 0 and not self.firsts.is_known(prompt.keys[seen]):

@@ -18,13 +18,16 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.base import Hints, Prices, Usage
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
+
+if TYPE_CHECKING:
+    from lmc.backend.api.batches import Waves
 
 Body = dict[str, Any]
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -76,6 +79,7 @@ class Fault(Exception):
     param, code  what the server's error names
     headers      of the HTTP answer, in lower case
     elsewhere    another server may be asked at once
+    old          an earlier process was told it, of a request that is made again now
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class Fault(Exception):
         headers: Mapping[str, str] = NOTHING,
     ) -> None:
         self.message, self.status, self.retry_after, self.param, self.code, self.headers = message, status, retry_after, param, code, headers
-        self.elsewhere = False
+        self.elsewhere = self.old = False
         super().__init__(message)
 
     @property
@@ -163,7 +167,7 @@ class Ledger:
     """Adds up what is submitted and spent, from any thread. `groups` and `twins` as in Counters."""
 
     def __init__(self, prices: Prices | None) -> None:
-        self._prices, self._lock, self._spent = prices, threading.Lock(), Spending()
+        self._prices, self._lock, self._spent, self._cost = prices, threading.Lock(), Spending(), 0.0
         self.groups = self.twins = 0
         self._latest = OrderedDict[tuple[int, ...], None]()  # groups, of which more siblings may come
 
@@ -181,6 +185,8 @@ class Ledger:
     def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
         with self._lock:
             was = self._spent
+            if usage is not None and self._prices is not None:
+                self._cost += self._prices.of(usage)
             self._spent = Spending(
                 was.usage if usage is None else was.usage + usage, was.attempts + attempts, was.retries + retries, was.unreported + unreported,
                 was.speculated + speculated, was.wasted + wasted,
@@ -188,8 +194,8 @@ class Ledger:
 
     def spent(self) -> Spending:
         with self._lock:
-            spent = self._spent
-        return spent if self._prices is None else replace(spent, cost=self._prices.of(spent.usage))
+            spent, cost = self._spent, self._cost
+        return spent if self._prices is None else replace(spent, cost=cost)
 
 
 _NO_USAGE = Usage()
@@ -199,7 +205,9 @@ _NO_USAGE = Usage()
 class Tally:
     """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` and `trace` what Hints do.
 
-    failed  what the latest attempt, one in a list, failed with; None: nobody has to wait because of it
+    failed    what the latest attempt, one in a list, failed with; None: nobody has to wait because of it
+    waves     of batches in which its requests go; None: they go at once
+    identity  of the ask, beside its prompt, where there are waves;  sent: requests for it so far
     """
 
     name: str | None = None
@@ -210,6 +218,9 @@ class Tally:
     attempts: int = 0
     unreported: int = 0
     failed: Fault | None = None
+    waves: Waves | None = None
+    identity: str = ""
+    sent: int = 0
 
     def add(self, other: Tally) -> None:
         """Counts the attempts of another one, too."""
@@ -286,6 +297,9 @@ class Client:
         with the place of the ask when patience is over, and Fault for what trying again cannot change.
         """
 
+        if tally.waves is not None:
+            return await self._batched(tally.waves, request, usage, read, tally)
+
         async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
             received = await self.wire.post(sent)
             self.heard(ticket, received.headers)
@@ -320,6 +334,31 @@ class Client:
             return into.result()
 
         return await self._patiently(request, attempt, tally)
+
+    async def _batched(self, waves: Waves, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
+        """As `call`, by batches: what failed is asked again in the next one."""
+        first, tally.sent = tally.sent * _ATTEMPTS, tally.sent + 1
+        number = 0
+        while True:
+            account, sent = _Account(self.ledger, tally), request()
+            tally.attempts += 1
+            self.ledger.add(attempts=1, retries=number > 0)
+            try:
+                received = await waves.answer(sent, tally.identity, first + number)
+                reported = self.usage(usage, received.body)
+                account.reported(reported and replace(reported, batched_calls=reported.calls), received.origin)
+                return read(received.body)
+            except Fault as error:
+                fault = error.redacted(self.wire.secrets)
+            if isinstance(fault, Malformed):
+                account.close()
+            if not (waves.api.mends(sent, fault) and number < self.patience.retries):
+                if not fault.transient:
+                    raise fault
+                if number >= self.patience.retries:
+                    raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}, each in a batch")
+                log("backend", f"{self.name}: attempt {number + 1} failed in a batch ({fault.status or 'no answer'}: {fault.message}); it is in the next one")
+            number += 1
 
     def heard(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
         self.rates.heard(ticket, headers, self.patience.timeout)
@@ -393,6 +432,9 @@ class Client:
             return
         delay = min(patience.first_delay * 2**number, patience.longest_delay)
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
+
+
+_ATTEMPTS = 1 << 16  # more than any request has
 
 
 class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]

@@ -28,7 +28,7 @@ from lmc.backend.api.bodies import (
     tokens_of,
     usage_of,
 )
-from lmc.backend.api.caching import AUTOMATIC
+from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
 from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally, Wire
 from lmc.backend.api.firsts import Firsts
 from lmc.backend.api.messages import MESSAGES, conversation
@@ -105,8 +105,10 @@ class Completions(ApiBackend):
     server  what it takes, by its name in SERVERS
     select  how `select` asks; None: by logprobs where the server takes text, else by a constrained answer
     wait_for_cache  whether requests that begin alike wait for the first of them; None: where the server is OpenAI's
+    book    what is marked to be cached, where messages are marked (LiteLLM's form of Anthropic's and Gemini's caches)
     """
 
+    _reads_pdfs = False
     lookahead = True  # there is nothing to compute ahead that would be cheap to go on from
     root = ""
     renames = True  # whether it takes `served_as`
@@ -131,6 +133,7 @@ class Completions(ApiBackend):
         wait_for_cache: bool | None = None,
         on_refusal: OnRefusal = "raise",
         begin: int | None = None,
+        book: CacheBook | None = None,
     ) -> None:
         if server not in SERVERS:
             raise ParameterError(f"server={server!r}: one of {', '.join(SERVERS)}")
@@ -145,7 +148,8 @@ class Completions(ApiBackend):
         self._checked: set[SamplingParams] = set()
         self.cache_rules = AUTOMATIC if server == "openai" else None
         self._sizes = [0, 0]  # bytes of prompts whose tokens the server has counted, and those tokens
-        self._firsts = Firsts() if chat and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
+        self._firsts = Firsts() if chat and book is None and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
+        self._book, self.wants_shared = book, book is not None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
             speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=begin,
@@ -159,6 +163,7 @@ class Completions(ApiBackend):
             select=True,
             logprobs="logprobs" not in self._cannot,
             images=self.chat,
+            documents=self.chat and self._reads_pdfs,
             tools=self.chat,
             n=True,
             streams=True,
@@ -168,7 +173,8 @@ class Completions(ApiBackend):
         )
 
     def server_info(self) -> dict[str, Any]:
-        return {**super().server_info(), **({"held": self._firsts.held} if self._firsts is not None else {})}
+        firsts = self._firsts if self._book is None else self._book.firsts
+        return {**super().server_info(), **({"held": firsts.held} if firsts is not None else {})}
 
     # -- what cannot be asked
 
@@ -233,20 +239,46 @@ class Completions(ApiBackend):
             return self.reply(body, ask, chat, sent_stops, expected, meta)
 
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
-        if self._firsts is None:
-            return await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
-        whole = json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)
-        async with self._firsts.turn(whole) as turn:
-            watch = Watch(feed) if feed is not None and shown else UNWATCHED if turn.first and ask.params.n == 1 else None
-            before = tally.usage
-            reply = await self._sent(request, read, watch, chat, tally, turn.begun)
-            turn.begun()
+        before = tally.usage.prompt_tokens
+        if self._book is not None and "cache_control" not in self._cannot:
+            return await self._marked(self._book, request, read, Watch(feed) if feed is not None and shown else None, ask, tally)
+        if self._firsts is None or tally.waves is not None:
+            reply = await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
+        else:
+            async with self._firsts.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)) as turn:
+                watch = Watch(feed) if feed is not None and shown else UNWATCHED if turn.first and ask.params.n == 1 else None
+                reply = await self._sent(request, read, watch, chat, tally, turn.begun)
+                turn.begun()
+        if chat and self._prices is not None:
             self._sizes[0] += sum(len(m["content"].encode("utf-8", "surrogatepass")) for m in prompt["messages"] if isinstance(m.get("content"), str))
-            self._sizes[1] += tally.usage.prompt_tokens - before.prompt_tokens
-            return reply
+            self._sizes[1] += tally.usage.prompt_tokens - before
+        return reply
+
+    async def _marked(self, book: CacheBook, request: Callable[[], Request], read: Callable[[Body], Reply], watch: Watch | None, ask: Gen, tally: Tally) -> Reply:
+        """An answer to a conversation whose messages are marked to be cached."""
+        messages: list[Body] = request().body["messages"]
+        prompt = prompt_of([ask.tools, ask.constraint and ask.constraint.source], [(m["role"], whole(m)) for m in messages], range(len(messages)), book.per_byte)
+        again = bool(ask.tools) or any(m["role"] == "assistant" for m in messages)
+        async with book.turn(prompt, tally.shared, (tally.loc, tally.name), again, 1) as marked:
+            own = Tally(tally.name, tally.loc, trace=tally.trace)
+
+            def with_marks() -> Request:
+                sent = request()
+                return replace(sent, body={**sent.body, "messages": [marked_end(m, book.rules.lives[marked.hour]) if i in marked.blocks else m for i, m in enumerate(messages)]})
+
+            try:
+                watch = watch or (UNWATCHED if marked.turn.first and ask.params.n == 1 else None)
+                reply = await self._sent(with_marks, read, watch, True, own, marked.turn.begun)
+                marked.turn.begun()
+                return reply
+            finally:
+                tally.add(own)
+                book.answered(prompt, marked, own.usage)
 
     @property
     def tokens_per_byte(self) -> float:
+        if self._book is not None:
+            return self._book.per_byte
         size, tokens = self._sizes
         return tokens / size if size else super().tokens_per_byte
 
@@ -467,5 +499,5 @@ def _logprobs(params: SamplingParams, chat: bool) -> Body:
 _OF_TOOLS = ("tool_choice", "parallel_tool_calls")  # what servers refuse in requests without tools
 _SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _OPENAI_DEFAULTS: Mapping[str, Any] = {"n": 1, "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-_OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format", "stream")
+_OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format", "stream", "cache_control")
 """Parameters that can be done without: by another name, by looking for stops here, by asking once more, …"""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from lmc.backend.api.backend import BEGIN, OnRefusal
+from lmc.backend.api.caching import AUTOMATIC, CacheBook, gemini_rules, rules_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.messages import MESSAGES
@@ -15,7 +16,7 @@ from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import http_errors, lowered, missing
 from lmc.backend.base import Prices
-from lmc.errors import UnsupportedOpError
+from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.extras import install_line
 
 
@@ -24,6 +25,8 @@ class LiteLLM(Completions):
 
     api_key, base_url, …  are given to `litellm.acompletion` with every request; the environment's are LiteLLM's own business
     prices                for a million tokens: `lmc.Prices(prompt, completion, cached)`
+    cache                 "auto": Claude's messages are marked to be cached as `lmc.Anthropic` does, and of prompts for Gemini, OpenAI and DeepSeek, whose
+                          caches need no marks, the first of those that begin alike goes ahead; "5m", "1h": marks, for so long, for Claude and Gemini; "off"
 
     What a provider does not take is refused by LiteLLM (`drop_params` is never set), and what can be done without is left out then.
     """
@@ -42,21 +45,31 @@ class LiteLLM(Completions):
         attempts: int = 4,
         extra_body: Mapping[str, Any] | None = None,
         on_refusal: OnRefusal = "raise",
+        cache: Literal["auto", "5m", "1h", "off"] = "auto",
         **options: Any,
     ) -> None:
+        if cache not in ("auto", "5m", "1h", "off"):
+            raise ParameterError(f"cache={cache!r}: 'auto', '5m', '1h' or 'off'")
+        claude, gemini = "claude" in model_name, "gemini" in model_name
+        if cache in ("5m", "1h") and not (claude or gemini):
+            raise ParameterError(f"cache={cache!r}: {model_name} has no cache that is marked, as far as is known; leave it out")
         if chat_template is not None:
             raise UnsupportedOpError("LiteLLM(chat_template=…)", "LiteLLM", "it takes messages; leave it out")
         try:
             import litellm
         except ImportError as error:
             raise missing("litellm", "litellm", error) from None
+        rules = None if cache == "off" else rules_of(model_name) if claude else gemini_rules(model_name, cache) if gemini else AUTOMATIC if model_name.startswith(_AUTOMATIC) else None
+        marks = rules if rules is not None and rules.marks else None
         patience = patience or Patience(retries=retries, timeout=timeout)
         fixed = {"timeout": patience.timeout, **options, "num_retries": 0, "max_retries": 0}
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
-            served_as="*", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
-            attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
+            served_as="*", extra_body=extra_body, prices=prices and prices.with_cache(marks.read, marks.write, marks.write_hour) if marks else prices, concurrency=concurrency, patience=patience, speculate=speculate,
+            attempts=attempts, on_refusal=on_refusal, begin=BEGIN, wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
         )  # fmt: skip
+        self.cache_rules = rules
+        self._reads_pdfs = True  # whether the model does is its provider's to say
 
 
 class VertexAI(LiteLLM):
@@ -93,6 +106,8 @@ class VertexAI(LiteLLM):
         super().__init__(f"vertex_ai/{model_name.removeprefix('vertex_ai/')}", **{k: v for k, v in given.items() if v is not None}, **options)
 
 
+_AUTOMATIC = ("gpt-", "openai/", "azure/", "deepseek/")
+"""Models whose servers keep beginnings of prompts without being asked."""
 _KEYS = ("API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "SECRET_ACCESS_KEY")
 
 

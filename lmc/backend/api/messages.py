@@ -10,7 +10,7 @@ from lmc.backend.api.place import Place
 from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import UnsupportedOpError
 from lmc.images import data_url
-from lmc.prompt import Image, Mark, Part, Special, plain
+from lmc.prompt import DOCUMENT, Image, Mark, Part, Special, plain
 from lmc.tools import with_calls
 
 Message = dict[str, Any]
@@ -96,7 +96,9 @@ def _content(content: list[str | Image]) -> str | list[Message]:
         return "".join(piece for piece in content if isinstance(piece, str))
     parts: list[Message] = []
     for piece in content:
-        if isinstance(piece, Image):
+        if isinstance(piece, Image) and piece.detail == DOCUMENT:
+            parts.append({"type": "file", "file": {"filename": "document.pdf", "file_data": data_url(piece)}})
+        elif isinstance(piece, Image):
             detail = {} if piece.detail == "auto" else {"detail": piece.detail}
             parts.append({"type": "image_url", "image_url": {"url": image_url(piece), **detail}})
         elif parts and parts[-1]["type"] == "text":

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from lmc.backend.api import responses
 from lmc.backend.api.backend import BEGIN, OnRefusal
+from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request
 from lmc.backend.api.completions import Completions
@@ -20,6 +21,7 @@ from lmc.backend.base import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
 from lmc.errors import ArgumentError, ParameterError, UnsupportedOpError
+from lmc.prompt import Gen, Select
 
 _CHAT = "/chat/completions"
 _PATHS = (_CHAT, "/completions", responses.PATH)
@@ -106,6 +108,19 @@ class OpenAI(Completions):
             on_refusal=on_refusal,
             begin=BEGIN if server == "openai" else None,
         )
+        self._reads_pdfs = server == "openai"
+        self.has_batches = server == "openai" and not is_azure
+
+    def batch_api(self) -> OpenAIBatches:
+        wire = self.client.wire
+        assert isinstance(wire, OpenAIWire)
+        return wire.batches()
+
+    def check_batched(self, ask: Gen | Select) -> None:
+        if "service_tier" in self._extra:
+            raise UnsupportedOpError("deadline=", self.name, "service_tier= says when it is answered: leave one of the two out", loc=ask.loc)
+        if isinstance(ask, Select) and self._select == "decisions":
+            raise UnsupportedOpError('select="decisions"', f"the batch API of {self.name}", 'use select="constrained", or leave deadline= out', loc=ask.loc)
 
 
 # -- the SDK ---------------------------------------------------------------------------------------------------------
@@ -144,6 +159,20 @@ class OpenAIWire:
     @property
     def secrets(self) -> list[str]:
         return list(secrets_of(self._client))
+
+    def batches(self) -> OpenAIBatches:
+        """The batches of its server."""
+        return OpenAIBatches(self._client, self._fault, self._by_responses, self._turned)
+
+    def _turned(self, request: Request, fault: Fault) -> bool:
+        """Whether a refused request of a batch is asked otherwise from now on: by the Responses API, or there without reasoning."""
+        if self._turns(request, fault):
+            return True
+        if request.path != _CHAT or self._api != "responses" or not (responses.wanted(fault) or not_taken(fault, "include")):
+            return False
+        if not_taken(fault, "include"):
+            self._include = ()
+        return True
 
     def _by_responses(self, request: Request) -> Request | None:
         """A chat completion as it is asked by the Responses API; None if it is not, or nothing of the kind."""

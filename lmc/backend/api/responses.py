@@ -93,6 +93,9 @@ def _part(part: Mapping[str, Any]) -> Body:
     if part["type"] == "image_url":
         given = part["image_url"]
         return {"type": "input_image", "image_url": given["url"], **({"detail": given["detail"]} if "detail" in given else {})}
+    if part["type"] == "file":
+        given = part["file"]
+        return {"type": "input_file", **(given if given["file_data"].startswith("data:") else {"file_url": given["file_data"]})}
     return {"type": "input_text", "text": part["text"]}
 
 

@@ -113,7 +113,7 @@ PURE: dict[int, tuple[Any, str]] = {
 LANGUAGE: dict[int, Any] = {id(f): f for f in (
     primitives.gen, primitives.select, primitives.gen_int, primitives.gen_string, primitives.user, primitives.system, primitives.assistant,
     primitives.user_begin, primitives.user_end, primitives.system_begin, primitives.system_end, primitives.assistant_begin, primitives.assistant_end,
-    primitives.special, primitives.image, primitives.video, primitives.separate_reasoning, tools.tool_result,
+    primitives.special, primitives.image, primitives.document, primitives.video, primitives.separate_reasoning, tools.tool_result,
 )}  # fmt: skip
 ASKS = frozenset(map(id, (primitives.gen, primitives.select, primitives.gen_int, primitives.gen_string)))
 FUNCTIONS: dict[int, tuple[Any, str, Rule]] = {}

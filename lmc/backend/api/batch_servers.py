@@ -1,0 +1,205 @@
+"""Batches of OpenAI (files of requests) and of Anthropic, by the SDKs' clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Literal, TypeVar
+
+from lmc.backend.api import responses
+from lmc.backend.api.batch_api import FULL, Expired, Item, Status
+from lmc.backend.api.client import Body, Fault, Malformed, Received, Request
+from lmc.backend.api.wire import broken, http_errors, parsed, refused
+
+T = TypeVar("T")
+_SKEW = 300.0  # seconds that clocks may differ
+
+
+class OpenAIBatches:
+    """A batch is a file of requests to one endpoint; answers and errors are files, too.
+
+    client     an `openai.AsyncOpenAI`;  fault: what its errors mean
+    responses  a chat completion as it is asked by the Responses API, if it is;  turns: whether a refusal says how to ask otherwise
+    """
+
+    most, size = 50_000, 190_000_000
+    _TAKES = ("/chat/completions", "/completions", responses.PATH)
+
+    def __init__(
+        self, client: Any, fault: Callable[[Any], Fault], responses: Callable[[Request], Request | None], turns: Callable[[Request, Fault], bool]
+    ) -> None:
+        self._client, self._fault, self._responses, self._turns = client, fault, responses, turns
+
+    def sent(self, request: Request) -> Request:
+        request = self._responses(request) or request
+        if request.path not in self._TAKES:
+            raise Fault(f"a batch takes no {request.path}; leave deadline= out", status=400)
+        return replace(request, path=f"/v1{request.path}")
+
+    def mends(self, request: Request, fault: Fault) -> bool:
+        return self._turns(request, fault)
+
+    async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
+        lines = b"".join(json.dumps({"custom_id": id, "method": "POST", "url": path, "body": body}).encode() + b"\n" for id, body in items)
+        file = await self._do(lambda: self._client.files.create(file=(f"lmc-{wave}.jsonl", lines), purpose="batch"))
+        return str((await self._do(lambda: self._client.batches.create(
+            input_file_id=file.id, endpoint=path, completion_window="24h", metadata={"lmc": wave}))).id)  # fmt: skip
+
+    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
+        return await self._do(lambda: self._found(wave, since))
+
+    async def _found(self, wave: str, since: float) -> str | None:
+        async for batch in await self._client.batches.list(limit=100):
+            if batch.created_at < since - _SKEW:
+                return None
+            if (batch.metadata or {}).get("lmc") == wave:
+                return str(batch.id)
+        return None
+
+    async def status(self, batch: str) -> Status:
+        found = await self._do(lambda: self._client.batches.retrieve(batch))
+        errors = getattr(found.errors, "data", None) or ()
+        if found.status == "failed":
+            code = FULL if any(e.code == FULL for e in errors) else None
+            raise Fault("; ".join(str(e.message) for e in errors)[:500] or "the batch failed", status=429 if code else 400, code=code)
+        counts = found.request_counts
+        done, total = (counts.completed + counts.failed, counts.total) if counts is not None else (0, 0)
+        return Status(done, total, found.status in ("completed", "expired", "cancelled"))
+
+    async def results(self, batch: str) -> Mapping[str, Item]:
+        found = await self._do(lambda: self._client.batches.retrieve(batch))
+        items: dict[str, Item] = {}
+        for file in (found.output_file_id, found.error_file_id):
+            if file:
+                content = await self._do(lambda file=file: self._client.files.content(file))
+                items |= _items(content.content, _of_openai)
+        return items
+
+    async def cancel(self, batch: str) -> None:
+        await self._do(lambda: self._client.batches.cancel(batch))
+
+    async def _do(self, ask: Callable[[], Awaitable[T]]) -> T:
+        import openai
+
+        try:
+            return await ask()
+        except openai.APIError as error:
+            raise self._fault(error) from None
+        except http_errors() as error:
+            raise broken(error) from None
+
+
+class AnthropicBatches:
+    """A batch is one request with all the others in it.
+
+    client  an `anthropic.AsyncAnthropic`;  fault: what its errors mean
+    """
+
+    most, size = 100_000, 240_000_000
+
+    def __init__(self, client: Any, fault: Callable[[Any], Fault]) -> None:
+        self._client, self._fault = client, fault
+
+    def sent(self, request: Request) -> Request:
+        return request
+
+    def mends(self, request: Request, fault: Fault) -> bool:
+        return False
+
+    async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
+        requests = [{"custom_id": id, "params": body} for id, body in items]
+        return str((await self._do(lambda: self._client.messages.batches.create(requests=requests))).id)
+
+    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
+        """It has no room for a name: of the batches of this size that were made since then, the one whose requests have its name."""
+        return await self._do(lambda: self._found(wave, size, since))
+
+    async def _found(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
+        later = False
+        async for batch in await self._client.messages.batches.list(limit=100):
+            created = batch.created_at if isinstance(batch.created_at, datetime) else datetime.fromisoformat(str(batch.created_at))
+            if created.timestamp() < since - _SKEW:
+                break
+            if _size(batch.request_counts) != size:
+                continue
+            if batch.processing_status != "ended":  # its requests are known when their results are
+                later = True
+            elif any(id.endswith(wave) for id in await self.results(batch.id)):
+                return str(batch.id)
+        return "later" if later else None
+
+    async def status(self, batch: str) -> Status:
+        found = await self._do(lambda: self._client.messages.batches.retrieve(batch))
+        total = _size(found.request_counts)
+        return Status(total - found.request_counts.processing, total, found.processing_status == "ended")
+
+    async def results(self, batch: str) -> Mapping[str, Item]:
+        async def read() -> bytes:
+            async with self._client.messages.batches.with_streaming_response.results(batch) as response:
+                return await response.read()
+
+        return _items(await self._do(read), _of_anthropic)
+
+    async def cancel(self, batch: str) -> None:
+        await self._do(lambda: self._client.messages.batches.cancel(batch))
+
+    async def _do(self, ask: Callable[[], Awaitable[T]]) -> T:
+        import anthropic
+
+        try:
+            return await ask()
+        except anthropic.APIError as error:
+            raise self._fault(error) from None
+        except anthropic.AnthropicError as error:
+            raise Fault(str(error)) from None
+        except http_errors() as error:
+            raise broken(error) from None
+
+
+def _items(content: bytes, read: Callable[[Body], Item]) -> dict[str, Item]:
+    """The lines of a file of results; what is wrong with one is what became of its request."""
+    found: dict[str, Item] = {}
+    for record in map(parsed, filter(bytes.strip, content.split(b"\n"))):
+        id = str(record.get("custom_id"))
+        try:
+            found[id] = read(record)
+        except Fault as fault:
+            found[id] = fault
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            found[id] = Malformed(f"a result of the batch is not what its API says: {str(record)[:80]} ({error!r})", status=502)
+    return found
+
+
+def _of_openai(record: Body) -> Item:
+    response, error = record.get("response"), record.get("error") or {}
+    if response is None:
+        code, message = error.get("code"), str(error.get("message") or "no answer")
+        return Expired(message, status=408) if code in ("batch_expired", "batch_cancelled") else Fault(message, status=500, code=code)
+    if response["status_code"] != 200:
+        return refused(int(response["status_code"]), {}, json.dumps(response.get("body") or {}))
+    body = response["body"]
+    return Received(responses.answered(body) if body.get("object") == "response" else body)
+
+
+_STATUS = {
+    "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403, "not_found_error": 404,
+    "request_too_large": 413, "rate_limit_error": 429, "timeout_error": 504, "overloaded_error": 529,
+}  # fmt: skip
+
+
+def _of_anthropic(record: Body) -> Item:
+    result = record["result"]
+    if result["type"] == "succeeded":
+        return Received(result["message"])
+    if result["type"] == "errored":
+        error = result["error"]["error"] if isinstance(result["error"].get("error"), dict) else result["error"]
+        return Fault(str(error.get("message") or "no message")[:500], status=_STATUS.get(str(error.get("type")), 500))
+    return Expired(f"the batch ended before the request was answered ({result['type']})", status=408)
+
+
+def _size(counts: Any) -> int:
+    return sum(getattr(counts, kind) for kind in ("processing", "succeeded", "errored", "canceled", "expired"))
+
+

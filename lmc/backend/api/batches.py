@@ -1,0 +1,385 @@
+"""Batch APIs: requests that may take a day and cost half. What programs ask until all of them wait is one wave, and a wave is a batch.
+
+    asked ─► waits ─(all programs wait)─► noted ─► submitted ─► noted ─► polled ─► answers ─► the programs go on
+                                            └── Submitted: beside the journal ──┘
+
+A request's id says what is asked, for which ask of which run, so a process that goes on after a kill finds its request in what was
+submitted, and polls that. A batch of which only the intent is noted is looked for on the server before it is submitted again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from lmc.backend.api.batch_api import FULL, BatchApi, Expired, Item, given_up
+from lmc.backend.api.client import Fault, Received, Request
+from lmc.backend.api.loop import Loop
+from lmc.backend.api.submitted import Submitted, Wave
+
+said = logging.getLogger("lmc.batches")
+
+LINGER = 0.2
+"""Seconds between two looks whether all programs wait."""
+PATIENCE = 30.0
+"""Seconds without a request after which a wave goes out although a program is still busy, such as with a tool."""
+FIRST_POLL, LONGEST_POLL = 5.0, 60.0
+"""Seconds between two looks at a batch: longer each time."""
+IN_DOUBT = 30.0
+"""Seconds after which a batch that may have been submitted is on the server's list, if it was."""
+DAY = 24 * 3600.0
+_TURNS = 64  # of a loop, in which a request that was asked comes to be in its wave
+_LATE = 10.0  # seconds that whoever stops waits for batches to be cancelled
+
+class Clock:
+    """Time, as batches see it."""
+
+    def now(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+clock = Clock()
+
+
+# -- one call ----------------------------------------------------------------------------------------------------------
+
+
+class Desk:
+    """Where the requests of one call go that has a deadline. Counts the programs that run, and those that wait (lmc.waiting.Meter).
+
+    path   of the file with what was submitted; None: in this process alone
+    synced waits until the disk has what the runs have come to
+    shows  whether a person is told how the batches stand; else a log is ("lmc.batches")
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.synced: Callable[[], object] = lambda: None
+        self.shows = False
+        self._lock = threading.Lock()
+        self._running = self._parked = 0
+        self._submitted: Submitted | None = None
+        self._waves: dict[object, Waves] = {}  # by the backend
+
+    # programs
+
+    def begins(self, programs: int) -> None:
+        with self._lock:
+            self._running += programs
+
+    def ends(self, programs: int) -> None:
+        with self._lock:
+            self._running -= programs
+
+    def parks(self) -> None:
+        with self._lock:
+            self._parked += 1
+
+    def wakes(self) -> None:
+        with self._lock:
+            self._parked -= 1
+
+    @property
+    def idle(self) -> bool:
+        """Whether all programs wait."""
+        return self._parked >= self._running
+
+    # requests
+
+    @property
+    def submitted(self) -> Submitted:
+        """On a backend's loop, once the journal is open: no other process writes."""
+        with self._lock:
+            if self._submitted is None:
+                self._submitted = Submitted(self.path)
+            return self._submitted
+
+    def waves_of(self, backend: object, name: str, api: Callable[[], BatchApi], loop: Loop) -> Waves:
+        """The requests to one backend. On its loop."""
+        if backend not in self._waves:
+            self._waves[backend] = Waves(api(), self, name, loop)
+        return self._waves[backend]
+
+    def tell(self, message: str) -> None:
+        said.info(message)
+        if self.shows:
+            from tqdm.auto import tqdm  # it moves its bar out of the way
+
+            tqdm.write(f"lmc: {message}", file=sys.stderr)
+
+    @contextmanager
+    def waited_for(self) -> Generator[None]:
+        """In the block, somebody waits for the answers. Whoever stops before they are there learns what becomes of the batches."""
+        try:
+            yield
+        except BaseException as error:
+            if (left := self.leave()) and not isinstance(error, Exception | GeneratorExit):
+                error.add_note(left)
+            raise
+
+    def leave(self) -> str:
+        """Nobody waits any more: without a journal, what was submitted is cancelled. Says what becomes of it; "" if nothing is open."""
+        open_ = [wave.batch for waves in self._waves.values() for wave in waves.open()]
+        if not open_:
+            return ""
+        which = f"{len(open_)} batch{'es' if len(open_) > 1 else ''} ({', '.join(map(str, open_[:3]))}{', …' if len(open_) > 3 else ''})"
+        if self.path is None:
+            for waves in tuple(self._waves.values()):
+                waves.give_up()
+            left = f"{which} cancelled: without journal=… nobody could take the answers"
+        else:
+            left = f"{which} went on at the server; the same call with the same journal= takes the answers, and pays for nothing twice"
+        self.tell(left)
+        return left
+
+
+# -- waves -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request, as it is sent, and who waits for its answer."""
+
+    id: str
+    request: Request
+    answer: asyncio.Future[Received]
+
+
+class Waves:
+    """The requests of one call to one server. Belongs to the backend's loop."""
+
+    def __init__(self, api: BatchApi, desk: Desk, name: str, loop: Loop) -> None:
+        self.api, self.desk, self.name, self._loop = api, desk, name, loop
+        self._waiting: dict[str, _Asked] = {}  # in no wave yet
+        self._open: dict[str, tuple[Wave, dict[str, _Asked]]] = {}  # waves whose answers somebody waits for
+        self._items: dict[str, dict[str, Item]] = {}  # of waves that are over: what nobody has asked for yet
+        self._counts: dict[str, int] = {}  # equal requests
+        self._arrived = 0
+        self._reached = False  # the server has answered
+        self._closing: asyncio.Task[Any] | None = None
+
+    def open(self) -> list[Wave]:
+        """The waves that are on the server, and not over. From any thread."""
+        return [wave for wave, _ in tuple(self._open.values()) if wave.batch is not None]
+
+    async def answer(self, request: Request, identity: str, number: int) -> Received:
+        """The answer of a batch: of one that was submitted if the request is in it, else of the next one. Raises Fault.
+
+        identity, number  what asks, and which of its requests this is
+        """
+        asked = _Asked(self._id(request, identity, number), self.api.sent(request), asyncio.get_running_loop().create_future())
+        wave = self.desk.submitted.of(asked.id)
+        if wave is None:
+            self._wait(asked)
+        elif wave.key in self._items:
+            _settle(asked, wave, self._items[wave.key])
+        elif wave.key in self._open:
+            self._open[wave.key][1][asked.id] = asked
+        else:
+            self._follow(wave, [asked])
+        return await asked.answer
+
+    def _id(self, request: Request, identity: str, number: int) -> str:
+        """What is asked, and for which ask, whatever the server was found to take of parameters meanwhile."""
+        prompt = [request.body.get(key) for key in ("system", "messages", "prompt")]
+        said = json.dumps([self.name, prompt, identity, number], sort_keys=True, ensure_ascii=False)
+        digest = blake2b(said.encode("utf-8", "surrogatepass"), digest_size=14).hexdigest()
+        count = self._counts[digest] = self._counts.get(digest, -1) + 1
+        return f"{digest}-{count}"
+
+    # a wave grows, and goes out
+
+    def _wait(self, asked: _Asked) -> None:
+        self._waiting[asked.id] = asked
+        self._arrived += 1
+        if self._closing is None:
+            self._closing = self._loop.spawn(self._close())
+
+    async def _close(self) -> None:
+        """Submits what waits, once all programs wait."""
+        seen, since = -1, 0.0
+        while True:
+            if seen != self._arrived:
+                seen, since = self._arrived, clock.now()
+            await clock.sleep(LINGER)
+            if seen == self._arrived and ((self.desk.idle and await self._settled(seen)) or clock.now() - since >= PATIENCE):
+                break
+        self._closing = None
+        waiting, self._waiting = self._waiting, {}
+        by_path: dict[str, list[_Asked]] = {}
+        for asked in waiting.values():
+            if not asked.answer.done():  # else nobody wants it any more
+                by_path.setdefault(asked.request.path, []).append(asked)
+        for path, several in by_path.items():
+            for part in self._parts(several):
+                self._loop.spawn(self._submit(path, part))
+
+    async def _settled(self, seen: int) -> bool:
+        """Whether nothing that was asked is still on its way here."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        return self._arrived == seen and self.desk.idle
+
+    def _parts(self, several: Sequence[_Asked]) -> list[list[_Asked]]:
+        """As many batches as the server's limits need."""
+        parts: list[list[_Asked]] = []
+        size = 0
+        for asked in several:
+            length = len(json.dumps(asked.request.body)) + 200
+            if not parts or len(parts[-1]) >= self.api.most or size + length > self.api.size:
+                parts.append([])
+                size = 0
+            parts[-1].append(asked)
+            size += length
+        return parts
+
+    async def _submit(self, path: str, several: Sequence[_Asked]) -> None:
+        """Submits a batch, and waits for it. Of one that the server may have got, though it did not say so, its list tells."""
+        ids, delay, doubtful, failed = [asked.id for asked in several], FIRST_POLL, False, 0
+        try:
+            await asyncio.to_thread(self.desk.synced)  # what these requests come from is known when they are found again
+            wave = self.desk.submitted.intend(self.name, ids, clock.now())
+            number = len(self.desk.submitted.waves)
+            while wave.batch is None:
+                try:
+                    found = await self.api.find(wave.key, len(ids), wave.since) if doubtful else None
+                    if found != "later":
+                        self.desk.submitted.submitted(wave, found or await self.api.submit(path, [(f"{a.id}-{wave.key}", a.request.body) for a in several], wave.key))
+                        break
+                except Fault as fault:
+                    failed += fault.status != 429  # the server has enough to do: it is asked again later
+                    doubtful = doubtful or fault.status is None or fault.status >= 500
+                    if not fault.transient or failed > (_TRIES if self._reached else _FIRST_TRIES) or clock.now() - wave.since > DAY:
+                        if not doubtful:
+                            self.desk.submitted.gone(wave)
+                        raise given_up(fault) from None
+                    delay = max(min(2 * delay, LONGEST_POLL), fault.retry_after or 0.0)
+                    self.desk.tell(f"{self.name}: a batch was not submitted ({fault.message}); trying again in {delay:.0f} s")
+                await clock.sleep(max(delay, IN_DOUBT) if doubtful else delay)
+        except Exception as error:  # it belongs to these requests: whoever reads an answer sees it
+            for asked in several:
+                _fail(asked, error)
+            return
+        self._reached = True
+        self.desk.tell(f"{self.name}: wave {number}: {len(several)} request{'s' if len(several) > 1 else ''}, {wave.batch}")
+        self._follow(wave, several)
+
+    # a wave that was submitted
+
+    def _follow(self, wave: Wave, several: Sequence[_Asked]) -> None:
+        self._open[wave.key] = wave, {asked.id: asked for asked in several}
+        self._loop.spawn(self._polling(wave))
+
+    async def _polling(self, wave: Wave) -> None:
+        """Looks at a batch until it is over, and hands out its answers."""
+        try:
+            items = await self._ended(wave)
+        except Exception as error:  # as above
+            _, several = self._open.pop(wave.key)
+            if isinstance(error, Fault) and error.code == FULL:
+                return await self._again(wave, several, error)
+            for asked in several.values():
+                _fail(asked, error)
+            return
+        _, several = self._open.pop(wave.key)
+        if items is None:
+            if wave.key in self.desk.submitted.waves:
+                self.desk.submitted.gone(wave)
+            for asked in several.values():
+                self._wait(asked)
+            return
+        self._items[wave.key] = items
+        failed = sum(isinstance(items.get(id), Fault | None) for id in wave.ids)
+        self.desk.submitted.over(wave, failed)
+        self.desk.tell(f"{self.name}: {wave.batch} is over: {len(wave.ids) - failed} answered{f', {failed} failed' if failed else ''}")
+        for asked in several.values():
+            _settle(asked, wave, items)
+
+    async def _ended(self, wave: Wave) -> dict[str, Item] | None:
+        """What became of a wave's requests; None for one that was never submitted."""
+        delay, since, told = FIRST_POLL, clock.now(), -1
+        while True:
+            try:
+                if wave.batch is None:
+                    await clock.sleep(max(0.0, wave.since + IN_DOUBT - clock.now()))
+                    found = await self.api.find(wave.key, len(wave.ids), wave.since)
+                    if found is None:
+                        return None
+                    if found != "later":
+                        self.desk.submitted.submitted(wave, found)
+                if wave.batch is not None:
+                    status = await self.api.status(wave.batch)
+                    if status.over:
+                        return {id.removesuffix(f"-{wave.key}"): item for id, item in (await self.api.results(wave.batch)).items()}
+                    if status.done != told:
+                        told = status.done
+                        self.desk.tell(f"{self.name}: {wave.batch}: {status.done} of {status.total} done")
+                since = clock.now()
+            except Fault as fault:
+                if fault.code == FULL or not fault.transient or clock.now() - since > DAY:
+                    raise fault if fault.code == FULL else given_up(fault) from None
+                delay = max(delay, fault.retry_after or 0.0)
+                self.desk.tell(f"{self.name}: {wave.batch}: no answer ({fault.message}); looking again in {delay:.0f} s")
+            await clock.sleep(delay)
+            delay = min(1.5 * delay, LONGEST_POLL)
+
+    async def _again(self, wave: Wave, several: Mapping[str, _Asked], fault: Fault) -> None:
+        """A batch for which the server has no room: nothing of it was done, and it is submitted again later."""
+        self.desk.submitted.gone(wave)
+        if clock.now() - wave.since > DAY:
+            for asked in several.values():
+                _fail(asked, given_up(fault))
+            return
+        self.desk.tell(f"{self.name}: {wave.batch} was refused ({fault.message}); it is submitted again in {LONGEST_POLL:.0f} s")
+        await clock.sleep(LONGEST_POLL)
+        for asked in several.values():
+            self._wait(asked)
+
+    def give_up(self) -> None:
+        """Cancels what is on the server. From any thread, waits a little."""
+        done = threading.Event()
+
+        async def cancel() -> None:
+            try:
+                for wave in self.open():
+                    await self.api.cancel(str(wave.batch))
+            except Fault as fault:
+                self.desk.tell(f"{self.name}: a batch could not be cancelled: {fault.message}")
+            finally:
+                done.set()
+
+        if self._loop.post(lambda: self._loop.spawn(cancel())):
+            done.wait(_LATE)
+
+
+_TRIES, _FIRST_TRIES = 6, 1
+"""How often a batch is submitted again; to a server that has not answered yet."""
+
+
+def _settle(asked: _Asked, wave: Wave, items: dict[str, Item]) -> None:
+    item = items.pop(asked.id, None)
+    if isinstance(item, Received):
+        if not asked.answer.done():
+            asked.answer.set_result(item)
+        return
+    fault = item or Expired("the batch ended before the request was answered", status=408)
+    fault.old = wave.old
+    _fail(asked, fault)
+
+
+def _fail(asked: _Asked, error: Exception) -> None:
+    if not asked.answer.done():
+        asked.answer.set_exception(error)
