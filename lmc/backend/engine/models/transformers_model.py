@@ -336,7 +336,10 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
     no decoder."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+
+    from lmc.backend.engine.models.vision import FAMILIES
 
     where = path / "config.json"
     try:
@@ -346,6 +349,9 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
         raise ModelLoadError(f"{where}: transformers cannot read it: {type(error).__name__}: {error}") from error
     if theirs.is_encoder_decoder:
         raise ModelLoadError(f"{where}: {kind!r} is an encoder-decoder; lmc runs decoder-only models")
+    if kind not in DECODERS and kind in SEEING:
+        known = ", ".join(FAMILIES)
+        raise ModelLoadError(f"{where}: {kind!r} takes pictures in a way that lmc does not know; of models that see it runs {known}")
     if kind not in DECODERS:
         raise ModelLoadError(f"{where}: model_type {kind!r} is no causal language model of this transformers")
     if kind in ENCODERS and not getattr(theirs, "is_decoder", False):
