@@ -178,12 +178,17 @@ def save(model: Any, folder: Path, processor: Any, template: str, specials: Mapp
 
 def reference(model: Any, vision: Vision, ids: list[int], pictures: list[bytes], tokens: int) -> list[int]:
     """Greedy tokens by transformers' `generate`, whose inputs its own processor made."""
-    given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-    if pictures:
-        seen = [opened(data) for data in pictures]
-        given |= vision.processor(images=[seen] if model.config.model_type == "smolvlm" else [[one] for one in seen], return_tensors="pt")
-        if "image_grid_thw" in given:
-            given["mm_token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
+    if not pictures:
+        return generated(model, ids, {}, tokens)
+    seen = [opened(data) for data in pictures]
+    together = model.config.model_type == "smolvlm"  # others would make less of several
+    return generated(model, ids, vision.processor(images=[seen] if together else [[one] for one in seen], return_tensors="pt"), tokens)
+
+
+def generated(model: Any, ids: list[int], seen: Mapping[str, Any], tokens: int) -> list[int]:
+    given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64), **seen}
+    if "image_grid_thw" in given:
+        given["mm_token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
         out = model.generate(**given, max_new_tokens=tokens, do_sample=False)

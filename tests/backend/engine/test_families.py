@@ -9,8 +9,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
+import lmc  # noqa: E402
 from lmc.backend.engine.models import loader, vision  # noqa: E402
-from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select, Text  # noqa: E402
+from lmc.prompt import ChoicesMethod, Gen, Image, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
 from tests.backend.engine.seeing import ASK, PROMPTS, TOKENS, A, B, Pair, prompt  # noqa: E402
 
@@ -18,6 +19,9 @@ FAMILIES = {
     "qwen2_vl": (seeing.qwen, {"kind": "qwen2_vl"}),
     "qwen2_5_vl": (seeing.qwen, {"kind": "qwen2_5_vl"}),
     "smolvlm": (seeing.idefics, {}),
+    "llava_next": (seeing.tiling, {"kind": "llava_next"}),
+    "llava_onevision": (seeing.tiling, {"kind": "llava_onevision"}),
+    "qwen3_vl": (seeing.qwen, {"kind": "qwen3_vl"}),
 }
 
 
@@ -74,6 +78,26 @@ def test_the_template_says_what_stands_around_a_picture(pair):
     around = {"qwen": (("<|vision_start|>",), ("<|vision_end|>",)), "smolvlm": ((), ())}
     expected = next((found for kind, found in around.items() if pair.model.config.model_type.startswith(kind)), ((), ("\n",)))
     assert tuple(tuple(map(str, map(spelled, parts))) for parts in (pair.vision.before, pair.vision.after)) == expected
+
+
+LESS = {"smolvlm": {"do_image_splitting": False}, "llava_onevision": {}}
+
+
+@pytest.mark.parametrize("kind", LESS)
+def test_less_detail_is_a_picture_without_tiles(kind, tmp_path):
+    make, options = FAMILIES[kind]
+    pair = Pair(tmp_path, make, **options)
+    with pair.engine() as engine:
+        handle = engine.submit(None, [Text(("Two: ",)), *(Image(data, detail="low") for data in (A, B)), ASK])
+        ids, begun = engine.prompt_ids(handle), handle.results[0].output().usage.prompt_tokens
+    given = pair.vision.processor(images=[[seeing.opened(A), seeing.opened(B)]], return_tensors="pt", **LESS[kind])
+    assert ids[begun:] == seeing.generated(pair.model, ids[:begun], given, TOKENS)
+
+
+def test_a_shape_that_no_processor_takes_is_an_error_at_the_line(tmp_path):
+    pair = Pair(tmp_path, seeing.qwen, kind="qwen2_vl")
+    with pair.engine() as engine, pytest.raises(lmc.ParameterError, match=r"cannot take 400 × 1 pixels: .*aspect ratio"):
+        engine.submit(None, [Image(seeing.picture(0, 400, 1)), ASK])
 
 
 def spelled(part):

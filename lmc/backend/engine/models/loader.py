@@ -107,7 +107,7 @@ class _Source:
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
 
 
-SEEING = ("llava", "qwen2_vl", "qwen2_5_vl", "idefics3", "smolvlm")
+SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm")
 """Model types whose pictures go through a tower of transformers (vision.py, FAMILIES)."""
 LOAD_FORMATS = ("auto", "dummy")
 

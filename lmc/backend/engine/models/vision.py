@@ -2,6 +2,7 @@
 
     LLaVA 1.5      a picture is rows of patches of a fixed number, from a CLIP or SigLIP tower
     Qwen-VL        as many rows as its size asks for, with positions in time, height and width
+    LLaVA-NeXT     patches of tiles and of the whole, unpadded, with a newline behind each row: one picture; OneVision too
     Idefics3       tiles, and the whole small, each a picture by itself; the processor writes tokens between them
 
 A tower is loaded without the decoder beside it: with a configuration of no layers, whose embeddings are dropped.
@@ -109,6 +110,52 @@ class Llava(Vision):
         return self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
 
 
+class LlavaNext(Llava):
+    """LLaVA-NeXT: tiles as the image's shape asks for. How many rows they come to is what packing nothing comes to."""
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        found = self.processor(images=[[picture]], return_tensors="np")
+        pixels, size = np.asarray(found["pixel_values"], np.float32), np.asarray(found["image_sizes"], np.int64)
+        patches = (pixels.shape[-2] // self.config.vision_config.patch_size) * (pixels.shape[-1] // self.config.vision_config.patch_size)
+        nothing = torch.empty(pixels.shape[1], patches + self.beside, 1, device="meta")
+        packed, _ = self.model.pack_image_features([nothing], torch.from_numpy(size), image_newline=nothing[0, 0], **self._packing)
+        return (Shown(len(packed[0]), {"pixel_values": pixels, "image_sizes": size}),)
+
+    @property
+    def _packing(self) -> dict[str, Any]:
+        return {"vision_feature_select_strategy": self.config.vision_feature_select_strategy}
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        return [self._packed(one) for one in shown]
+
+    def _packed(self, shown: Shown) -> Tensor:
+        pixels = self._on_device([shown.inputs["pixel_values"]], dtype=self.model.dtype)
+        return self.model.get_image_features(pixels, torch.from_numpy(shown.inputs["image_sizes"]), return_dict=True, **self._given(pixels)).pooler_output[0]
+
+    def _given(self, pixels: Tensor) -> dict[str, Any]:
+        return {}
+
+
+class OneVision(LlavaNext):
+    """LLaVA-OneVision. An image is tiled as one that stands alone, whatever stands beside it; `detail="low"` is the whole alone, as
+    transformers has each of several images."""
+
+    @property
+    def _packing(self) -> dict[str, Any]:
+        return {"vision_aspect_ratio": self.config.vision_aspect_ratio}
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        if detail != "low":
+            return super().prepare(picture, detail)
+        found = self.processor(images=[[picture, picture]], return_tensors="np")
+        first = {name: np.asarray(found[name])[:1] for name in ("pixel_values", "image_sizes")}
+        rows = (self.config.vision_config.image_size // self.config.vision_config.patch_size) ** 2 + self.beside
+        return (Shown(rows + 1, {**first, "pixel_values": first["pixel_values"].astype(np.float32)}),)
+
+    def _given(self, pixels: Tensor) -> dict[str, Any]:
+        return {"batch_num_images": torch.tensor([2])} if pixels.shape[1] == 1 else {}
+
+
 class QwenVL(Vision):
     """Qwen2-VL, Qwen2.5-VL and Qwen3-VL; the last adds features behind its first layers."""
 
@@ -161,8 +208,11 @@ class Idefics3(Vision):
 
 FAMILIES: Mapping[str, type[Vision]] = {
     "llava": Llava,
+    "llava_next": LlavaNext,
+    "llava_onevision": OneVision,
     "qwen2_vl": QwenVL,
     "qwen2_5_vl": QwenVL,
+    "qwen3_vl": QwenVL,
     "idefics3": Idefics3,
     "smolvlm": Idefics3,
 }
