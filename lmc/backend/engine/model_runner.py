@@ -52,7 +52,7 @@ class ModelRunner:
         spans: list[Span] = []
         start = 0
         for s in work.spans:
-            spans.append(Span(start, len(s.ids), self._tensor(s.slots), s.is_far))
+            spans.append(Span(start, len(s.ids), self._tensor(s.slots), s.is_far, mutual_of(s)))
             start += len(s.ids)
         return ForwardBatch(
             token_ids=self._tensor(ids.astype(np.int64)),
@@ -101,6 +101,14 @@ def positions_of(rows: Rows) -> np.ndarray:
     """Of the rows, int64; of choices that do not see the prompt, as if there were none."""
     alone = rows.branch is not None and not rows.request.trie.prompt_length(rows.branch)
     return positions(() if alone else rows.request.pictures, rows.position, rows.position + len(rows.ids))
+
+
+def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
+    """Where in their sequence pictures begin and end that have rows here, and whose tokens see each other."""
+    if rows.branch is not None or not rows.request.pictures:
+        return ()
+    found = within(rows.request.pictures, rows.position, rows.position + len(rows.ids))
+    return tuple((at.start, at.end) for at, *_ in found if at.picture.shown.mutual)
 
 
 def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:

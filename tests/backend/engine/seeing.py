@@ -159,6 +159,30 @@ def idefics(folder: Path) -> Any:
     return model
 
 
+GEMMA_SPECIALS = {"<image>": IMAGE_TOKEN, "<start_of_image>": 101, "<end_of_image>": 102, "<s>": 1, "</s>": 2}
+GEMMA_TEMPLATE = (
+    "<s>{% for message in messages %}{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for item in message['content'] %}{% if item['type'] == 'image' %}<start_of_image>{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "</s>\n{% endfor %}{% if add_generation_prompt %}model\n{% endif %}"
+)
+
+
+def gemma(folder: Path) -> Any:
+    """Gemma 3: nine tokens an image, a window of seven in every layer but one."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 8}
+    text = {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 7, "num_hidden_layers": 3}
+    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**vision, vision_use_head=False), text_config=transformers.Gemma3TextConfig(**text),
+        mm_tokens_per_image=9, image_token_index=IMAGE_TOKEN, boi_token_index=101, eoi_token_index=102, eos_token_id=2, bos_token_id=1,
+    )  # fmt: skip
+    model = stirred(transformers.Gemma3ForConditionalGeneration(config))
+    save(model, folder, Gemma3ImageProcessorPil(size={"height": 48, "width": 48}), GEMMA_TEMPLATE, GEMMA_SPECIALS)
+    return model
+
+
 def save(model: Any, folder: Path, processor: Any, template: str, specials: Mapping[str, int] = SPECIALS) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -187,6 +211,8 @@ def reference(model: Any, vision: Vision, ids: list[int], pictures: list[bytes],
 
 def generated(model: Any, ids: list[int], seen: Mapping[str, Any], tokens: int) -> list[int]:
     given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64), **seen}
+    if given.pop("num_crops", None) is not None:
+        given["token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
     if "image_grid_thw" in given:
         given["mm_token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
     model.generation_config.eos_token_id = None

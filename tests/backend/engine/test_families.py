@@ -22,6 +22,7 @@ FAMILIES = {
     "llava_next": (seeing.tiling, {"kind": "llava_next"}),
     "llava_onevision": (seeing.tiling, {"kind": "llava_onevision"}),
     "qwen3_vl": (seeing.qwen, {"kind": "qwen3_vl"}),
+    "gemma3": (seeing.gemma, {}),
 }
 
 
@@ -75,7 +76,7 @@ def test_selects_see_the_picture_where_it_is(pair):
 
 
 def test_the_template_says_what_stands_around_a_picture(pair):
-    around = {"qwen": (("<|vision_start|>",), ("<|vision_end|>",)), "smolvlm": ((), ())}
+    around = {"qwen": (("<|vision_start|>",), ("<|vision_end|>",)), "smolvlm": ((), ()), "gemma": ((), ())}
     expected = next((found for kind, found in around.items() if pair.model.config.model_type.startswith(kind)), ((), ("\n",)))
     assert tuple(tuple(map(str, map(spelled, parts))) for parts in (pair.vision.before, pair.vision.after)) == expected
 

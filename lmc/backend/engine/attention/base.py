@@ -18,7 +18,7 @@ class Span:
     """Consecutive rows of one sequence.
 
     rows [start, start + length) attend causally to `slots`, whose last `length` entries are the rows' own slots:
-    row i sees slots[: len(slots) - length + i + 1]. Where a model turns positions of long sequences otherwise (longrope),
+    row i sees slots[: len(slots) - length + i + 1]. Rows among tokens [first, last) that are `mutual` see all of them. Where a model turns positions of long sequences otherwise (longrope),
     `is_far` says that this is one.
     """
 
@@ -26,6 +26,7 @@ class Span:
     length: int
     slots: torch.Tensor  # [context length, these rows included] int64, slots of the KV pool in token order
     is_far: bool = False
+    mutual: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

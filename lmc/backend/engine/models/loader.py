@@ -107,8 +107,10 @@ class _Source:
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
 
 
-SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm")
+SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
 """Model types whose pictures go through a tower of transformers (vision.py, FAMILIES)."""
+SEEING_BY_INTERFACE = ("gemma3",)
+"""Those of them whose text goes through transformers' attention interface; of the others it is ours."""
 LOAD_FORMATS = ("auto", "dummy")
 
 
@@ -408,7 +410,7 @@ def _read_directory(
         text = _vision().text_config(path, raw) if sees else raw
         config, theirs = configs.from_hf(text, str(path / "config.json"), generation), None
     except configs.UnfusedError as reason:
-        if sees:
+        if sees and raw["model_type"] not in SEEING_BY_INTERFACE:
             raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
         config, theirs = _theirs(path, generation, reason)
         layout = layout.unpacked

@@ -3,6 +3,7 @@
     LLaVA 1.5      a picture is rows of patches of a fixed number, from a CLIP or SigLIP tower
     Qwen-VL        as many rows as its size asks for, with positions in time, height and width
     LLaVA-NeXT     patches of tiles and of the whole, unpadded, with a newline behind each row: one picture; OneVision too
+    Gemma 3        rows that see each other
     Idefics3       tiles, and the whole small, each a picture by itself; the processor writes tokens between them
 
 A tower is loaded without the decoder beside it: with a configuration of no layers, whose embeddings are dropped.
@@ -206,6 +207,30 @@ class Idefics3(Vision):
         return self.model.get_image_features(pixels[:, None], return_dict=True).pooler_output
 
 
+class Gemma3(Vision):
+    """Gemma 3: an image's tokens see each other. Its decoder runs through the attention interface."""
+
+    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer) -> None:
+        super().__init__(name, config, model, processor, words)
+        self.marker = words.spelling(config.boi_token_index)
+        self._before, self._after = words.split_specials(f"\n\n{self.marker}"), words.split_specials(f"{words.spelling(config.eoi_token_index)}\n\n")
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
+        whole, *crops = (
+            (*self._before, Shown(int(self.config.mm_tokens_per_image), {"pixel_values": one[None]}, mutual=True), *self._after) for one in pixels
+        )
+        if not crops:
+            return whole
+        first, *others = crops
+        pieces = (part for crop in others for part in (" ", *crop))
+        return ("Here is the original image ", *whole, " and here are some crops to help you see better ", *first, *pieces)
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
+        return list(self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output)
+
+
 FAMILIES: Mapping[str, type[Vision]] = {
     "llava": Llava,
     "llava_next": LlavaNext,
@@ -213,6 +238,7 @@ FAMILIES: Mapping[str, type[Vision]] = {
     "qwen2_vl": QwenVL,
     "qwen2_5_vl": QwenVL,
     "qwen3_vl": QwenVL,
+    "gemma3": Gemma3,
     "idefics3": Idefics3,
     "smolvlm": Idefics3,
 }
@@ -280,12 +306,17 @@ def load(path: Path, dtype: torch.dtype, device: torch.device, words: Tokenizer,
     if getattr(blind, "layer_types", None):
         blind.layer_types = []
     model, processor = _model(path, theirs, dtype, random), _processor(path)
-    for name in ("language_model", "text_model"):
-        if hasattr(model, name):
-            setattr(model, name, torch.nn.Identity())
+    drop(model, "language_model", "text_model")
     if len(getattr(theirs.vision_config, "deepstack_visual_indexes", None) or ()) >= layers:
         raise ModelLoadError(f"{path / 'config.json'}: deepstack_visual_indexes are as many as the decoder has layers, {layers}; are both of one model?")
     return family(path.name, theirs, model.eval().to(device), processor, words)
+
+
+def drop(model: Any, *parts: str) -> None:
+    """Frees parts of a model that nobody calls."""
+    for name in parts:
+        if hasattr(model, name):
+            setattr(model, name, torch.nn.Identity())
 
 
 def _model(path: Path, theirs: Any, dtype: torch.dtype, random: bool) -> Any:
