@@ -99,7 +99,9 @@ def tiling(folder: Path, kind: str) -> Any:
         config = transformers.LlavaNextConfig(vision_config=transformers.CLIPVisionConfig(**sides), text_config=transformers.MistralConfig(**TEXT), **usual)
         model, processor = stirred(transformers.LlavaNextForConditionalGeneration(config)), LlavaNextImageProcessorPil(**size)
     else:
-        from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+        from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+            LlavaOnevisionImageProcessorPil,
+        )
 
         config = transformers.LlavaOnevisionConfig(
             vision_config=transformers.SiglipVisionConfig(**sides, vision_use_head=False), text_config=transformers.Qwen2Config(**TEXT),

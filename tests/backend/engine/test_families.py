@@ -38,7 +38,7 @@ def test_greedy_tokens_are_those_of_transformers(pair):
             pair.check(engine, [one], [engine.submit(None, [*one, ASK])])
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [1, 20])
 def test_in_batches_whatever_a_chunk_cuts_through(pair, chunk):
     with pair.engine(chunk=chunk, max_batch=5) as engine:
         pair.check(engine, PROMPTS, [engine.submit(None, [*one, ASK]) for one in PROMPTS])

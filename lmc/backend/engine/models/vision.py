@@ -27,8 +27,9 @@ from lmc.extras import require
 from lmc.prompt import Part
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.tokenizer import Tokenizer
     from PIL.Image import Image as Pillow
+
+    from lmc.backend.engine.tokenizer import Tokenizer
 
 log = logging.getLogger("lmc.models")
 
