@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 import time
 import traceback
@@ -144,55 +145,49 @@ def _ask_key(ask: Ask) -> tuple[Any, ...]:
 
 
 class _Timer:
-    """Calls functions at given times, all on one thread that starts when it is first needed."""
+    """Calls functions at given times: one thread for all mocks of a process, which begins with the first call."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def forked(self) -> None:
-        """What was due is the parent's; what is asked here begins a thread of its own."""
-        self._due, self._changed, self._thread = [], threading.Condition(), None
+        self._running = False
 
     def at(self, when: float, call: Callable[[], object]) -> None:
         """`when` as `time.monotonic()` counts."""
+        if self._process != os.getpid():
+            self._begin()  # what was due is the parent's, and so is the thread
         with self._changed:
-            if self._closed:
-                return
             heapq.heappush(self._due, (when, next(self._order), call))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="lmc-mock", daemon=True)
-                self._thread.start()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._work, name="lmc-mock", daemon=True).start()
             if self._due[0][2] is call:
                 self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._due.clear()
-            self._changed.notify()
 
     def _work(self) -> None:
         while True:
             call = self._next()
-            if call is None:
-                return
             try:
                 call()
             except Exception:  # a callback of a reader: shown, and the others still get their answers
                 traceback.print_exc()
+            del call  # a waiting thread keeps no mock alive
 
-    def _next(self) -> Callable[[], object] | None:
+    def _next(self) -> Callable[[], object]:
         with self._changed:
-            while not self._closed:
+            while True:
                 wait = self._due[0][0] - time.monotonic() if self._due else None
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
                 self._changed.wait(wait)
-        return None
+
+
+timer = _Timer()
 
 
 # -- images ----------------------------------------------------------------------------------------------------------
@@ -276,7 +271,6 @@ class Mock:
         self._calls = itertools.count()
         self._lock = threading.Lock()  # guards waiting children and the pending set
         self._pending: set[MockHandle] = set()
-        self._timer = _Timer()
         self._journal: list[Call | Node] = []  # calls and prefills, to be counted when somebody asks
         self._counted = self._twins = 0
         self._counters = Counters()
@@ -288,7 +282,6 @@ class Mock:
     def forked(self, parent: int) -> None:
         """What was asked before is the parent's; the mock has nothing that cannot begin anew."""
         self._lock = threading.Lock()
-        self._timer.forked()
         pending, self._pending = self._pending, set()
         for handle in pending:
             self._fail(handle, BackendError(f"it was asked by the process {parent}, and this is a fork of it: {REMEDY}"))
@@ -347,7 +340,6 @@ class Mock:
             pending = list(self._pending)
         for handle in pending:
             handle.cancel()
-        self._timer.close()
 
     # -- running chains
 
@@ -423,24 +415,24 @@ class Mock:
         scored = Scored.of(output.metas[0])
 
         def show(start: int, end: int) -> None:
-            if not result.done:
+            if not (result.done or self._closed):
                 tokens = scored.cut(len(tokens_of(text[:start])), len(tokens_of(text[:end])))
                 result.feed(text[start:end], tokens)
 
         if third:
-            self._timer.at(now + delay / 3, lambda: show(0, third))
-            self._timer.at(now + delay * 2 / 3, lambda: show(third, 2 * third))
+            timer.at(now + delay / 3, lambda: show(0, third))
+            timer.at(now + delay * 2 / 3, lambda: show(third, 2 * third))
 
         def arrive() -> None:
             with self._lock:
-                if handle.error is not None:
+                if handle.error is not None or self._closed:
                     return
                 handle.prompt = 0
             charge(handle.account, output.usage)
             result.finish(output)
             self._go(handle, after)
 
-        self._timer.at(now + delay, arrive)
+        timer.at(now + delay, arrive)
 
     def _complete(self, handle: MockHandle, end: Node) -> list[MockHandle]:
         with self._lock:

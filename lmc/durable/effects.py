@@ -228,7 +228,8 @@ def _only_computes(fn: Any) -> bool:
         return False
     if fn.__module__ in _COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):
         return True
-    return any(getattr(sys.modules.get(module), fn.__name__, None) is fn for module in _MODULES_OF.get(fn.__name__, ()))
+    name = fn.__name__.removeprefix("_path_")  # from CPython 3.13 on, os.path.normpath is posix._path_normpath
+    return any(getattr(sys.modules.get(module), name, None) is fn for module in _MODULES_OF.get(name, ()))
 
 
 @functools.lru_cache

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lmc.backend.mock import Mock
+from lmc.backend.mock import Mock, timer
 from lmc.errors import BackendError
 
 PATIENCE = 20.0
@@ -56,9 +56,9 @@ class Gated(Mock):
         elif full:
             self.open()
         else:
-            self._timer.at(time.monotonic() + PATIENCE, lambda: self._give_up(handle))
+            timer.at(time.monotonic() + PATIENCE, lambda: self._give_up(handle))
 
     def _give_up(self, handle: Any) -> None:
-        if not self._opened:
+        if not (self._opened or self._closed):
             wanted = "it was not opened" if self._together is None else f"it opens at {self._together}"
             self._fail(handle, BackendError(f"only {self.waiting} requests were at the gate at once; {wanted}"))

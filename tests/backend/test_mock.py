@@ -673,3 +673,16 @@ def test_counted_prefixes_are_those_of_a_set_of_prefixes(prompts: list[str]) -> 
         mock.submit(None, (text(prompt), gen()))
     assert mock.counters().cached_tokens == cached
     assert mock.counters().unique_tokens == len(seen) - 1
+
+
+def test_mocks_share_one_thread():
+    @lmc.function
+    def asks(s):
+        s += "x" + lmc.gen("a")
+
+    before = {t for t in threading.enumerate() if t.name != "lmc-mock"}
+    for _ in range(20):
+        backend = lmc.Mock(latency=1e-4)
+        asks.run(backend=backend)["a"]
+    assert sum(t.name == "lmc-mock" for t in threading.enumerate()) == 1
+    assert {t for t in threading.enumerate() if t.name != "lmc-mock"} == before

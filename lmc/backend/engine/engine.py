@@ -106,6 +106,13 @@ class AheadRunner(Runner, Protocol):
         ...
 
 
+class _Released:
+    """In the place of a runner that is gone."""
+
+    def run(self, work: Pass) -> PassOutput:
+        raise BackendError("the engine was closed")
+
+
 class _ShortTurns:
     """Python's threads take turns of half a millisecond at most as long as a loop works for a device: each time that the loop
     lets go of the interpreter's lock it waits for a turn to end, and the device for it (measured; docs/performance.md)."""
@@ -350,6 +357,7 @@ class EngineCore:
         self._fail_all(self.broken)
         self._ended = True  # first this, then the last look: what is posted later is run by who posts it
         self._take(wait=0.0, closing=True)
+        self._runner, self._flying = _Released(), None  # weights, KV, graphs: nobody should have to forget the engine to have their memory
 
     def _take_kernels(self) -> None:
         """If nothing runs, the runner may take kernels that have been compiled meanwhile. What runs keeps those it began with."""

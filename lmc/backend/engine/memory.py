@@ -21,6 +21,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         import torch
 
+        torch.cuda.empty_cache()  # what engines before this one have left with the allocator
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_of_machine(), *_free_of_groups())
 

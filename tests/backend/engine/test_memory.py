@@ -59,3 +59,26 @@ def test_a_pool_without_room_is_refused_with_what_has(monkeypatch):
     refused = r"KV pool of 3145729 tokens needs 3\.0 GiB, and .* has 3\.0 GiB free: room for max_tokens=3145728"
     with pytest.raises(ParameterError, match=refused):
         memory.check_pool((3 << 20) + 1, 1024, CPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.model
+def test_a_closed_engine_holds_no_memory_of_its_model():
+    import gc
+
+    import torch
+
+    import lmc
+
+    def held() -> int:
+        return sum(x.nbytes for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
+
+    @lmc.function
+    def hello(s):
+        s += "Hello" + lmc.gen("a", max_tokens=2)
+
+    before = held()
+    with lmc.Engine("smollm2", max_tokens=500) as engine:
+        hello.run(backend=engine)["a"]
+        assert held() - before > 200 << 20
+    assert held() - before < 1 << 20
+    assert engine.counters().calls == 1
