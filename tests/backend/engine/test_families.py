@@ -105,5 +105,11 @@ def spelled(part):
     return part if isinstance(part, str) else part.spelling
 
 
+def test_a_family_that_is_not_known_is_refused_with_those_that_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "paligemma"}')
+    with pytest.raises(lmc.ModelLoadError, match=r"'paligemma' takes pictures .*llava, llava_next, .*smolvlm"):
+        loader.load(str(tmp_path))
+
+
 def test_all_that_is_known_to_see_is_loaded():
     assert set(loader.SEEING) == set(vision.FAMILIES)
