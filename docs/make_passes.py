@@ -115,46 +115,46 @@ INTRO = """# The passes
 
 *Made from the passes by `python docs/make_passes.py`; change it there, or in the passes' docstrings.*
 
-A pass maps a graph to a graph, and gives back the same object when there is nothing to do. It asks the op table what it
-may do with an op: [ir.md](ir.md). A graph is advice about a program that Python runs, so what passes find out becomes annotations of the
-addresses at which the program asks (`lmc/runahead/annotations.py`): the ledger looks them up when it submits a request. Every pass is held by tests to
-three things: no ask is added or lost, what is asked is the same, and an ask that is made lazy is one that nothing in the graph looks at.
-`aggressive` alone changes prompts, and runs only when it is asked for.
+A pass maps a graph to a graph, and returns the same object if there is nothing to do. It asks the op table what it
+may do with an op: [ir.md](ir.md). A graph is advice about a program that Python runs, so what the passes find out becomes annotations of the
+addresses of requests (`lmc/runahead/annotations.py`), which the ledger looks up when it submits a request. Tests hold every pass to
+three things: no request is added or lost, requests stay the same, and a request is made lazy only if nothing in the graph looks at its answer.
+Only `aggressive` changes prompts, and it runs only on request.
 
 | target | pipeline |
 |---|---|
 {pipelines}
 
 ```
-lmc dump-ir examples/judge.py:judge --after plan-prefix      # a program after a pass; `--after trace`: before all
+lmc dump-ir examples/judge.py:judge --after plan-prefix      # a program after one pass; `--after trace`: before all of them
 lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
 lmc opt judge.lmir --timing --verify-each                    # the whole pipeline, what each pass did, and how long it took
 lmc opt judge.lmir --passes='lower-chat,canonicalize,plan-prefix{{min_chars = 4}}' --print-after=canonicalize
 lmc opt judge.lmir --list                                    # all passes with their options
 ```
 
-`LMC_VERIFY`, `LMC_PRINT_IR`, `LMC_LOG=passes` and `LMC_SKIP_PASSES` do the same inside of a program: [debugging.md](debugging.md).
-A pass that fails leaves a file whose first line is the command that fails.
+`LMC_VERIFY`, `LMC_PRINT_IR`, `LMC_LOG=passes` and `LMC_SKIP_PASSES` do the same inside a program: [debugging.md](debugging.md).
+If a pass fails, it leaves a file whose first line is the command that reproduces the failure.
 """
 
 END = """
 ## Measured
 
-What each pass is worth, in counters: computed, unique and cached are tokens of prompts, groups were submitted together (on
-the mock) or admitted in one pass (on the small model). The mock's tokens are bytes; its passes are one for each token of an
-answer, one answer after another, and a prefill has none of its own. Two kinds of programs:
+The table shows what each pass is worth, in counters. *Computed*, *unique* and *cached* are tokens of prompts; groups were submitted together (on
+the mock) or admitted in one pass (on the small model). The mock's tokens are bytes; it takes one pass for each token of an
+answer, one answer after another, and none for a prefill. There are two kinds of programs:
 
-* the ten figures of `benchmarks/workloads.py`. The runtime computes no token of a prompt twice while it has room, and a whole
-  cold trie of prompts in one pass where its rows fit one, with and without a plan: so here prefills neither save nor cost.
-* programs of `benchmarks/pass_workloads.py` that hold what passes act on: asks that are equal (cse saves calls and generated
+* the ten workloads of `benchmarks/workloads.py`. With or without a plan, the runtime computes no token of a prompt twice as long as it has room, and computes a whole
+  cold trie of prompts in one pass if its rows fit; so prefills neither save nor cost anything here.
+* the programs of `benchmarks/pass_workloads.py`, made of what the passes act on: equal requests (cse saves calls and generated
   tokens), forks that nobody reads (dce saves calls, computed and generated tokens), and, in a KV pool too small
-  for all of a run, a document that is used again late (plan-prefix keeps it: fewer prompt tokens computed).
+  for a whole run, a document that is needed again late (plan-prefix keeps it, so fewer prompt tokens are computed).
 
 Each row is one cold run. Program and engine take turns in one thread (`benchmarks/stepped.py`), so the counters are the same
-whenever it is run.
+every time.
 
-The last column is what a row needs more than all passes together: with a plus what is saved by the pass that is missing
-there, with a minus what it costs. Written by
+The last column compares a row with the row of all passes: a plus is what the missing pass saves,
+a minus what it costs. The table was written by
 `python -m benchmarks.bench_passes --backend mock,smollm2 --scale 0.05 --n 3 --output docs/passes_measured.txt`.
 
 """
@@ -174,7 +174,7 @@ def _section(name: str) -> Iterator[str]:
     yield f"{(sys.modules[cls.__module__].__doc__ or '').strip()}\n"
     options = dedent("\n".join((cls.__doc__ or "").strip().splitlines()[1:])).strip()
     if fields(cls):  # pyright: ignore[reportArgumentType]
-        yield f"Options, with what they are when nothing is said: `{_defaults(cls)}`\n"
+        yield f"Options, with their defaults: `{_defaults(cls)}`\n"
         yield f"```\n{options}\n```\n" if options else ""
     yield from _example(EXAMPLES[name])
 

@@ -79,7 +79,7 @@ def speed() -> str:
     height = top + sum(bar * sum(seconds(row[f"{name} s"]) is not None for name, _ in systems) + gap for row in table) + 14
     picture = Picture(800, height, "Time of batches of programs: lmc beside SGLang and vLLM")
     picture.text(20, 28, "Seconds for a batch of programs (shorter is better)", "text title")
-    picture.text(20, 48, "An 8B model on one H200, bfloat16; of a range the better end. lmc cce2224, SGLang 0.5.15 (tuned), vLLM 0.26.0", "faint small")
+    picture.text(20, 48, "An 8B model on one H200, bfloat16; of each range the better end. lmc cce2224, SGLang 0.5.15 (tuned), vLLM 0.26.0", "faint small")
     for at, (name, kind) in zip((572, 630, 712), systems):
         picture.rect(at, 18, 12, 12, kind)
         picture.text(at + 17, 28, name)
@@ -101,7 +101,7 @@ def speed() -> str:
 
 def ahead() -> str:
     """A loop of four requests, plain and compiled."""
-    picture = Picture(800, 250, "A loop of four requests: plain, one after another; compiled, asked ahead while Python waits for the first")
+    picture = Picture(800, 250, "A loop of four requests: plain, one after another; compiled, made ahead while Python waits for the first")
     picture.text(20, 28, "for f, page in zip(s.fork(4), pages):   f += page + gen(\"note\");   save(f[\"note\"])", "text title")
     left, wide = 130, 150
 
@@ -131,7 +131,7 @@ def ahead() -> str:
         picture.rect(x, y, wide - 26 + 8 * (i + 1), 20, "wait")
         picture.rect(x, y, 22, 20, "lmc")
         picture.text(x + 11, y + 14.5, str(i + 2), "on small", "middle")
-    picture.text(left + wide + 44, 152, "done: Python asks for 2, 3 and 4, and finds their answers there", "faint small")
+    picture.text(left + wide + 44, 152, "done: Python makes requests 2, 3 and 4, and their answers are there", "faint small")
     picture.text(left + wide + 44, 184, "A request made ahead is used only if it equals the one that", "text small")
     picture.text(left + wide + 44, 202, "Python then makes, so what the program does cannot change.", "text small")
     return picture.svg()

@@ -1,6 +1,6 @@
 """The compiler in 200 lines: a working miniature of lmc, to read from top to bottom and to run (`python docs/tour.py`).
 
-Same ideas and names as the real one; what is left out is said where it is left out. Nothing here needs lmc.
+It has the ideas and the names of the real one, and says what it leaves out. Nothing here needs lmc.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import groupby, takewhile
 from typing import Any
 
 # -- 1. A model --------------------------------------------------------------------------------------------------------
-# Deterministic: the answer follows from the prompt. An answer takes one round, and is asked for without waiting: a
-# request may hang on the answers before it. The model counts calls, rounds, and the characters that it had to read: what
-# it has read before is cached; of requests that are submitted as one group the first reads what all of them share.
+# The prompt determines the answer. An answer takes one round, and requesting it does not wait: a request may depend on
+# answers that are still to come. The model counts calls, rounds, and the characters that it had to read: text that it has
+# read before is cached, and of requests submitted as one group the first reads what all of them share.
 
 
 @dataclass(eq=False)
 class Answer:
     text: str
-    due: int  # the round in which it is there
+    due: int  # the round in which it arrives
 
 
 def say(prompt: str) -> str:
@@ -50,9 +50,9 @@ def common(a: str, b: str) -> int:
 
 
 # -- 2. The language ---------------------------------------------------------------------------------------------------
-# A program appends text and `Gen`s to a state. `s += Gen(…)` asks at an address, the stream of the state (its path of
-# forks) and a number on it, and goes on; reading waits. A state writes to an emitter and knows nothing else: the emitter
-# is a run (the ledger), or an evaluation of the program. lmc's addresses also have the run's seed and its item.
+# A program appends text and `Gen`s to a state. `s += Gen(…)` makes a request and continues; reading the answer waits. A
+# request's address is the stream of the state (its path of forks) and a number on it. A state writes to an emitter, which
+# is either a run (the ledger) or an evaluation of the program. In lmc, addresses also have the run's seed and its item.
 
 Prompt = tuple[Any, ...]  # text, answers, and in an evaluation UNKNOWN
 Address = tuple[str, int]
@@ -85,13 +85,13 @@ class State:
 
 
 # -- 3. The ledger -----------------------------------------------------------------------------------------------------
-# What one run has asked, by address, and what was asked ahead. A guess is taken iff it is equal to Python's own request;
-# so a wrong, missing or malicious guess changes nothing but counters and time. Left out: sampling parameters and seeds
-# (they are compared, too), budgets, cancelling what a later evaluation no longer reaches, sites that are turned off.
+# The requests of one run by address: Python's own, and those made ahead (guesses). A guess is used only if it equals
+# Python's own request, so a wrong, missing or malicious guess affects nothing but counters and time. Left out: sampling
+# parameters and seeds (compared too), budgets, cancelling guesses that are no longer reached, lines that are turned off.
 
 
 class Ledger:
-    def __init__(self, model: Model, run_ahead: Callable[[Ledger], None], groups: Mapping[Address, Any]) -> None:
+    def __init__(self, model: Model, run_ahead: Callable[[Ledger], object], groups: Mapping[Address, Any]) -> None:
         self.model, self.run_ahead, self.groups = model, run_ahead, groups
         self.asked: dict[Address, Answer] = {}
         self.guesses: dict[Address, tuple[Prompt, Answer]] = {}
@@ -110,7 +110,7 @@ class Ledger:
         return self.guesses[address][1]
 
     def value(self, answer: Answer) -> str:
-        """Wait for an answer: the only time at which something is asked ahead."""
+        """Wait for an answer: the only time at which requests are made ahead."""
         while answer.due > self.model.now:
             self.run_ahead(self)
             self.model.now += 1
@@ -118,14 +118,14 @@ class Ledger:
 
 
 def content(prompt: Prompt) -> list[Any]:
-    """However text was cut into appends, equal prompts are equal; an answer is itself: what is before it was compared before."""
+    """What makes prompts equal, however their text was cut into appends. An answer stands for itself: what precedes it was compared before."""
     return ["".join(parts) if is_text else list(parts) for is_text, parts in groupby(prompt, lambda part: isinstance(part, str))]
 
 
 # -- 4. The evaluator --------------------------------------------------------------------------------------------------
-# Follows the source of a program with the values that are there. What is not in its table is UNKNOWN, and so is what is
-# computed from that. It never calls a function of the program's, and never waits. lmc's table is some hundred times as
-# large (classes, generators, helpers, the library), is compiled to closures, and copies what it reads of the outside.
+# Follows the source of a program with the values known so far. What is not in its table is UNKNOWN, and so is everything
+# computed from it. It never calls the program's functions, and never waits. lmc's evaluator knows some hundred times as
+# much (classes, generators, helpers, the library), compiles to closures, and copies the outside objects that it reads.
 
 
 UNKNOWN = type("Unknown", (), {"__str__": lambda self: "…"})()
@@ -146,7 +146,7 @@ class Evaluator:
         self.certain, emitter.evaluator = True, self  # whether only an exception can keep Python from getting here
         self.run(function.body)
 
-    def run(self, statements: list[ast.stmt]) -> bool:  # whether it goes on behind them
+    def run(self, statements: list[ast.stmt]) -> bool:  # whether execution continues after them
         return all(self.statement(node) for node in statements)
 
     def statement(self, node: ast.stmt) -> bool:
@@ -163,7 +163,7 @@ class Evaluator:
                 self.value(value)
             case ast.Return():
                 return False
-            case _:  # an undecided branch or loop, or what it does not know: what is bound there is unknown
+            case _:  # an undecided branch or loop, or an unknown statement: names bound there are unknown
                 self.skip(node)
         return True
 
@@ -205,21 +205,20 @@ class Evaluator:
 
     def apply(self, fn: Any, args: list[Any]) -> Any:
         if fn is list.append or (fn is operator.iadd and isinstance(args[0], State)):
-            return fn(*args)  # these may take what is unknown
+            return fn(*args)  # these accept unknown values
         found = UNKNOWN if fn is None or lacks(args) else fn(*args)
         return list(found) if isinstance(found, zip) else found
 
 
-# What the states of an evaluation write to while Python waits: what Python has asked is there, the next requests are guesses.
-
-
 class Ahead:
+    """The emitter of an evaluation while Python waits: Python's requests are known, the ones after them become guesses."""
+
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
     def ask(self, address: Address, prompt: Prompt) -> Any:
         if address in self.ledger.asked:
-            self.evaluator.certain = True  # Python has passed all that was undecided before
+            self.evaluator.certain = True  # Python has passed everything that was undecided before
             return self.ledger.asked[address]
         return self.ledger.guess(address, prompt) if self.evaluator.certain and not lacks(prompt) else UNKNOWN
 
@@ -228,9 +227,9 @@ class Ahead:
 
 
 # -- 5. The graph and a pass -------------------------------------------------------------------------------------------
-# The same evaluation with unknown arguments, before any run: what is asked where. A pass looks at all of it and says
-# something of each address; here, which requests are siblings. lmc's graph has ops, values and regions for what is
-# undecided; its passes plan prefixes, groups, constraints, lazy requests, and what one request to an API can cover.
+# The same evaluation with unknown arguments, before any run, shows which requests are made where. A pass looks at the
+# graph and annotates addresses; this one says which requests are siblings. lmc's graph has ops, values, and regions for
+# what is undecided; its passes plan prefixes, groups, constraints, lazy requests, and what one API request can cover.
 
 
 class Graph:
@@ -255,9 +254,9 @@ def batch_forks(graph: Graph) -> Mapping[Address, Any]:
 # -- 6. A program, three ways ------------------------------------------------------------------------------------------
 
 
-def run(program: Callable[..., Any], model: Model, args: tuple[Any, ...], run_ahead: Callable[[Ledger], None], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
+def run(program: Callable[..., Any], model: Model, args: tuple[Any, ...], run_ahead: Callable[[Ledger], object], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
     ledger = Ledger(model, run_ahead, plan)
-    result = program(State(ledger), *args)  # Python runs the function, itself, once
+    result = program(State(ledger), *args)  # Python itself runs the function, once
     ledger.wasted += len(ledger.guesses)
     return result, ledger
 
@@ -290,11 +289,11 @@ def main() -> None:
             results.setdefault(how, []).append(result)
             counted = (model.now, model.calls, model.computed, ledger.used, ledger.wasted)
             totals[how] = [a + b for a, b in zip(totals.get(how, [0] * 5), counted, strict=True)]
-    assert results["plain"] == results["ahead"] == results["lying"]  # whatever was asked ahead: the same
+    assert results["plain"] == results["ahead"] == results["lying"]  # whatever was requested ahead
     for how, (rounds, calls, computed, used, wasted) in totals.items():
         print(f"{how}: {rounds} rounds, {calls} calls, {computed} characters read; {used} guesses used, {wasted} wasted")
     assert totals["ahead"][0] < totals["plain"][0] == totals["lying"][0]
-    assert totals["ahead"][1:3] == totals["plain"][1:3] and totals["ahead"][4] == 0  # the same calls: nothing was read twice
+    assert totals["ahead"][1:3] == totals["plain"][1:3] and totals["ahead"][4] == 0  # the same calls, and nothing read twice
 
 
 if __name__ == "__main__":

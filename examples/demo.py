@@ -1,4 +1,4 @@
-"""`make demo`: what lmc saves. A judge of essays on the small model: as a plain loop that makes one request after another, in lmc's interpreter,
+"""`make demo`: what lmc saves. A judge of essays on the small model: as a plain loop of one request after another, in lmc's interpreter,
 compiled, and compiled on all texts at once. Prints the answers, what each way cost, and the plan; writes the plan as a page, demo.html."""
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def compare(ways: list[Way]) -> None:
         spent, same = way.spent, "yes" if way.answers == ways[0].answers else "no"
         print(f"{way.name:<17}{way.seconds:>9.2f}{spent.calls:>10}{spent.prompt_tokens:>15}{spent.prefilled_tokens:>10}"
               f"{spent.generated_tokens:>11}{spent.passes:>8}   {same}")
-    print("A pass is one execution of the model. Requests that are made together share it, and those made ahead are together with the first.")
+    print("A pass is one execution of the model; requests that are under way at the same time share it.")
 
 
 if __name__ == "__main__":

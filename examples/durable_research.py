@@ -1,4 +1,4 @@
-"""A research agent with a slow tool, killed in the middle and taken up again: nothing that is known is asked or looked up twice.
+"""A research agent with a slow tool, killed halfway and resumed: nothing that is known is requested or looked up twice.
 
     python examples/durable_research.py
 
@@ -75,7 +75,7 @@ def main() -> None:
         print(f"killed in look-up {begun}; the journal has {journal.stat().st_size} bytes")
         os.environ[LOOKED_UP] = str(calls)
         answer, asked = run(journal)
-        print(f"taken up again: the model was asked {asked} times instead of 7, and there were {lines(calls) - begun} look-ups instead of 6")
+        print(f"resumed: the model was asked {asked} times instead of 7, and there were {lines(calls) - begun} look-ups instead of 6")
         print(f"answer: {answer}")
 
 

@@ -166,6 +166,15 @@ def _opened(name: str) -> Any:
     return open_backend(name)
 
 
+def _open_telemetry() -> Any:
+    from lmc.extras import require
+
+    require("LMC_OTEL=1, or lmc.config(otel=True),", "otel")
+    from lmc.integrations.otel import OpenTelemetry
+
+    return OpenTelemetry()
+
+
 def _small_model() -> Any:
     return _opened(_config.settings().model or "smollm2")
 
@@ -207,6 +216,7 @@ sys.modules["lmc.config"].__class__ = _CallableModule
 _config.set_default_factory(_small_model)
 _config.set_compiler(_compiled)
 _config.set_opener(_opened)
+_config.set_observing(_open_telemetry)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     config: _CallableModule

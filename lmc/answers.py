@@ -81,7 +81,7 @@ def check_whole(asked: Any, text: str, meta: Mapping[str, Any], loc: Loc | None)
     """Raises IncompleteAnswer for an answer that its limit has cut. `asked` is its type, or its schema."""
     if meta.get("finish_reason", {}).get("type") != "length" or _is_whole(asked, text):
         return
-    error = IncompleteAnswer(f"the answer was cut at {meta.get('completion_tokens', 'its limit of')} tokens, before it was whole: {_shown(text)}; raise max_tokens", loc=loc)
+    error = IncompleteAnswer(f"the answer was cut at {meta.get('completion_tokens', 'its limit of')} tokens, before it was complete: {_shown(text)}; raise max_tokens", loc=loc)
     error.text = text
     raise error
 
@@ -148,7 +148,7 @@ def _validated(asked: Any, text: str) -> Any:
     except ImportError:
         from lmc.extras import missing
 
-        raise missing(f"an object of {asked!r}", ["pydantic"], "serve") from None
+        raise missing(f"an object of {asked!r}", ["pydantic"], "types") from None
     return _adapter(TypeAdapter, asked).validate_json(text)
 
 

@@ -34,6 +34,7 @@ class Settings:
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
+    otel       runs, requests, tools and batches are OpenTelemetry spans (the extra `otel`)
     """
 
     debug: int = 0
@@ -46,6 +47,7 @@ class Settings:
     model: str = ""
     device: str = ""
     host_threads: int | None = None
+    otel: bool = False
 
 
 class Changes(TypedDict, total=False):
@@ -61,6 +63,7 @@ class Changes(TypedDict, total=False):
     model: str
     device: str
     host_threads: int | str | None
+    otel: bool | str
 
 
 def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
@@ -99,6 +102,13 @@ def _threads(name: str, value: Any) -> int | None:
     return None if value is None or value == "" else _whole(1, None)(name, value)
 
 
+def _switch(name: str, value: Any) -> bool:
+    said = str(value).strip().lower()
+    if said not in ("", "0", "false", "1", "true"):
+        raise ParameterError(f"{name}={value!r}: must be 1 or 0")
+    return said in ("1", "true")
+
+
 def _text(name: str, value: Any) -> str:
     return str(value)
 
@@ -114,6 +124,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "model": _text,
     "device": _text,
     "host_threads": _threads,
+    "otel": _switch,
 }
 
 
@@ -256,6 +267,20 @@ def set_compiler(compile: Callable[[Any], Any]) -> None:
 def compiler() -> Callable[[Any], Any]:
     assert _compiler is not None, "set by `import lmc`"
     return _compiler
+
+
+_observing: Callable[[], Any] | None = None
+
+
+def set_observing(make: Callable[[], Any]) -> None:
+    """How to make the observer that the setting `otel` asks for (lmc/observing.py)."""
+    global _observing
+    _observing = make
+
+
+def new_observer() -> Any:
+    assert _observing is not None, "set by `import lmc`"
+    return _observing()
 
 
 def has_default_backend() -> bool:

@@ -17,7 +17,7 @@ from lmc.ir.core import Graph
 from lmc.ir.ops import trait
 from lmc.ir.page import Expected, Section, Seen, fragment, page
 from lmc.ir.text import print_op
-from lmc.pages import seconds
+from lmc.pages import seconds, several
 from lmc.passes.manager import Planned
 from lmc.passes.predict import predict
 from lmc.runahead.measured import Measured, Total, counted, measured
@@ -153,7 +153,8 @@ def _plain(x: Expected | Seen) -> dict[str, Any]:
 def to_line(program: Program) -> str:
     """The graph in a line."""
     kinds = [op.kind for op in program.graph().ops()]
-    return f"{kinds.count('gen')} gens, {kinds.count('select')} selects, {kinds.count('switch')} undecided branches; {program.stats.runs} runs so far"
+    parts = [several(kinds.count(kind), word) for kind, word in (("gen", "gen"), ("select", "select"), ("switch", "undecided branch"))]
+    return f"{', '.join(parts)}; {several(program.stats.runs, 'run')} so far"
 
 
 # -- as text -------------------------------------------------------------------------------------------------------

@@ -28,15 +28,25 @@ MODULES = {
     "serve": ("starlette", "uvicorn", "h11", "pydantic", "prometheus_client"),
     "dspy": ("dspy",),
     "journals": ("cryptography",),
+    "otel": ("opentelemetry.sdk",),
+    "types": ("pydantic",),
 }
 """What the parts of lmc that an extra is for import of it."""
 
 
 def require(what: str, extra: str) -> None:
     """Raise MissingPackageError if modules of an extra are not installed; `what` needs them."""
-    lacking = [name for name in MODULES[extra] if find_spec(name) is None]
+    lacking = [name for name in MODULES[extra] if not _is_there(name)]
     if lacking:
         raise missing(what, lacking, extra)
+
+
+def _is_there(name: str) -> bool:
+    """Whether a module can be found, without importing more than the packages that it is in."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package that it is in
+        return False
 
 
 def missing(what: str, packages: Iterable[str], extra: str, why: str = "") -> MissingPackageError:

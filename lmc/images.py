@@ -136,7 +136,7 @@ def _of_file(path: Path, loc: Loc | None) -> bytes:
 
 def _check_size(size: int, loc: Loc | None) -> None:
     if size > MOST_BYTES:
-        raise ParameterError(f"image(…): {size >> 20} MiB, and the most is {MOST_BYTES >> 20}; make it smaller", loc=loc)
+        raise ParameterError(f"image(…): {size >> 20} MiB, and the limit is {MOST_BYTES >> 20}; make it smaller", loc=loc)
 
 
 def _as_png(picture: Any, loc: Loc | None) -> bytes:
@@ -224,10 +224,10 @@ def _check_frame(picture: Any, loc: Loc | None) -> None:
     """From the header alone: nothing is decoded yet."""
     width, height = picture.size
     if not (width and height):
-        raise ParameterError(f"image(…): {width} × {height} pixels are no picture", loc=loc)
+        raise ParameterError(f"image(…): {width} × {height} pixels are not a picture", loc=loc)
     if width * height > MOST_PIXELS:
         raise ParameterError(
-            f"image(…): {width} × {height} pixels are {width * height / 1e6:.0f} million, and the most is {MOST_PIXELS / 1e6:.0f}; make it smaller", loc=loc
+            f"image(…): {width} × {height} pixels are {width * height / 1e6:.0f} million, and the limit is {MOST_PIXELS / 1e6:.0f}; make it smaller", loc=loc
         )
     if getattr(picture, "n_frames", 1) > 1:
         raise ParameterError(f"image(…): animated, of {picture.n_frames} frames; give one of them, or several as images", loc=loc)

@@ -69,12 +69,12 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str], *, key: Key | None = None, keep: float | timedelta | None = None) -> None:
         if not (isinstance(path, str | os.PathLike) and path):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"lmc.Journal({path!r}): the path of a file, of a directory for a batch")
+            raise ArgumentError(f"lmc.Journal({path!r}): must be the path of a file (for a batch, of a directory)")
         self.path = Path(path)
         self._key = None if key is None else check_key(key)
         self.keep = keep.total_seconds() if isinstance(keep, timedelta) else keep
         if self.keep is not None and not self.keep >= 0:
-            raise ParameterError(f"keep={keep!r}: seconds, or a timedelta")
+            raise ParameterError(f"keep={keep!r}: must be seconds or a timedelta")
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -193,14 +193,14 @@ def _checked(answer: Any, waiting: Waiting) -> Any:
     """An answer as JSON. Raises ArgumentError."""
     if not waiting.schema:
         if not isinstance(answer, str):
-            raise ArgumentError(f"the answer to {waiting.question!r} is a text, not {answer!r:.80}")
+            raise ArgumentError(f"the answer to {waiting.question!r} must be text, not {answer!r:.80}")
         return answer
     try:
         text = json.dumps(answer, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"the answer to {waiting.question!r} is JSON: {error}") from None
     if (why := why_invalid(waiting.schema, text)) is not None:
-        raise ArgumentError(f"{text:.80} is no answer to {waiting.question!r}: {why}")
+        raise ArgumentError(f"{text:.80} is not an answer to {waiting.question!r}: {why}")
     return codec.encode(json.loads(text))
 
 

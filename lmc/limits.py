@@ -62,9 +62,9 @@ def check_timeout(seconds: object, loc: Loc | None) -> float | None:
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ArgumentError(f"timeout={seconds!r}: a number of seconds", loc=loc)
+        raise ArgumentError(f"timeout={seconds!r}: must be a number of seconds", loc=loc)
     if not 0 < seconds < threading.TIMEOUT_MAX:
-        raise ParameterError(f"timeout={seconds!r}: a number of seconds above 0", loc=loc)
+        raise ParameterError(f"timeout={seconds!r}: must be a number of seconds above 0", loc=loc)
     return float(seconds)
 
 

@@ -26,7 +26,7 @@ def open_backend(name: str) -> Any:
     kind, colon, rest = name.partition(":")
     if colon and kind in _SERVICES:
         if not rest:
-            raise ParameterError(f"backend {name!r} names no {'URL' if kind in _SERVERS else 'model'}; expected is {FORMS}")
+            raise ParameterError(f"backend {name!r} names no {'URL' if kind in _SERVERS else 'model'}; expected {FORMS}")
         return _SERVICES[kind](rest)
     if name == "mock":
         return lmc.Mock()
@@ -43,7 +43,7 @@ def check_model(name: str) -> None:
     """Refuse what can be no model."""
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ParameterError(f"the folder {name} has no config.json, so it holds no model; expected is {FORMS}")
+        raise ParameterError(f"the folder {name} has no config.json, so it holds no model; expected {FORMS}")
     if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
         near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1)
         hint = f"did you mean {near[0]}{':…' if near[0] in _SERVICES else ''}? " if near else ""

@@ -77,6 +77,12 @@ def count(n: int) -> str:
     return f"{n:,}".replace(",", " ")
 
 
+def several(n: int, what: str) -> str:
+    """So many of something."""
+    plural = "es" if what.endswith(("ch", "s", "x")) else "s"
+    return f"{count(n)} {what}{plural if n != 1 else ''}"
+
+
 def seconds(s: float) -> str:
     """A duration for people."""
     return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.3g} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"

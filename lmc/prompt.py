@@ -21,6 +21,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 from lmc.errors import ArgumentError, ConstraintError, LmcError, Loc, ParameterError
+from lmc.observing import submit
 
 if TYPE_CHECKING:
     from lmc.backend.base import Backend, Handle, Hints, Result
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A special token by its spelling. Plain strings never become special tokens (semantics.md §3)."""
+    """A special token by its spelling. Plain strings never become special tokens."""
 
     spelling: str
 
@@ -56,7 +57,7 @@ def plain(parts: Sequence[Part]) -> str:
 
 
 class ChoicesMethod(StrEnum):
-    """How `select` turns log-probabilities of the choices into one choice (language.md)."""
+    """How `select` turns log-probabilities of the choices into one choice (docs/language.md)."""
 
     TOKEN_LENGTH_NORMALIZED = "token_length_normalized"
     GREEDY_TOKEN_SELECTION = "greedy_token_selection"
@@ -398,7 +399,7 @@ _NO_LIMIT_SAID = SamplingParams().max_new_tokens
 
 def _whitespace(name: str, value: Any) -> str:
     if value not in ("model", "compact", "any"):
-        raise ParameterError(f'{name}={value!r}: one of "model", "compact", "any"')
+        raise ParameterError(f'{name}={value!r}: must be one of "model", "compact", "any"')
     return value
 
 
@@ -534,7 +535,9 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
     try:
         from pydantic import PydanticUserError, TypeAdapter
     except ImportError:
-        raise ParameterError(f"{wrong} (pydantic is not installed)") from None
+        from lmc.extras import missing
+
+        raise missing(f"the JSON schema of {of!r}", ["pydantic"], "types") from None
     from lmc.answers import for_pydantic
 
     try:
@@ -756,7 +759,7 @@ class Prompt:
         """This prompt followed by the answer to `ask`, which the backend starts on at once."""
         if self.forked is not None and hints is not None and getattr(backend, "wants_shared", False):
             hints = hints._replace(shared=self.forked.shared(hints.shared))
-        handle = backend.submit(self._begun(), self._segments(ask), hints)
+        handle = submit(backend, self._begun(), self._segments(ask), hints, self)
         return Prompt(self, (), handle.results[0], handle, ())
 
     def prefill(self, backend: Backend, hints: Hints | None = None) -> Prompt:

@@ -18,7 +18,8 @@ from lmc.backend.base import Prices, Result, Usage
 from lmc.errors import Loc
 from lmc.frontend import notebook
 from lmc.frontend.state import flat
-from lmc.pages import Row, count, money, seconds
+from lmc.pages import Row, count, money, seconds, several
+from lmc.prompt import Gen
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State
@@ -78,27 +79,43 @@ class Ran:
 
 def of_ledger(ledger: Ledger) -> Ran:
     """A compiled run."""
-    found: list[Request] = []
-    latest: dict[str, float] = {}  # when the answer was there that each branch asked for last
-    for r in tuple(ledger.records):
-        branch = r.address[2].removeprefix(ledger.stream).strip("/")
-        began, ended = r.result.began, r.result.ended
-        known = max(began, latest.get(branch, latest.get(branch.rpartition("/")[0], 0.0)))
-        found.append(Request(r.name or r.kind, r.kind, branch, r.loc, r.result, r.ahead, r.asked, min(known, ended) if ended else known))
-        if r.ahead != "wasted":
-            latest[branch] = max(ended, latest.get(branch, 0.0))
-    return Ran(ledger.began, ledger.ended or None, found, tuple(ledger.host_calls))
+    asked = ((r.name or r.kind, r.kind, r.address[2], r.loc, r.result, r.ahead, r.asked) for r in tuple(ledger.records))
+    return Ran(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))
 
 
 def of_state(state: State[Any]) -> Ran:
-    """The run of a state; of an interpreted one without lines."""
+    """The run of a state; of an interpreted one without its calls of host functions."""
     ledger: Any = getattr(getattr(state.emitter, "run", None), "ledger", None)
     if ledger is not None and ledger.records:
         return of_ledger(ledger)
-    names = {id(held): name for name, held in state.variables.items()}
-    results = list(dict.fromkeys(flat(state.asked)))
-    found = [Request(names.get(id(r)) or "gen", "gen", "", None, r, "no", r.began, r.began) for r in results]
+    results = sorted(dict.fromkeys(flat(state.asked)), key=lambda result: result.began)
+    found = _requests(map(_interpreted, results), state.stream)
     return Ran(min([r.result.began for r in found], default=0.0), None, found)
+
+
+_Asked = tuple[str, str, str, Loc | None, Result, str, float]
+"""Name, kind, fork path, place, answer, whether it was asked ahead, and when the program asked it."""
+
+
+def _interpreted(result: Result) -> _Asked:
+    assert result.asked is not None, "a state lists what its program asked"
+    ask, stream = result.asked
+    kind = "gen" if isinstance(ask, Gen) else "select"
+    return ask.name or kind, kind, stream, ask.loc, result, "no", result.began
+
+
+def _requests(asked: Iterable[_Asked], root: str) -> list[Request]:
+    """The requests of a run whose program has the fork path `root`."""
+    found: list[Request] = []
+    latest: dict[str, float] = {}  # when the answer was there that each branch asked for last
+    for name, kind, stream, loc, result, ahead, at in asked:
+        branch = stream.removeprefix(root).strip("/")
+        began, ended = result.began, result.ended
+        known = max(began, latest.get(branch, latest.get(branch.rpartition("/")[0], 0.0)))
+        found.append(Request(name, kind, branch, loc, result, ahead, at, min(known, ended) if ended else known))
+        if ahead != "wasted":
+            latest[branch] = max(ended, latest.get(branch, 0.0))
+    return found
 
 
 def page_of(state: State[Any]) -> str:
@@ -113,7 +130,7 @@ def text_of(state: State[Any]) -> str:
     ran, prices = of_state(state), _prices(state)
     lines = [state.name or "run", *(f"  {line}" for line in sums([ran], prices))]
     for r in ran.requests:
-        line = f"{_where(r.loc)} {r.kind} {r.name}" + (f" (branch {r.branch})" if r.branch else "")
+        line = f"{_where(r.loc)} {r.kind}" + (f" {r.name}" if r.name != r.kind else "") + (f" (branch {r.branch})" if r.branch else "")
         lines.append(f"    {line.strip()}: {_note(r, prices)}")
     return "\n".join(lines)
 
@@ -146,7 +163,7 @@ def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
     usage = sum((r.usage for r in asked), Usage())
     ahead, vain = sum(r.ahead == "used" for r in asked), sum(r.ahead == "wasted" for r in asked)
     lines = [
-        f"{_several(len(asked), 'request')}{f' in {len(runs)} runs' if len(runs) > 1 else ''}: {count(usage.prompt_tokens)} prompt tokens, "
+        f"{several(len(asked), 'request')}{f' in {len(runs)} runs' if len(runs) > 1 else ''}: {count(usage.prompt_tokens)} prompt tokens, "
         f"{count(usage.cached_tokens)} of them shared (from the cache); {count(usage.completion_tokens)} tokens of answers, {count(usage.forced_tokens)} of them forced."
     ]
     if ahead or vain:
@@ -155,12 +172,8 @@ def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
         lines.append(f"It cost {money(prices.of(usage))}, in the unit of the backend's prices.")
     failed = [r for r in asked if r.result.error is not None and r.ahead != "wasted"]
     if failed:
-        lines.append(f"{_several(len(failed), 'request')} failed.")
+        lines.append(f"{several(len(failed), 'request')} failed.")
     return lines
-
-
-def _several(n: int, what: str) -> str:
-    return f"{n} {what}{'s'[: n != 1]}"
 
 
 def _where(loc: Loc | None) -> str:

@@ -32,7 +32,7 @@ def trace(path: str | Path) -> Iterator[Recorder]:
     Raises ProgramError inside of another `trace`, ParameterError when the file cannot be written.
     """
     if recording.recorder is not None:
-        raise ProgramError("lmc.trace(…) inside of another: one at a time records")
+        raise ProgramError("lmc.trace(…) inside another one: only one can record at a time")
     recorder = recording.recorder = Recorder()
     try:
         yield recorder

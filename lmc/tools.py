@@ -19,7 +19,7 @@ from lmc.errors import ArgumentError, ParameterError
 from lmc.prompt import schema_of_type
 
 Call = Mapping[str, Any]
-"""`{"id": …, "name": …, "arguments": {…}}`; arguments that are no JSON object stay the text that the model wrote."""
+"""`{"id": …, "name": …, "arguments": {…}}`; arguments that are not a JSON object stay the text that the model wrote."""
 
 
 def described(tools: Any) -> str:
@@ -52,7 +52,7 @@ def _given(tool: Mapping[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(made)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"gen(tools=…): {said['name']} is no JSON: {error}") from None
+        raise ArgumentError(f"gen(tools=…): {said['name']} is not JSON: {error}") from None
     return made
 
 
@@ -114,7 +114,7 @@ def with_calls(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             line, _, text = message["content"].partition("\n")
             call = json.loads(line)
             if asked is None:
-                raise ParameterError(f"the result of {call['name']} follows no answer; append it where the message is closed whose answer has the call")
+                raise ParameterError(f"the result of {call['name']} does not follow an answer; append it after closing the message whose answer made the call")
             written = call["arguments"] if isinstance(call["arguments"], str) else json.dumps(call["arguments"], ensure_ascii=False)
             asked.setdefault("tool_calls", []).append({"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": written}})
             message = {"role": "tool", "tool_call_id": call["id"], "content": text}

@@ -291,7 +291,7 @@ def _mismatch(row: Item, expected: Digests) -> str:
     """Why a record is not the result of the item with its index; "" if it is."""
     index, found = row.get("index"), row.get("digest")
     if not isinstance(index, int) or not isinstance(found, dict):
-        return "this is no result of `lmc run --input` (it has no index and digest)"
+        return "this is not a result of `lmc run --input` (it has no index and digest)"
     if not 0 <= index < len(expected.items):
         return f"this is the result of item {index}, and the input has only {len(expected.items)} items"
     if found.get("item") != expected.items[index]:
@@ -321,13 +321,15 @@ def _records(path: Path) -> tuple[list[tuple[int, Item]], bool]:
 
 
 def check_output(output: Path | None, input_file: Path | None) -> None:
-    """Refuses an output that is the input, or a folder."""
+    """Refuses an output that is the input, a folder, or a table by its name."""
     if output is None:
         return
     if input_file is not None and (output.resolve() == input_file.resolve() or _same_file(output, input_file)):
         raise UsageError(f"--output {output} is the --input file; choose another file for the results")
     if output.is_dir():
         raise UsageError(f"--output {output} is a folder; name a file in it, such as {output / 'results.jsonl'}")
+    if output.suffix.lower() in (".csv", ".tsv", ".xlsx"):
+        raise UsageError(f"--output {output}: results are lines of JSON; choose another name, such as {output.with_suffix('.jsonl')}")
     check_folder(output)
 
 

@@ -241,7 +241,7 @@ def test_dump_fsm_says_what_an_engine_makes_of_it(lmc_cli, tmp_path):
 
 def test_dump_fsm_draws_nothing_that_nobody_can_look_at(lmc_cli, monkeypatch):
     monkeypatch.setattr("lmc.cli.automata._MOST_STATES", 3)
-    assert lmc_cli("dump-fsm", "abc")[::2] == (2, "error: the automaton has 4 states, and nobody can look at more than 3; shorten the repeats in it\n")
+    assert lmc_cli("dump-fsm", "abc")[::2] == (2, "error: the automaton has 4 states, too many to draw (the limit is 3); shorten the repeats in it\n")
 
 
 def test_dump_fsm_draws_a_schema(lmc_cli, tmp_path):
@@ -542,7 +542,7 @@ def test_resume_refuses_results_of_another_run(lmc_cli, results, command, words)
     assert results.read_text() == before
 
 
-@pytest.mark.parametrize("row, words", [({"index": 7}, "no result"), ({"text": "a"}, "no result"), (None, "has only 2 items")],
+@pytest.mark.parametrize("row, words", [({"index": 7}, "not a result"), ({"text": "a"}, "not a result"), (None, "has only 2 items")],
                          ids=["no digest", "no index", "too many"])
 def test_resume_refuses_what_is_no_result_of_it(lmc_cli, results, folder, row, words):
     if row is None:
@@ -688,6 +688,11 @@ def test_rows_of_standard_input_become_records(lmc_cli, folder, monkeypatch):
 def test_no_folder_is_made_for_an_output(lmc_cli, folder):
     code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/results.jsonl")
     assert code == 2 and "there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
+
+
+def test_results_are_no_table(lmc_cli, folder):
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "results.csv")
+    assert code == 2 and "results are lines of JSON; choose another name, such as results.jsonl" in err and not (folder / "results.csv").exists()
 
 
 def test_graphs_without_places(lmc_cli, folder):

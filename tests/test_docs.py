@@ -8,6 +8,7 @@ import inspect
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -18,7 +19,8 @@ import lmc
 from lmc import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COOKBOOK = sorted((ROOT / "docs" / "cookbook").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *COOKBOOK]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 GRAPH = re.compile(r"^graph @(\w+)\(.*\n((?:(?!```).*\n)*)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -43,7 +45,7 @@ def on_the_mock(monkeypatch):
     lmc.set_default_backend(None)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text()) and p.name != "apis.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text()) and p.name != "apis.md"], ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_runs(page, on_the_mock, monkeypatch, tmp_path):
     run_page(page, monkeypatch, tmp_path)
 
@@ -71,7 +73,15 @@ def is_in(shown, graph):
     return all(any(re.fullmatch(re.escape(line).replace("…", ".*"), there) for there in lines) for line in shown.splitlines() if line.strip() not in ("", "…"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in COOKBOOK if BLOCK.search(p.read_text())], ids=lambda p: p.name)
+def test_the_cookbook_shows_what_its_programs_print(page):
+    """On the mock, to the letter; `python docs/fill_outputs.py docs/cookbook/*.md` writes it."""
+    filled = runpy.run_path(str(ROOT / "docs" / "fill_outputs.py"))["filled"]
+    assert "```text\n" in page.read_text()
+    assert filled(page.read_text(), f"{page.stem}.py") == page.read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
     assert missing == []
@@ -92,6 +102,28 @@ def test_every_module_on_the_map_is_there():
 def test_every_benchmark_is_in_its_list():
     text = (ROOT / "benchmarks" / "README.md").read_text()
     assert [p.name for p in sorted((ROOT / "benchmarks").glob("bench_*.py")) if f"`{p.name}`" not in text] == []
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    named = re.findall(r"^::: lmc\.(\S+)$", text, re.MULTILINE)
+    named = ["config" if name == "config.config" else name for name in named] + [name for name in lmc._ALIASES if f"`lmc.{name}`" in text]
+    assert len(named) == len(set(named))
+    assert set(lmc.__all__) - set(named) == set()
+
+
+def test_parameters_of_a_docstring_are_a_list_in_the_reference():
+    pytest.importorskip("griffe", reason="make docs installs it")
+    listed = runpy.run_path(str(ROOT / "docs" / "site_docstrings.py"))["listed"]
+    table = "What it is for.\n\nname     a text\n         of two lines\nverbose_one  a longer name\n\nIt raises."
+    assert listed(table) == "What it is for.\n\n* `name`: a text of two lines\n* `verbose_one`: a longer name\n\nIt raises."
+    prose = "Words in a row.\nNo table."
+    assert listed(prose) == prose
+
+
+def test_the_pictures_show_what_the_pages_say():
+    done = subprocess.run([sys.executable, str(ROOT / "docs" / "make_pictures.py"), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_page_is_linked_from_the_readme():
@@ -135,7 +167,7 @@ def test_the_tour_runs(capsys):
     """docs/tour.py asserts what it claims; its code, without comments and blank lines, is 200 lines."""
     runpy.run_path(str(TOUR), run_name="__main__")
     assert "plain: 32 rounds" in (out := capsys.readouterr().out) and "ahead: 20 rounds" in out
-    assert "import lmc" not in TOUR.read_text()
+    assert "import lmc" not in TOUR.read_text() and len(TOUR.read_text().splitlines()) <= 300
     assert sum(1 for line in TOUR.read_text().splitlines() if line.strip() and not line.strip().startswith("#")) < 210
 
 

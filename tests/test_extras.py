@@ -206,3 +206,36 @@ except lmc.BackendError as error:
     print(error)
 """)
     assert out.startswith(f"no {client.replace('V', 'v')} server at http://127.0.0.1:9: ")
+
+
+def test_types_that_need_pydantic_say_where_it_comes_from():
+    """Without it, the plain types, lists and dicts of them are made, and whatever else names the extra and the line of the ask."""
+    code = """
+import sys
+sys.modules["pydantic"] = None
+import dataclasses, enum, typing, lmc
+
+@dataclasses.dataclass
+class Item:
+    name: str
+
+class Row(typing.TypedDict):
+    name: str
+
+Colour = enum.Enum("Colour", {"RED": "red", "BLUE": "blue"})
+
+@lmc.function
+def ask(s, kind):
+    s += lmc.gen("x", dtype=kind)
+    return s.parsed("x")
+
+for kind in (int, float, bool, str, Colour, typing.Literal["a", "b"], list[int], dict[str, int], dict):
+    ask.run(kind, backend=lmc.Mock())
+for kind in (Item, list[Item], Row, int | None, tuple[int, str]):
+    try:
+        ask.run(kind, backend=lmc.Mock())
+    except lmc.MissingPackageError as error:
+        print(error.loc is not None, "needs pydantic, which is not installed" in error.message, "[types]" in error.message)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.splitlines() == ["True True True"] * 5, out.stderr

@@ -50,7 +50,7 @@ def test_a_web_address_stays_one() -> None:
         (3, "not int"),
         (None, "not NoneType"),
         ([PNG], "not list"),
-        (PNG + bytes(MOST_BYTES), "the most is 64"),
+        (PNG + bytes(MOST_BYTES), "the limit is 64"),
     ],
 )
 def test_what_is_no_picture_is_an_error_at_its_line(source: Any, why: str) -> None:
@@ -157,7 +157,7 @@ def file(image: Any, format: str, **options: Any) -> bytes:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("bomb", "100 million, and the most is 67"),
+        ("bomb", "100 million, and the limit is 67"),
         ("truncated JPEG", "damaged"),
         ("truncated PNG", "damaged"),
         ("animated GIF", "animated, of 3 frames"),

@@ -169,7 +169,19 @@ def _automaton(folder: Path) -> str:
     return draw.to_html(compress(compile_regex('\\{"grade": "[A-D][+-]?"\\}')), "grade" * 30)
 
 
-KINDS = {"program": _program, "run": _run, "replay": _replay, "automaton": _automaton}
+def _notebook(folder: Path) -> str:
+    """Cells of a notebook: a state, one that failed, one that grows, and a program, closed and open."""
+    program = lmc.compile(whole, backend=lmc.Mock())
+    state = program(q="Why? " + "x" * 200)
+    state.sync()
+    (failed,) = lmc.compile(whole, backend=lmc.Mock(answers={"verdict": lambda prompt, ask: ""})).batch([{"q": "?"}], errors="return")
+    growing = lmc.compile(whole).stream("Why?", backend=lmc.Mock(latency=30))
+    cells = [state._repr_html_(), failed._repr_html_(), growing._repr_html_(), program._repr_html_(), program._repr_html_().replace("<details", "<details open")]
+    style = "<style>body{margin:0;background:#fff}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}</style>"
+    return f"<!doctype html><meta charset=utf-8>{style}{''.join(f'<div>{cell}</div>' for cell in cells)}"
+
+
+KINDS = {"notebook": _notebook, "program": _program, "run": _run, "replay": _replay, "automaton": _automaton}
 
 
 @pytest.mark.parametrize("kind", KINDS)

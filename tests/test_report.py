@@ -46,9 +46,13 @@ def test_requests_of_a_run_have_branches_lines_and_times_in_order() -> None:
         state.explain("pdf")
 
 
-def test_an_interpreted_run_has_its_requests_without_lines() -> None:
-    ran = report.of_state(program.run("Why?", backend=lmc.Mock()))
-    assert sorted(r.name for r in ran.requests) == ["gen", "gen", "one", "two"] and {r.loc for r in ran.requests} == {None}
+def test_an_interpreted_run_has_its_lines_and_branches() -> None:
+    state = program.run("Why?", backend=lmc.Mock())
+    told = lambda ran: sorted((r.kind, r.name, r.branch, str(r.loc)) for r in ran.requests)
+    compiled = lmc.compile(program, backend=lmc.Mock(), opt=0)("Why?")
+    compiled.sync()
+    assert told(report.of_state(state)) == told(report.of_state(compiled)) != []
+    assert "<section id=source>" in state.explain("html") and "test_report.py:" in state.explain()
 
 
 def test_a_page_without_the_state_has_the_answers() -> None:
@@ -101,8 +105,11 @@ def test_a_batch_in_a_terminal_says_what_it_does_in_few_lines() -> None:
         raise ValueError("no")
 
     mock = Full(answers={"two": lambda prompt, ask: boom(prompt, ask) if "bad" in prompt else "fine"})
-    now = iter(range(100))
-    view = BatchView(3, mock, lambda: float(next(now)))
+    now = iter([0.0, 0.0, 1.0])
+    view = BatchView(3, mock, lambda: next(now))
+    first = io.StringIO()
+    Console(file=first, width=80, force_terminal=False).print(view)
+    assert "0, – a second" in first.getvalue(), "no rate before there is time for one"
     for _, state in lmc.compile(program, backend=mock).as_completed([{"q": "a"}, {"q": "bad"}]):
         view.took(state)
     out = io.StringIO()

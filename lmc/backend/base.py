@@ -272,14 +272,16 @@ class Result:
 
     began, first, ended  when it was asked for, when its first text came (0: it did not stream), and when the answer was there, by `time.perf_counter()`
     checked       the journaled run that asked for it, and a check of what was asked, once it is known (lmc.checks)
+    asked         what a program asked, and the fork path on which it did, for reports; None: no program did
     """
 
-    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "began", "checked", "ended", "first")
+    __slots__ = ("_callbacks", "_deltas", "_error", "_output", "_scored", "asked", "began", "checked", "ended", "first")
 
     def __init__(self) -> None:
         self.began = perf_counter()
         self.first = self.ended = 0.0
         self.checked: tuple[object, int] | None = None
+        self.asked: tuple[Gen | Select, str] | None = None
         self._output: Output | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Result], None]] | None = None
@@ -478,6 +480,7 @@ class Hints(NamedTuple):
     account  whose share that is
     shared   beginnings of the prompt that requests to come have in common with it: whole messages (-1: all of them), and how many
              requests. Of a prompt of messages; what is not listed is not known
+    trace    headers with which a server of HTTP goes on with the trace that the request is part of
     """
 
     pin: bool = False
@@ -496,6 +499,7 @@ class Hints(NamedTuple):
     priority: float = 1.0
     account: str = ""
     shared: tuple[tuple[int, float], ...] = ()
+    trace: tuple[tuple[str, str], ...] = ()
 
     @property
     def owner(self) -> str:

@@ -457,7 +457,7 @@ class LocalBackend:
         """Requests over the conversation as the model's whole template writes it. The step's own prompt goes on with the text of the answer."""
         assert step.trail is not None
         if place.all_pictures:
-            raise UnsupportedOpError("gen(tools=…) behind an image", self.capabilities.name, "ask about the picture in a call of its own", loc=ask.loc)
+            raise UnsupportedOpError("gen(tools=…) after an image", self.capabilities.name, "ask about the picture in a call of its own", loc=ask.loc)
         prompt = spoken(step.trail, ask, self.whole_template, self._template, self.capabilities.name)
         ref = weakref.ref(step)
 

@@ -62,7 +62,7 @@ def dump_fsm(
         if dfa is None:
             raise ConstraintError(f"{source}: no whole automaton to draw: it recurs or is too large; --format text says what it is like")
     if dfa.states > _MOST_STATES:
-        raise UsageError(f"the automaton has {dfa.states:,} states, and nobody can look at more than {_MOST_STATES:,}; shorten the repeats in it")
+        raise UsageError(f"the automaton has {dfa.states:,} states, too many to draw (the limit is {_MOST_STATES:,}); shorten the repeats in it")
     fsm = compress(dfa)
     if format is Drawing.html:
         write(draw.to_html(fsm, str(source)), output)

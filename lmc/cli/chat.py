@@ -41,7 +41,7 @@ def chat(
     max_tokens: MaxTokens = 1024,
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
 ) -> None:
-    """Talks with a model: answers as they are written, messages of several lines, a history, a system prompt, tools.
+    """Chats with a model: answers as they are written, messages of several lines, a history, a system prompt, tools.
 
     \b
     Examples:

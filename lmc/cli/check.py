@@ -21,7 +21,7 @@ def check(
     backend: BackendName = "mock",
     context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Tokens that the model can see.")] = None,
 ) -> None:
-    """Says what is likely wrong in a program, and what a run will cost about. No model is asked and nothing of the program runs.
+    """Reports likely mistakes in a program, and roughly what a run will cost. No model is asked, and nothing of the program runs.
 
     Looks for gens that nobody reads, prompts near the context, stops that cannot occur, choices of which one begins another, arguments and
     answers inside a system message. Exit code 1 if there is something.

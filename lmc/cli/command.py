@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ from lmc.cli.serve import new_key, serve
 from lmc.cli.trace import trace
 from lmc.config import config
 from lmc.errors import ModelLoadError
+from lmc.extras import require
 from lmc.userfiles import UsageError
 
 app = typer.Typer(
@@ -69,7 +71,9 @@ def main() -> None:
     """The console script: runs the command and turns exceptions into one message and an exit code."""
     try:
         with as_usage():
-            config()  # a bad LMC_… variable is said before anything else happens
+            if config().otel:  # a bad LMC_… variable is said before anything else happens
+                require("LMC_OTEL=1", "otel")
+                import_module("lmc.integrations.otel").provide()
         app()
     except BrokenPipeError:  # the reader of our output has gone, e.g. `lmc dump-ir … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,7 +27,7 @@ def dump_ir(
     output: OutputFile = None,
     backend: BackendName = "mock",
 ) -> None:
-    """Shows what a program asks, as a graph, before any run. No model is asked and nothing of the program runs. Arguments are unknown, or examples by --arg.
+    """Shows what a program requests, as a graph, before any run. No model is asked, and nothing of the program runs. Arguments are unknown, or examples by --arg.
 
     \b
     Examples:

@@ -145,7 +145,7 @@ def compact(
     key_file: KeyFile = None,
     new_key_file: Annotated[Path | None, typer.Option("--new-key-file", metavar="FILE", show_default=False, help="Encrypt it with this key from now on.")] = None,
 ) -> None:
-    """Writes the file anew, without what no run needs any more. A run that was deleted cannot be resumed, and is not made again."""
+    """Rewrites the file without what no run needs any more. A run that was deleted cannot be resumed, and is not made again."""
     with as_usage():
         before, now, deleted = _open(path, key_file).compact(_seconds(older_than), new_key=None if new_key_file is None else _key(new_key_file))
     say(f"{path}: {before} bytes before, {now} now" + (f"; {deleted} runs deleted" if older_than else ""))
@@ -240,7 +240,7 @@ def _json(option: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text!r:.60} is no JSON: {error}") from None
+        raise UsageError(f"{option} {text!r:.60} is not JSON: {error}") from None
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

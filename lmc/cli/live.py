@@ -20,6 +20,7 @@ from lmc.report import of_state
 
 _RECENT = 512  # requests that latencies are of
 _WINDOW = 10.0  # seconds that rates are of
+_SOON = 0.1  # seconds before there are any
 
 
 class BatchView:
@@ -51,7 +52,7 @@ class BatchView:
         while len(self._looks) > 2 and now - self._looks[1][0] > _WINDOW:
             self._looks.popleft()
         at, then = self._looks[0]
-        recent, passed = spent - then, max(now - at, 1e-9)
+        recent, passed = spent - then, now - at
         head = Table.grid(padding=(0, 1))
         took = now - self._begun
         left = f"{seconds(took / self._done * (self._total - self._done))} left" if 0 < self._done < self._total else seconds(took)
@@ -60,8 +61,8 @@ class BatchView:
         body.add_column(style="dim")
         share = f"{spent.cached_tokens / spent.prompt_tokens:.0%}" if spent.prompt_tokens else "–"
         rows = [
-            ("requests", f"{count(spent.calls)}, {_rate(recent.calls / passed)} a second"),
-            ("tokens", f"{_rate(recent.generated_tokens / passed)} a second, {_rate(recent.prompt_tokens / passed)} of prompts; {share} of those from the cache"),
+            ("requests", f"{count(spent.calls)}, {_rate(recent.calls, passed)} a second"),
+            ("tokens", f"{_rate(recent.generated_tokens, passed)} a second, {_rate(recent.prompt_tokens, passed)} of prompts; {share} of those from the cache"),
             ("latency", _latency(self._first, self._latency)),
             *_held(self._backend.server_info()),
             ("errors", f"{self._failed}"),
@@ -71,7 +72,11 @@ class BatchView:
         return Group(head, body)
 
 
-def _rate(n: float) -> str:
+def _rate(amount: float, passed: float) -> str:
+    """How much of something a second; – before there is time to say."""
+    if passed < _SOON:
+        return "–"
+    n = amount / passed
     return count(round(n)) if n >= 10 else f"{n:.2g}"
 
 

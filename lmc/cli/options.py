@@ -18,7 +18,7 @@ BACKENDS = ("smollm2 (the small model), mock (no model: made-up answers), the pa
 BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS)]
 ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS)]
 InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,
-                                                help="Items: JSONL, one object of arguments a line, or CSV (.csv, .tsv) with a header; - for standard input.")]
+                                                help="Items: JSONL, one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.")]
 NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave the places in the source out.")]
 Temperature = Annotated[float | None, typer.Option(min=0, show_default=False, help="Default of every gen; 0 takes the likeliest token.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, show_default=False, help="Default length limit of every gen, in tokens.")]

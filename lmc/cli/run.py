@@ -34,7 +34,7 @@ def run(
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
                                                                    "resumed one samples the rest anew.")] = None,
     journal: Annotated[Path | None, typer.Option("--journal", metavar="FOLDER", show_default=False,
-                                                 help="Write down what becomes known: the same command goes on from there after a crash, or with a person's answer.")] = None,
+                                                 help="Record what becomes known: the same command continues from there after a crash, or with a person's answer.")] = None,
     key_file: KeyFile = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
                                               help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph.")] = None,

@@ -34,11 +34,11 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
-                                                  help="Keys that requests must show, one a line, as `lmc new-key` writes them.")] = None,
+                                                  help="Keys that requests must show, one per line, as `lmc new-key` writes them.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default="those of loopback, if it listens there",
                                                          help="What the header Host may say; repeatable.")] = None,
     cors: Annotated[list[str] | None, typer.Option("--cors", metavar="ORIGIN", show_default="none",
-                                                   help="Pages that may ask from a browser, such as https://app.example.org; repeatable.")] = None,
+                                                   help="Origins of pages that may make requests from a browser, such as https://app.example.org; repeatable.")] = None,
     allow_remote_media: Annotated[list[str] | None, typer.Option("--allow-remote-media", metavar="HOST", show_default="none: data URLs only",
                         help="Fetch pictures that requests name from this host (HOST or HOST:PORT); repeatable.")] = None,
     audit_log: Annotated[Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request.")] = None,
@@ -46,7 +46,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", show_default=False, help="Its private key.")] = None,
     name: Annotated[list[str] | None, typer.Option("--name", metavar="MODEL", show_default="the backend's",
                                                    help="What requests call the model; repeatable.")] = None,
-    max_requests: Annotated[int, typer.Option(min=1, help="Requests at once; more are refused with 429.")] = 256,
+    max_requests: Annotated[int, typer.Option(min=1, help="Requests at a time; more are refused with 429.")] = 256,
     max_body: Annotated[int, typer.Option(min=1, help="Largest request, in bytes.")] = 8 << 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of a chat answer whose request names none.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
@@ -119,7 +119,7 @@ def _api_keys(path: Path | None) -> Collection[Key]:
     with as_usage():
         keys = parse(text, str(path))
     if not keys:
-        raise UsageError(f"{path} holds no key: one a line is expected")
+        raise UsageError(f"{path} holds no key: one per line is expected")
     if any(key.name.startswith("line ") for key in keys):
         say(f"warning: {path} has keys in plain text; lmc new-key NAME makes one of which the file has the digest alone")
     return keys

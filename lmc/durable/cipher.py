@@ -69,7 +69,7 @@ def opened_first(found: Any, key: Key | None) -> tuple[Any, Cipher | None]:
         cipher = Cipher(key, bytes.fromhex(found["salt"]))
         return codec.from_bytes(cipher.open(found["header"].encode(), 0)), cipher
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise JournalError(f"it is encrypted in a way that this lmc does not know: {found.get('cipher')!s:.40}") from None
+        raise JournalError(f"it is encrypted in a way that this version of lmc does not know: {found.get('cipher')!s:.40}") from None
 
 
 def _derived(key: Key, salt: bytes) -> bytes:

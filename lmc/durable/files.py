@@ -26,7 +26,7 @@ def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
         file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise JournalError(f"journal={str(path)!r} is no ordinary file; give the path of one, or of a file that is not there yet")
+                raise JournalError(f"journal={str(path)!r} is not a regular file; give the path of one, or of a file that is not there yet")
             _lock(file, path)
             if not is_at(file, os.path.abspath(path)):  # it was compacted just now
                 raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it")

@@ -104,7 +104,7 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
         if known is not None and known[0][0] != "x" and not _same(_beginning(_given(arguments)), known[0]):
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
-                f"journal={str(journal.path)!r} is of other arguments: those of {of} are not what they were. Give the call what it was given "
+                f"journal={str(journal.path)!r} belongs to a call with other arguments: those of {of} have changed. Give the call what it was given "
                 "before, or a journal of its own", loc=caller_loc())
 
 

@@ -271,7 +271,7 @@ def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state
         journal.thread = threading.get_ident()
     function = fn.__func__ if isinstance(fn, types.MethodType) else fn
     if not isinstance(function, types.FunctionType):
-        raise JournalError(f"{described} cannot be journaled: it is no function with a source, but a {type(fn).__name__}")
+        raise JournalError(f"{described} cannot be journaled: it is not a function with a source, but a {type(fn).__name__}")
     found = recorder.own(function)
     if isinstance(fn, types.MethodType):
         found = types.MethodType(found, fn.__self__)

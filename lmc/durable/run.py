@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from lmc import observing
 from lmc.durable.calls import Calls
 from lmc.durable.deferred import WAIT_FOR, Deferred, drop, inner_of
 from lmc.durable.effects import AWAITED_AGAIN, arguments_digest, awaited_call
@@ -97,7 +98,7 @@ class RunJournal(Calls):
             await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
         try:
-            with self.attempts(host, number, known), self.working():
+            with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
                 outcome = True, await awaitable
         except asyncio.CancelledError as error:
             if aio.being_cancelled():
@@ -231,7 +232,7 @@ class RunJournal(Calls):
     def refuse_batch(self) -> None:
         """A program of a journaled run starts a batch, or a run with a seed of its own, which are not at places of the run."""
         if not self.effects.busy:
-            raise JournalError("a batch, or a run with a seed of its own, inside of a journaled run has no place in its journal; "
+            raise JournalError("a batch, or a run with a seed of its own, inside a journaled run has no place in its journal; "
                                "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
+from lmc.observing import ObservedBatch, observer
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function
@@ -52,6 +53,7 @@ class Batch:
         self._running: dict[int, State] = {}
         self._stopped = False
         self._bar: Any = None
+        self._observed: ObservedBatch | None = None
         self._drivers: tuple[asyncio.Task[Any] | None, ...] = ()  # tasks of the loop that are no item's
 
     # -- what it gives
@@ -73,7 +75,7 @@ class Batch:
 
         here  the caller does nothing else until it has the last one, so its own thread may run the programs
         """
-        self._open_bar()
+        self._open()
         try:
             if self._program.is_async:
                 with closing(aio.iterate(self._on_loop, f"lmc-{self._program.name}")) as found:
@@ -85,17 +87,17 @@ class Batch:
                 with closing(self._flights(here).results(self._stop)) as found:
                     yield from found
         finally:
-            self._close_bar()
+            self._close()
 
     async def acompleted(self) -> AsyncGenerator[tuple[int, State]]:
         """The same for the running loop, on which the tasks of an async program run."""
-        self._open_bar()
+        self._open()
         try:
             async with aclosing(self._on_loop() if self._program.is_async else self._flights(False).aresults(self._stop)) as found:
                 async for done in found:
                     yield done
         finally:
-            self._close_bar()
+            self._close()
 
     # -- plain programs
 
@@ -108,7 +110,8 @@ class Batch:
     def _item(self, place: int) -> State:
         state, bound = self._begin(place)
         try:
-            self._program._call(state, bound)  # pyright: ignore[reportPrivateUsage]
+            with self._within():
+                self._program._call(state, bound)  # pyright: ignore[reportPrivateUsage]
             state.sync()
         except Exception as error:
             state.failure = error
@@ -155,7 +158,8 @@ class Batch:
 
     async def _aitem(self, place: int, state: State, bound: Bound) -> State:
         try:
-            await self._program._acall(state, bound)  # pyright: ignore[reportPrivateUsage]
+            with self._within():
+                await self._program._acall(state, bound)  # pyright: ignore[reportPrivateUsage]
             await aio.after(aio.unanswered_in(state.ctx), lambda: None)
         except Exception as error:
             state.failure = error
@@ -188,11 +192,19 @@ class Batch:
         for state in tuple(self._running.values()):
             _cancel(state)
 
-    def _open_bar(self) -> None:
+    def _within(self) -> AbstractContextManager[object]:
+        """Where an item belongs, if somebody observes the batch."""
+        return nullcontext() if self._observed is None else self._observed.item()
+
+    def _open(self) -> None:
+        if (watching := observer()) is not None:
+            self._observed = watching.batch(self._program.name, len(self._items))
         if self._progress:
             self._bar = _progress_bar(len(self._items))
 
-    def _close_bar(self) -> None:
+    def _close(self) -> None:
+        if self._observed is not None:
+            self._observed.end()
         if self._bar is not None:
             self._bar.close()
 
@@ -212,7 +224,7 @@ def in_flight(wanted: Any, fibers: bool) -> int:
     if wanted == "auto":
         return settings().host_threads or (FIBERS_IN_FLIGHT if fibers else IN_FLIGHT)
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise ParameterError(f"num_threads={wanted!r}: 'auto' or a number of threads", loc=caller_loc())
+        raise ParameterError(f"num_threads={wanted!r}: must be 'auto' or a number of threads", loc=caller_loc())
     return wanted
 
 

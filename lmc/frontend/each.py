@@ -30,7 +30,7 @@ def each(forks: Sequence[State], body: Callable[..., Any], items: Sequence[Itera
     When all have ended, raises what the first of them, in the order of the forks, has raised, with a note of the others.
     """
     if not callable(body):
-        raise ArgumentError(f"forks.each(body): a function that takes a fork, not {body!r}", loc=caller_loc())
+        raise ArgumentError(f"forks.each(body) takes a function of a fork, not {body!r}", loc=caller_loc())
     given = [tuple(of) for of in items]
     for of in given:
         if len(of) != len(forks):

@@ -20,6 +20,7 @@ from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.attempts import Retry, aattempted, attempted
 from lmc.frontend.primitives import caller_loc
+from lmc.observing import observer
 
 
 class Recorder(Protocol):
@@ -90,6 +91,10 @@ class HostFunction:
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call, whoever records it."""
+        watching = observer()
+        return self._called(args, kwargs) if watching is None else watching.call(self, args, kwargs, lambda: self._called(args, kwargs))
+
+    def _called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self.timeout is None and self.retry is None and self.check is None:
             return self.fn(*args, **kwargs)
         if inspect.iscoroutinefunction(self.fn):
@@ -151,7 +156,7 @@ class HostFunction:
 
 
 def pure(fn: Callable[..., Any]) -> HostFunction:
-    """Promises that a function's result depends on its arguments alone, and that it changes nothing.
+    """Promise that a function's result depends only on its arguments, and that the function changes nothing.
 
     A run that is asked ahead may call it before the program does, on a worker thread, once for equal arguments that are plain
     data; the program's own call takes that result, a copy of it if it can change.
@@ -173,12 +178,12 @@ def host(
     fn: Callable[..., Any] | None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
     check: Callable[..., Any] | None = None,
 ) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:  # fmt: skip
-    """Marks a function that does something outside of the program; also a decorator, bare or with arguments.
+    """Mark a function that does something outside the program; also a decorator, bare or with arguments.
 
     It is called where the program calls it, and never ahead. In a journaled run it is one recorded call, wherever it is called.
 
-    ordered     False: its calls need no order: a journaled run that is resumed finds their results in any
-    idempotent  a run that is taken up again may call it again with the same arguments
+    ordered     False: the order of its calls does not matter; a resumed journaled run finds their results in any order
+    idempotent  a resumed run may call it again with the same arguments
     timeout     seconds; a call (each attempt) that takes longer raises HostTimeout (a TimeoutError) in the program, and its thread is
                 left to itself
     retry       an `lmc.Retry`, or how often a call that failed is made again: behind connection errors and time-outs, if it is idempotent or has a
@@ -187,20 +192,20 @@ def host(
                 asks the world, and returns `lmc.Done(result)` if it did, None if it did not and is to be made. What it raises leaves the call in doubt
     """
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"timeout={timeout!r}: a number of seconds", loc=caller_loc())
+        raise ArgumentError(f"timeout={timeout!r}: must be a number of seconds", loc=caller_loc())
     if timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX:
-        raise ParameterError(f"timeout={timeout!r}: a number of seconds above 0", loc=caller_loc())
+        raise ParameterError(f"timeout={timeout!r}: must be a number of seconds above 0", loc=caller_loc())
     for name, value in (("ordered", ordered), ("idempotent", idempotent)):
         if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"{name}={value!r}: True or False", loc=caller_loc())
+            raise ArgumentError(f"{name}={value!r}: must be True or False", loc=caller_loc())
     if check is not None and not callable(check):
-        raise ArgumentError(f"check={check!r}: a function of the same arguments", loc=caller_loc())
+        raise ArgumentError(f"check={check!r}: must be a function of the same arguments", loc=caller_loc())
     again = Retry(retry) if type(retry) is int else retry
     if again is not None and not isinstance(again, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"retry={retry!r}: an lmc.Retry, or a number of further attempts", loc=caller_loc())
+        raise ArgumentError(f"retry={retry!r}: must be an lmc.Retry, or a number of further attempts", loc=caller_loc())
     if again is not None and again.on is None and check is None and not idempotent:
-        raise ParameterError("retry= of a call that may have happened although it failed: say idempotent=True, give a check=, or say behind which "
-                             "exceptions it may be made again, lmc.Retry(on=…)", loc=caller_loc())  # fmt: skip
+        raise ParameterError("retry= needs idempotent=True, a check=, or exceptions after "
+                             "which the call may be made again, lmc.Retry(on=…): a call that failed may have happened all the same", loc=caller_loc())  # fmt: skip
 
     def mark(fn: Callable[..., Any]) -> HostFunction:
         seconds = None if timeout is None else float(timeout)
@@ -211,7 +216,7 @@ def host(
 
 def _checked(fn: Any, what: str) -> Callable[..., Any]:
     if isinstance(fn, HostFunction):
-        raise ArgumentError(f"lmc.{what}: {fn.name} is marked already: {fn!r}", loc=caller_loc())
+        raise ArgumentError(f"lmc.{what}: {fn.name} is already marked: {fn!r}", loc=caller_loc())
     if not callable(fn):
         raise ArgumentError(f"lmc.{what} takes a function, not {fn!r}", loc=caller_loc())
     return fn

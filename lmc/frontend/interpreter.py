@@ -43,6 +43,7 @@ from lmc.frontend.state import (
 )
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.typed import Call, Decorator, Method, P, R, S, awaits_state, gives_state
+from lmc.observing import observer
 from lmc.prompt import (
     Prompt,
     SamplingParams,
@@ -225,7 +226,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     @gives_state
     @users_frames
     def run(self, *args: Any, **kwargs: Any) -> State:
-        """Runs the program and returns its state when the function returns; reading the state waits for answers.
+        """Run the program and return its state when the function returns; reading the state waits for answers.
 
         Besides the program's own arguments it takes defaults for every gen (`max_new_tokens=128, n=1, stop, stop_token_ids,
         stop_regex, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, frequency_penalty, presence_penalty, ignore_eos,
@@ -375,7 +376,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         prepare(ACTIVE)
         run = _run_of(state)
         limits = None if run.journal is not None else run.limits  # a journaled run's calls are timed one by one
-        with _running(state, bound), self._recorded(state) as func:
+        with _running(self, state, bound), self._recorded(state) as func:
             running: Any = suspendable(func(state, *bound.args[1:], **bound.kwargs))
             if limits is not None and limits.timed:
                 running = limits.wait(running, self._awaits_at)
@@ -395,7 +396,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _call(self, state: State, bound: inspect.BoundArguments) -> None:
         if self.is_async:
             return aio.run_here(lambda: self._acall(state, bound), self.described, f"await {self.name}.arun(…)")
-        with _running(state, bound), self._recorded(state) as func:
+        with _running(self, state, bound), self._recorded(state) as func:
             state.ret_value = func(state, *bound.args[1:], **bound.kwargs)
 
     def _recorded(self, state: State) -> AbstractContextManager[Callable[..., Any]]:
@@ -426,7 +427,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def trace(self, *, backend: Backend | str | None = None, **kwargs: Any) -> Traced:
-        """What the program does, as a graph to look at, without running it: `print(fn.trace(question="…"))`.
+        """Return what the program does as a graph to look at, without running it: `print(fn.trace(question="…"))`.
 
         Arguments that are not given are unknown text. Raises ProgramError if the program cannot be traced.
         """
@@ -434,7 +435,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def cache(self, backend: Backend | str | None = None) -> None:
-        """Computes what every run's prompt starts with (constants and bound arguments) on the backend, and keeps it there.
+        """Compute what the prompts of all runs begin with (constants and bound arguments) on the backend, and keep it there.
 
         It stays as long as this program does, or until its next `cache`.
         """
@@ -454,7 +455,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def run_batch(
         self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any
     ) -> list[State] | Iterator[State]:
-        """Runs the program for each item (a dict, or a tuple of positional arguments); results in input order.
+        """Run the program for each item (a dict, or a tuple of positional arguments); return results in the order of the inputs.
 
         Takes the sampling defaults of `run`, `backend`, `seed`, and: `num_threads="auto"`; `progress_bar=False`;
         `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
@@ -463,7 +464,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         run_options = self._run_options(options, BATCH_OPTIONS, "run_batch()")
         errors = options.get("errors", "raise")
         if errors not in ("raise", "return"):
-            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
+            raise ParameterError(f"errors={errors!r}: must be 'raise' or 'return'", loc=caller_loc())
         bound = self._bind_all(batch)
         results = self._batch(bound, range(len(bound)), run_options, {**options, "generator_style": generator_style})
         if errors == "raise":
@@ -494,7 +495,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                     bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
                 else:
                     raise ArgumentError(
-                        f"{self.described}: an item is a dict or a tuple, not {item!r}", loc=caller_loc()
+                        f"{self.described}: an item must be a dict or a tuple, not {item!r}", loc=caller_loc()
                     )
             except ArgumentError as error:
                 error.message = f"item {i} of the batch: {error.message}"
@@ -573,7 +574,7 @@ Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generato
 
 
 @contextlib.contextmanager
-def _running(state: State, bound: inspect.BoundArguments) -> Generator[None]:
+def _running(function: Function, state: State, bound: inspect.BoundArguments) -> Generator[None]:
     """The run of a program begins, and its state is the one that sub-programs inherit from."""
     own = None
     if (begin := _run_of(state).begin) is not None:
@@ -583,13 +584,17 @@ def _running(state: State, bound: inspect.BoundArguments) -> Generator[None]:
         limits.begin()
     token = ACTIVE.set(state)
     try:
-        yield
+        with _NOBODY if (watching := observer()) is None else watching.run(function, state):
+            yield
     finally:
         ACTIVE.reset(token)
         if own is not None:
             own.close()
         if (whole := _run_of(state).whole) is not None and ACTIVE.get() is None:
             whole.end()
+
+
+_NOBODY = contextlib.nullcontext()
 
 
 def _journal_of_run(journal: Journal, item: int) -> RunJournal:
@@ -631,7 +636,7 @@ def function(func: Callable[Concatenate[S, State[Any], P], R], num_api_spec_toke
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Decorator, bare or with arguments: makes a Python function a language-model program. Its first parameter is the state.
+    """Decorator, bare or with arguments: turn a Python function into a language-model program. Its first parameter is the state.
 
     A method's is the one behind `self` (`obj.method.run(…)`, `lmc.compile(obj.method)`), a class method's the one behind `cls`. Write it above
     `@classmethod` or `@staticmethod`.

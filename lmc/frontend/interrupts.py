@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmc.errors import ArgumentError, ProgramError
+from lmc.extras import require
 from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import caller_loc
 from lmc.prompt import schema_of_type
@@ -28,7 +29,7 @@ def interrupt(question: str, schema: Any = None) -> Any:
     Raises Interrupted; ProgramError outside of a journaled run, and in a tool, whose call would be in doubt.
     """
     if not isinstance(question, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"lmc.interrupt({question!r:.60}): the question is a text", loc=caller_loc())
+        raise ArgumentError(f"lmc.interrupt({question!r:.60}): the question must be text", loc=caller_loc())
     recorder = RECORDING.get()
     if recorder is None:
         raise ProgramError("lmc.interrupt() asks a person, which takes a journal to keep the question in: run the program with journal=path. In a tool it "
@@ -47,7 +48,7 @@ def schema_text(schema: Any) -> str:
     if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
         return json.dumps(schema.model_json_schema())  # type: ignore[attr-defined]
     if isinstance(schema, str):
-        raise ArgumentError("schema= of lmc.interrupt: a JSON schema as a dict, or a type", loc=caller_loc())
+        raise ArgumentError("schema= of lmc.interrupt: must be a JSON schema as a dict, or a type", loc=caller_loc())
     return json.dumps(schema_of_type(schema))
 
 
@@ -55,6 +56,7 @@ def _as(schema: Any, answer: Any) -> Any:
     """An answer as a value of the type that was asked for."""
     if schema is None or isinstance(schema, Mapping) or (isinstance(schema, type) and schema in _JSON):
         return float(answer) if schema is float else answer
+    require(f"an answer of {schema!r}", "types")
     from pydantic import TypeAdapter
 
     return TypeAdapter(schema).validate_python(answer)

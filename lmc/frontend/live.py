@@ -153,6 +153,7 @@ class LiveEmitter:
         if self._cancelled:  # cancelled from another thread just now
             self.cancel()
         assert ctx.result is not None
+        ctx.result.asked = ask, place[0]
         return ctx, ctx.result
 
     def _sent(self, before: Prompt, ask: Gen | Select, place: tuple[str, int]) -> Prompt:

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from lmc import pages
+from lmc.errors import LmcError
 from lmc.prompt import Excerpt, Given, Image, Mark, Prompt, Special, plain
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _part(part: Any) -> str:
 def answer_html(result: Result, name: str | None, told: str = "") -> str:
     """An answer, coloured, what of it was forced marked, and what it cost; `…` behind what is not there yet."""
     if result.error is not None:
-        return f'<span class="e">{escape(type(result.error).__name__)}: {escape(str(result.error))}</span>'
+        return _error(result.error)
     output = result.answer
     if output is None:
         return f'<span class="a">{escape("".join(result.deltas))}…</span>'
@@ -149,11 +150,17 @@ def _with_forced(output: Output) -> str:
 def value(state: State[Any]) -> str:
     """A row for what the program returned or raised; "" for nothing."""
     if state.failure is not None:
-        return _row("raised", f'<span class="e">{escape(type(state.failure).__name__)}: {escape(str(state.failure))}</span>')
+        return _row("raised", _error(state.failure))
     found = state._value  # pyright: ignore[reportPrivateUsage]  # without waiting for it
     if found is None or found is state:
         return ""
     return _row("returned", f"<code>{escape(repr(found)[:2000])}</code>")
+
+
+def _error(error: BaseException) -> str:
+    """An error, without the line of source and the caret that one of lmc has below its message."""
+    text = f"{f'{error.loc}: ' if error.loc else ''}{error.message}" if isinstance(error, LmcError) else str(error)
+    return f'<span class="e">{escape(type(error).__name__)}: {escape(text)}</span>'
 
 
 def _image(image: Image) -> str:

@@ -75,20 +75,20 @@ class Options:
         backend = backend_of(given.get("backend"))
         seed = given.get("seed")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ArgumentError(f"seed={seed!r}: a whole number", loc=caller_loc())
+            raise ArgumentError(f"seed={seed!r}: must be a whole number", loc=caller_loc())
         budget = given.get("budget")
         if budget is not None and not isinstance(budget, Budget):
             raise ArgumentError(f"budget={budget!r}: write lmc.Budget(tokens=…, calls=…, cost=…)", loc=caller_loc())
         timeout = check_timeout(given.get("timeout"), caller_loc())
         journal: Any = given.get("journal")
         if journal is not None and not (isinstance(journal, str | os.PathLike) and journal):
-            raise ArgumentError(f"journal={journal!r}: the path of a file, of a directory for a batch; or an lmc.Journal", loc=caller_loc())
+            raise ArgumentError(f"journal={journal!r}: must be the path of a file (for a batch, of a directory) or an lmc.Journal", loc=caller_loc())
         speculate = given.get("speculate")
         if speculate not in (None, "branches"):
-            raise ParameterError(f"speculate={speculate!r}: 'branches' or None", loc=caller_loc())
+            raise ParameterError(f"speculate={speculate!r}: must be 'branches' or None", loc=caller_loc())
         ahead = given.get("ahead", "likely" if speculate else None)
         if ahead not in (None, "off", "certain", "likely"):
-            raise ParameterError(f"ahead={ahead!r}: 'off', 'certain' or 'likely'", loc=caller_loc())
+            raise ParameterError(f"ahead={ahead!r}: must be 'off', 'certain' or 'likely'", loc=caller_loc())
         priority = checked_priority(given.get("priority", 1.0))
         path = None if journal is None else os.fsdecode(given["journal"])
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
@@ -120,7 +120,7 @@ class Options:
 def checked_priority(given: Any) -> float:
     """A share of a backend. Raises ParameterError for what is none."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < float("inf"):
-        raise ParameterError(f"priority={given!r}: a share above 0; 2 gets twice what 1 gets", loc=caller_loc())
+        raise ParameterError(f"priority={given!r}: must be a share above 0; 2 gets twice as much as 1", loc=caller_loc())
     return float(given)
 
 

@@ -111,8 +111,8 @@ class Expr:
     def __eq__(self, other: object) -> bool:
         """Equal expressions ask for the same. An answer is not there yet: to compare with text or a number is a mistake, and never true."""
         if isinstance(other, (str, bytes, int, float)):
-            raise ArgumentError(f"{an(type(self).__name__)} is an expression, which is asked when it is appended: it equals no "
-                                f'text and no number; what the model says is then s["name"]', loc=caller_loc())
+            raise ArgumentError(f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it equals no "
+                                f'text and no number; read the answer with s["name"]', loc=caller_loc())
         if type(other) is not type(self):
             return NotImplemented
         return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.compare)
@@ -121,15 +121,15 @@ class Expr:
         return hash((type(self), *(getattr(self, f.name) for f in fields(self) if (f.compare if f.hash is None else f.hash))))
 
     def _is_no_answer(self, *_: object) -> Never:
-        raise ArgumentError(f"{an(type(self).__name__)} is an expression, which is asked when it is appended: it has no items and no order; "
-                            f'what the model says is then s["name"]', loc=caller_loc())
+        raise ArgumentError(f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it has no items and no order; "
+                            f'read the answer with s["name"]', loc=caller_loc())
 
     if not TYPE_CHECKING:  # a type checker knows which attributes there are
         __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _is_no_answer
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeMissing(f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which is asked when it is "
-                                   f'appended; what the model says is then s["name"]', loc=caller_loc())
+            raise AttributeMissing(f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which asks the model once it is "
+                                   f'appended; read the answer with s["name"]', loc=caller_loc())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -312,7 +312,7 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """An answer of the model, stored under `name`.
 
-    What is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
+    Parameters that are not given come from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
     `structural_tag` constrain the answer, at most one of them. JSON may be written on one line, compact or indented, as the model begins;
     `json_whitespace="compact"` leaves out all white space, "any" allows it wherever JSON does. `strict=True` refuses schemas with keywords that
     would be ignored or could only be checked when the answer ends. `choices` makes it a `select`. `tools` are functions that the
@@ -450,13 +450,13 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
     loc = caller_loc()
     _check_name(what, name, loc)
     if choices is None or isinstance(choices, str) or not isinstance(choices, Iterable):
-        raise ArgumentError(f"{what}(choices=…) takes a list of texts, not {choices!r}", loc=loc)
+        raise ArgumentError(f"{what}(choices=…) takes a list of strings, not {choices!r}", loc=loc)
     choices = tuple(cast(Iterable[Any], choices))
     if not choices:
         raise ParameterError(f"{what}(choices=[]): there is nothing to choose from", loc=loc)
     for choice in choices:
         if not isinstance(choice, (str, Symbolic)):
-            raise ArgumentError(f"{what}(choices=…): {choice!r} is {an(type(choice).__name__)}; choices are texts", loc=loc)
+            raise ArgumentError(f"{what}(choices=…): {choice!r} is {an(type(choice).__name__)}; choices must be text", loc=loc)
     if not isinstance(temperature, Symbolic):
         resolve(ANY_RUN, {"temperature": temperature}, loc)
     choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever class the choice was of
@@ -557,13 +557,13 @@ def special(text: str) -> SpecialExpr:
 
 @users_frames
 def image(source: Any, detail: str = "auto") -> ImageExpr:
-    """A picture for a model that sees.
+    """An image for a vision model.
 
     source  a path, the bytes of a PNG, JPEG, GIF or WebP file, a data URL, a PIL image, an array or tensor of pixels (uint8, or floats
             from 0 to 1; [height, width, 3] or channels first), or a web address, where the backend fetches it
-    detail  "low" or "high": at what size an API that has a choice looks at it
+    detail  "low" or "high": the size at which an API that offers the choice looks at it
 
-    It is read once, where it is appended. What is no picture (damaged, animated, empty, beyond 64 million pixels, of more than
+    It is read once, where it is appended. Anything that is not a valid image (damaged, animated, empty, beyond 64 million pixels, of more than
     8 bits or CMYK) is an error at that line, before the model is asked.
     """
     loc = caller_loc()
@@ -573,7 +573,7 @@ def image(source: Any, detail: str = "auto") -> ImageExpr:
 
 
 def video(path: Any, num_frames: int) -> VideoExpr:
-    """`num_frames` frames of the video at `path`."""
+    """A video as `num_frames` frames of the file at `path`."""
     return VideoExpr(path, num_frames, caller_loc())
 
 

@@ -55,7 +55,7 @@ class Submitted(Expr):
     state: State
 
     def __enter__(self) -> None:
-        raise ArgumentError("a message with its content is complete; for one with a block, write `with s.user():`", loc=caller_loc())
+        raise ArgumentError("a message that is given its content is complete; for a block, write `with s.user():`", loc=caller_loc())
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -263,7 +263,7 @@ class State(Generic[R]):
         self.types.pop(name, None)
 
     def __delitem__(self, name: str | None) -> None:
-        raise ArgumentError(f"a variable of a state stays; to say that it holds nothing write s[{name!r}] = None", loc=caller_loc())
+        raise ArgumentError(f"a state's variables cannot be deleted; to clear one write s[{name!r}] = None", loc=caller_loc())
 
     def __contains__(self, name: str | None) -> bool:
         """Whether a gen, select, scope or assignment of this name precedes this point of the program."""
@@ -311,7 +311,7 @@ class State(Generic[R]):
         held = self.variables[name] if name in self.variables else self._await(name)
         asked = self.types.get(name) if dtype is None else dtype
         if asked is None:
-            raise ArgumentError(f"{name!r} was asked without a type; give it one by gen({name!r}, dtype=…), or write s.parsed({name!r}, int)", loc=caller_loc())
+            raise ArgumentError(f"{name!r} was asked for without a type; give it one with gen({name!r}, dtype=…), or write s.parsed({name!r}, int)", loc=caller_loc())
         value, metas = self[name], None if held.__class__ is Scoped or (held.__class__ is Stored and held.source is None) else self._meta(name, held)
         return _parsed(asked, value, metas)
 
@@ -395,7 +395,7 @@ class State(Generic[R]):
 
         made = {"text": report.text_of, "html": report.page_of}.get(format)
         if made is None:
-            raise ParameterError(f"format={format!r}: 'text' or 'html'", loc=caller_loc())
+            raise ParameterError(f"format={format!r}: must be 'text' or 'html'", loc=caller_loc())
         return made(self)
 
     def _repr_html_(self) -> str:
@@ -670,7 +670,7 @@ class StateGroup:
         elif mode == "concate_and_append":
             self._concatenate()
         else:
-            raise ParameterError(f"join({mode!r}): 'gather_variable' or 'concate_and_append'", loc=caller_loc())
+            raise ParameterError(f"join({mode!r}): must be 'gather_variable' or 'concate_and_append'", loc=caller_loc())
 
     def _gather(self) -> None:
         found: dict[str | None, list[Any]] = {}

@@ -21,7 +21,7 @@ def line_of(call: Any) -> str:
 
 
 def tool_result(call: Any, content: Expr | str | Symbolic, /) -> Seq:
-    """The message that answers a call of a tool: `call` is one of `s.get_meta_info(name)["tool_calls"]`, `content` what it gave."""
+    """The message that answers a call of a tool: `call` is one of `s.get_meta_info(name)["tool_calls"]`, `content` its result."""
     try:
         line = line_of(call)
     except LmcError as error:
@@ -38,9 +38,9 @@ def result_message(line: str | Symbolic, content: Expr | str | Symbolic) -> Seq:
 
 @host
 def call_tool(call: Mapping[str, Any], tools: Iterable[Any], /) -> Any:
-    """Calls the function among `tools` that a model asked for, and gives what it returned as text: JSON, unless it is text already.
+    """Call the function among `tools` that a model asked for, and return its result as text: as JSON, unless it is text already.
 
-    Of an `async def` tool it gives an awaitable of that. Raises ToolError where the model named no tool of these or gave arguments
+    For an `async def` tool, return an awaitable of that. Raises ToolError where the model named no tool of these or gave arguments
     that the tool does not take; what the tool raises comes through.
     """
     tool, arguments = asked_for(call, tools)
@@ -60,7 +60,7 @@ def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Ma
     if name not in known:
         raise ToolError(f"there is no tool {name!r}; there are {', '.join(known)}")
     if not isinstance(arguments, Mapping):
-        raise ToolError(f"the arguments of {name} are no JSON object: {arguments!r}")
+        raise ToolError(f"the arguments of {name} are not a JSON object: {arguments!r}")
     try:
         inspect.signature(known[name]).bind(**arguments)
     except TypeError as error:

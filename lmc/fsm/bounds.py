@@ -33,7 +33,7 @@ def check_source(kind: str, source: str) -> None:
     """Raises ConstraintError for a source that is too long, naming its largest part where that has a name."""
     if len(source) > MAX_SOURCE:
         raise ConstraintError(
-            f"{kind} {shown(source)} has {len(source):,} characters, of which {MAX_SOURCE:,} may be used{_largest(kind, source)}; "
+            f"{kind} {shown(source)} has {len(source):,} characters, and at most {MAX_SOURCE:,} are allowed{_largest(kind, source)}; "
             f"shorten it, or let a `select` choose among long lists"
         )
 

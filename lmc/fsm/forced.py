@@ -1,6 +1,6 @@
 """Forced tokens: where a constraint leaves no choice of text, the tokens that need not be sampled.
 
-Forced is a token that the canonical encoding of the forced text contains whatever legal text follows (semantics.md §3):
+Forced is a token that the canonical encoding of the forced text contains whatever legal text follows:
 
     forced text     {"order          legal: {"orderId": …, {"orderName": …
     its encoding    {" | order       if the vocabulary has orderId or orderName, `order` is not certain

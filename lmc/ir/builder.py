@@ -180,7 +180,7 @@ class Builder:
     def add(self, op: Op) -> None:
         """Appends a finished op, whose results must be fresh (`value`)."""
         if self.terminated:
-            raise IRError(f"block ^{self._current} of @{self.name} has its terminator already", loc=op.loc)
+            raise IRError(f"block ^{self._current} of @{self.name} already has its terminator", loc=op.loc)
         self._open[self._current].append(op)
         self._made.update((v, op) for v in op.results)
 
@@ -196,7 +196,7 @@ class Builder:
     ) -> Op:
         """Closes the current block with a terminator."""
         if self.terminated:
-            raise IRError(f"block ^{self._current} of @{self.name} has its terminator already", loc=loc)
+            raise IRError(f"block ^{self._current} of @{self.name} already has its terminator", loc=loc)
         op = Op(kind, tuple(operands), (), dict(attrs or {}), tuple(cases), loc, then)
         self._closed[self._current] = op
         return op

@@ -17,7 +17,7 @@ from lmc.ir.core import DEFAULT, Block, Graph, Op
 from lmc.ir.layout import HEIGHT, WIDTH, Picture, Step, picture
 from lmc.ir.ops import spec_of, trait
 from lmc.ir.text import print_op
-from lmc.pages import count, quoted, seconds, short
+from lmc.pages import count, quoted, seconds, several, short
 from lmc.prompt import plain
 
 MANY = 120
@@ -115,7 +115,7 @@ def summary(graph: Graph) -> str:
     """The graph in a line."""
     asks = sum(op.kind in ("gen", "select") for op in graph.ops())
     ops = sum(1 for _ in graph.ops())
-    return f"{ops} ops in {len(graph.blocks)} blocks, {asks} of them ask the model"
+    return f"{several(ops, 'op')} in {several(len(graph.blocks), 'block')}, {asks} of them ask{'s' * (asks == 1)} the model"
 
 
 def _key(section: Section) -> str:

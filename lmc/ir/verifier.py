@@ -190,7 +190,7 @@ class _Verifier:
     def _symbol(self, s: Symbol) -> None:
         _require(bool(s.name), "a symbol has no name")
         if s.name not in self.graph.constants:
-            raise _Broken(f"@{s.name} is no constant of the graph")
+            raise _Broken(f"@{s.name} is not a constant of the graph")
 
     # -- rules of single kinds
 
@@ -224,7 +224,7 @@ class _Verifier:
         for name in params:
             _require(
                 name in _GEN_PARAMS or name in OPS[op.kind].attrs,
-                f"attribute params names {name!r}, which is no parameter of {op.kind}",
+                f"attribute params names {name!r}, which is not a parameter of {op.kind}",
             )
             _require(name not in op.attrs, f"{name} is given twice, as an attribute and as an operand")
         _require(len(set(params)) == len(params), "attribute params names a parameter twice")

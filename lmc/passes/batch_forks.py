@@ -1,14 +1,14 @@
-"""Batching of forks: which asks go to the backend together. Decides; does not execute.
+"""Batching of forks: which requests go to the backend together. Decides; does not execute.
 
-Siblings are asks that go out from one prompt with nothing but text between. Those of one block that become ready at the
+Siblings are requests that continue one prompt with nothing but text in between. Siblings of one block that become ready at the
 same moment, because they need the same answers and wait for the same calls, form a group (attribute `group`: its number
-and size). Siblings that nothing is known to read, and those whose address is undecided, are in none.
+and size). Siblings that nothing is known to read, and those whose address is undecided, are in no group.
 
-Siblings that ask the same of the same prompt are one n-way sample (attribute `ways`: which it is, of how many). Each
-keeps its own seed, H(run seed, item, fork path, ordinal), so its text is what it would be alone. At temperature 0 there
+Siblings with equal requests on equal prompts are one n-way sample (attribute `ways`: its index and the number of samples). Each
+keeps its own seed, H(run seed, item, fork path, ordinal), so its text is the same as if it were alone. At temperature 0 there
 is only one answer, and cse has merged them.
 
-A select with several choices is scored as one trie of its choices in one pass (attribute `trie`).
+A select with several choices is scored as one trie of its choices, in one pass (attribute `trie`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmc.passes.manager import Pass, PassContext, register
 @register
 @dataclass(frozen=True)
 class BatchForks(Pass):
-    """Groups siblings that are ready together; finds n-way samples and the selects to score as a trie."""
+    """Group siblings that are ready together; find n-way samples and the selects to score as a trie."""
 
     name: ClassVar[str] = "batch-forks"
 

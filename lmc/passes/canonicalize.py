@@ -1,6 +1,6 @@
-"""One way to say each prompt: appends merged, text joined, empty text gone. Text and tokens stay the same.
+"""A single form for every prompt: appends are merged, adjacent text is joined, empty text is dropped. Text and tokens stay the same.
 
-An append or concat with a single use that can take it in (an append's prompt, an operand of text) is absorbed there.
+An append or concat whose only use can absorb it (an append's prompt, an operand of text) is merged into that use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Common subexpressions: what an op before it on the same path equals is replaced by that one.
+"""Common subexpressions: an op that equals an earlier one on the same path is replaced by it.
 
-Sampling ops are merged at temperature 0 only, where equal prompts and parameters have one likeliest answer: where 0
-stands in the op, or where it names none and the target says that the runs' default is 0. A temperature that comes from
-an argument may be anything. Both keep their addresses: the one that is left names the others (attribute `also`), and the
-ledger gives them its answer where prompt and parameters are equal when Python asks.
+Sampling ops are merged only at temperature 0, where equal prompts and parameters have one likeliest answer: if the op says 0, or if it
+gives no temperature and the target's default is 0. A temperature that comes from an argument may be anything. Merged requests keep their
+addresses: the one that remains lists the others (attribute `also`), and the ledger gives them its answer if prompt and parameters turn
+out to be equal when Python makes the request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Dead asks: which answers nothing is known to need (semantics.md §2). They are asked when somebody reads them.
+"""Dead requests: those whose answers nothing is known to need. They are made when somebody reads them.
 
-An ask is needed if its value or meta info is read by anything, returned or joined, or if a prompt that goes on from its
-answer is needed: returned, read as text, handed to unknown code, or asked again in a needed way. Every other ask becomes `lazy`:
-the ledger sends it when Python reads it, or never. Pure ops that only literals went into and nobody uses are removed.
+A request is needed if anything reads, returns or joins its value or meta info, or if a prompt that continues its answer is needed:
+returned, read as text, passed to unknown code, or continued by a request that is needed. Every other request becomes `lazy`: the ledger
+sends it when Python reads it, or never. Pure ops on literals only that nobody uses are removed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lmc.passes.manager import Pass, PassContext, register
 @register
 @dataclass(frozen=True)
 class Dce(Pass):
-    """Marks asks that no path reads, joins or returns as lazy; removes unused constant text.
+    """Mark requests that no path reads, joins or returns as lazy; remove unused constant text.
 
-    outputs  names of the variables that the caller wants, or None for all. With names, a return keeps its value and
-             those variables only: the rest of the returned state (text, messages, other variables) is given up, and
-             what only it needed is asked when it is read.
+    outputs  names of the variables that the caller wants, or None for all. With names, a return keeps only its value and
+             those variables: the rest of the returned state (text, messages, other variables) is given up, and requests
+             needed only for that are made when it is read.
     """
 
     name: ClassVar[str] = "dce"

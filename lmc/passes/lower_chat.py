@@ -1,17 +1,17 @@
-"""Roles to text: `role.begin` and `role.end` become appends of the target's chat template, with marks at the content's edges.
+"""Roles to text: `role.begin` and `role.end` become appends of the target's chat template, with marks where a message's content begins and ends.
 
-For message APIs the template is empty, and the marks alone say where messages begin and end.
+For message APIs the template is empty, and only the marks say where messages begin and end.
 
 The template is the model's own, cut into constants by rendering short conversations (`backend/engine/chat_template.py`).
-What the pieces write is what the whole template renders: tested for ChatML, Llama 2 and 3, Mistral, Gemma, Phi 3, Qwen
-2.5 and 3, Zephyr and DeepSeek V3, on conversations of up to eleven messages. A template that is no chain of constants and
-contents (one that numbers messages, drops old ones, writes one twice, escapes contents or looks into them) is refused
-where a role is used; whether it is one is tried on long conversations, on odd contents, and on every text and number that
-the template's own code names. Tolerated, and logged as `lmc.chat`, are a template that trims contents, leaves out empty
-messages, or takes the thoughts out of earlier answers: lmc writes what the program wrote.
+The pieces write exactly what the whole template renders: this is tested for ChatML, Llama 2 and 3, Mistral, Gemma, Phi 3, Qwen
+2.5 and 3, Zephyr and DeepSeek V3, on conversations of up to eleven messages. A template that is not a chain of constants and
+contents (one that numbers messages, drops old ones, repeats one, escapes contents or inspects them) is refused
+where a role is used. To find out, lmc tries long conversations, odd contents, and every text and number that
+occurs in the template's own code. A template that trims contents, leaves out empty
+messages, or removes the reasoning from earlier answers is tolerated and logged as `lmc.chat`; lmc writes what the program wrote.
 
-An answer begins right behind what asks for it, so what a family expects the model to write first (a space in Llama 2, a
-newline in Zephyr) is part of the answer: text appended as an assistant's has to bring it along.
+An answer begins immediately after the text that prompts it. So whatever a family expects the model to write first (a space in Llama 2, a
+newline in Zephyr) is part of the answer, and text appended in place of an answer has to include it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmc.prompt import Mark, Part
 @register
 @dataclass(frozen=True)
 class LowerChat(Pass):
-    """Lowers roles by the target's chat template, or by the one that the option `template` names."""
+    """Lower roles by the target's chat template, or by the one named by the option `template`."""
 
     name: ClassVar[str] = "lower-chat"
     template: str = ""

@@ -1,19 +1,19 @@
-"""Constraints to constants: one `@fsm` for each text that answers must match, shared by every gen with that text.
+"""Constraints to constants: one `@fsm` for each distinct constraint, shared by all gens that have it.
 
-A regex, or the one that a dtype means, becomes `fsm(source)` with what its automaton is like: `states` (bytes, minimal),
-`forced` (the share of states in which the next byte is given) and, if the language is finite, `longest` (bytes of its
-longest text, but for huge automata: no answer has more tokens, so a target need not reserve more). What is not an automaton,
-because it is no regular expression of one dialect or too large, becomes `matcher(kind, source)`, which follows the text at run time.
+A regex, or the regex of a dtype, becomes `fsm(source)`, annotated with properties of its automaton: `states` (over bytes, minimal),
+`forced` (the share of states in which the next byte is determined) and, if the language is finite, `longest` (bytes of its
+longest text, except for huge automata; no answer has more tokens, so a target need not reserve more). A constraint that does not become an automaton,
+because it is not a plain regular expression or is too large, becomes `matcher(kind, source)`, which follows the text at run time.
 
-The constant carries the source: each target compiles it once for its own vocabulary. A regex that is not valid stays
-where it is, and is refused where the program asks.
+The constant holds the source, and each target compiles it once for its own vocabulary. An invalid regex stays
+where it is, and is refused when the program makes the request.
 
-Literal text around the gens of a template stays literal; it is not fused with them into one constrained segment, since that
-saves nothing and changes answers. It saves no pass: the text rides in the pass of the next answer's first token, what a
-constraint leaves no choice of is appended without a pass, and a template whose constraints say where they end takes as many
-passes as one segment (`tests/passes/test_templates.py`). It changes answers where a constraint does not say where it ends:
-behind `"name": "` the small model answers `[A-Z][a-z]{2,6}` with Mikehag, whose end is its own choice, and within one segment
-with Mike, since there a quote may follow. And tokens of a segment may cross from an answer into the text.
+Literal text between the gens of a template stays literal. Fusing it with them into one constrained segment would
+save nothing and change answers. It would save no pass: the text rides in the pass of the next answer's first token, forced
+text is appended without a pass, and a template whose constraints determine their ends takes as many
+passes as one segment (`tests/passes/test_templates.py`). And it would change answers whose constraint does not determine its end:
+after `"name": "` the small model answers `[A-Z][a-z]{2,6}` with Mikehag, choosing the end itself, but within one segment
+with Mike, since there a quote may follow. Tokens of a segment could also span the end of an answer and the text after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class LowerConstraint(Pass):
-    """Makes each regex, dtype, schema or grammar a constant that all gens with that text share."""
+    """Make each regex, dtype, schema or grammar a constant that all gens with it share."""
 
     name: ClassVar[str] = "lower-constraint"
 

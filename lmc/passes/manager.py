@@ -159,7 +159,7 @@ def pipeline_for(
         passes = (*_parsed(_REWRITTEN), *(p for p in passes if p.name != "lower-chat"))
     if skipped := settings().skip_passes:
         if unknown := sorted(skipped - registry().keys()):
-            raise ParameterError(f"LMC_SKIP_PASSES: no pass {unknown[0]!r}; there are {', '.join(sorted(registry()))}")
+            raise ParameterError(f"LMC_SKIP_PASSES: there is no pass {unknown[0]!r}; there are {', '.join(sorted(registry()))}")
         passes = tuple(p for p in passes if p.name not in skipped or p.name == "lower-chat")
     if outputs is None:
         return passes
@@ -224,7 +224,7 @@ def _parse_pass(item: str) -> Pass:
             parsed: Any = json.loads(value)
         except ValueError:
             raise ParameterError(
-                f'pass {name}: {key} = {value} is no value; write a number, true, false, "text" or [list]'
+                f'pass {name}: {key} = {value} is not a value; write a number, true, false, "text" or [list]'
             ) from None
         options[key] = _typed(name, key, hints[key], parsed)
     return cls(**options)

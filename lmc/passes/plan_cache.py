@@ -1,8 +1,8 @@
-"""Planning of prompt caches that have to be asked for: what each request has in common with those to come. Decides; does not execute.
+"""Planning for prompt caches that must be requested: what each request has in common with later ones. Decides; does not execute.
 
-A server that caches marked beginnings of prompts charges more for writing one, and a tenth for reading it. What is worth writing depends
-on how many requests are still to read it, which the graph knows. The lengths of prompts are known when they are sent, so where marks stand
-is decided then (lmc/backend/api/caching.py), from what this pass says.
+A server that caches marked prefixes of prompts charges more for writing one, and a tenth for reading it. Which prefixes are worth writing depends
+on how many later requests will read them, which the graph knows. The length of a prompt is known only when it is sent, so the marks are placed
+then (lmc/backend/api/caching.py), on the basis of what this pass says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Counts = dict[str, float]  # asks by the block that they stand in
 class PlanCache(Pass):
     """Says of each ask of a message API how many asks to come begin with the same messages.
 
-    turns   how often a loop is taken to turn of which that is not known
+    turns   the assumed number of iterations of a loop, where it is not known
     """
 
     name: ClassVar[str] = "plan-cache"

@@ -1,16 +1,16 @@
-"""Prefix planning: which ctx values to prefill once, pin, for how long, and in which order to visit what they lead to.
+"""Prefix planning: which prompts to prefill once and pin, for how long, and in which order to visit what continues them.
 Decides; does not execute.
 
-Four steps, each over the tree that the prompts of a graph form (a fork is a node with several children):
+There are four steps, each over the tree that the prompts of a graph form (a fork is a node with several children):
 
-1. the longest constant text that a program begins with is cut off, so that all runs share it;
-2. text that siblings begin with in common is cut off, so that it becomes a prompt of its own: a fork point;
-3. a fork point from which two or more asks of one path go out (one in a loop counts for two) is prefilled before the
-   first of them and released after the last one (liveness over the block tree);
-4. where the program asks in another order than depth first, asks say their place in that order, in which a cache that
+1. the longest constant text that a program begins with is split off, so that all runs share it;
+2. text that siblings begin with in common is split off, so that it becomes a prompt of its own: a fork point;
+3. a fork point with two or more requests on one path (one in a loop counts as two) is prefilled before the
+   first of them and released after the last (liveness over the block tree);
+4. if the program's order is not depth-first, requests are annotated with their place in depth-first order, in which a cache that
    holds one path at a time computes every prefix once (arXiv 2312.07104, theorem 3.1).
 
-Where text is cut does not change its tokens: literal text is encoded as one maximal run (semantics.md §3).
+Splitting text does not change its tokens, since adjacent literal text is encoded as one run.
 """
 
 from __future__ import annotations

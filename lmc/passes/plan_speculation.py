@@ -1,8 +1,8 @@
-"""Speculation on APIs, whose every request costs a round trip: one request for a chain gen, constant text, gen, …
+"""Speculation on APIs, where every request costs a round trip: one request for a chain of gen, constant text, gen, …
 
-The first gen gets a template (attribute `lookahead`): text and the stream and ordinal of a gen, in turns. The ledger
-verifies the answer against the template as Python asks, and asks gen by gen where it does not fit (semantics: never an empty
-value). A gen can be followed only if the text behind it shows where it ends: it begins with one of the gen's stops.
+The first gen gets a template (attribute `lookahead`): alternately text, and the stream and ordinal of a gen. As Python makes its requests, the ledger
+checks the answer against the template, and makes the requests one by one where it does not fit. A gen can be followed only if the text after it shows where
+the answer ends: the text begins with one of the gen's stops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONSTRAINTS = ("regex", "json_schema", "ebnf", "lark", "structural_tag", "dtype
 class PlanSpeculation(Pass):
     """Gives chains of gens a template for one request (APIs).
 
-    max_gens   gens that one request may cover
+    max_gens   how many gens one request may cover
     """
 
     name: ClassVar[str] = "plan-speculation"

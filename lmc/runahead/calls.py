@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from lmc.frontend.host import HostFunction
+from lmc.observing import observer
 
 WORKERS = 32
 _PLAIN = (str, int, float, bool, bytes, type(None), complex)
@@ -40,7 +41,9 @@ class CallsAhead:
             return None
         if key not in self._made:
             context = contextvars.Context()  # the program's own variables are none of its business
-            future = self._made[key] = _workers().submit(context.run, fn.fn, *copy.deepcopy(list(args)), **copy.deepcopy(dict(kwargs)))
+            if (watching := observer()) is not None:
+                watching.carry(context)
+            future = self._made[key] = _workers().submit(context.run, fn.plain, *copy.deepcopy(list(args)), **copy.deepcopy(dict(kwargs)))
             future.add_done_callback(lambda _: self._wake())
         return key, self._made[key]
 
@@ -56,11 +59,11 @@ class CallsAhead:
         key = _key(fn, args, kwargs) if self._made else None
         future = None if key is None else self._made.get(key)
         if future is None or (future.done() and future.exception() is not None):
-            return fn.fn(*args, **kwargs)  # an error has the program's own frames
+            return fn.plain(*args, **kwargs)  # an error has the program's own frames
         try:
             result = future.result()
         except Exception:
-            return fn.fn(*args, **kwargs)
+            return fn.plain(*args, **kwargs)
         if is_data(result):
             return copy.deepcopy(result)
         self._made.pop(key, None)

@@ -22,6 +22,7 @@ from lmc.config import log, logs
 from lmc.errors import LmcError, Loc
 from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
+from lmc.observing import observer
 from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, SHORTEST, Profile, reading_line
@@ -182,6 +183,7 @@ class Ledger:
             if (needed := getattr(found.after.handle, "needed", None)) is not None:
                 needed()
             self._count(ahead_used=1)
+            self._settle(found, used=True)
             self.profile.right(ask.loc)
             return found
 
@@ -261,6 +263,7 @@ class Ledger:
         if guess.used or guess.dropped:
             return
         guess.dropped = True
+        self._settle(guess, used=False)
         spent = guess.result.usage
         tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
         self._count(ahead_wasted=1, ahead_wasted_tokens=tokens)
@@ -268,6 +271,10 @@ class Ledger:
         self.records.append(Record(guess.address, kind, guess.ask.name, guess.ask.loc, guess.result, "wasted"))
         if not guess.result.done and guess.after.handle is not None:
             guess.after.handle.cancel()
+
+    def _settle(self, guess: Guess, *, used: bool) -> None:
+        if (watching := observer()) is not None:
+            watching.settle(guess.result, used=used)
 
     # -- open guesses: at an address one, but where several arms of an undecided branch ask
 
@@ -319,7 +326,8 @@ class Ledger:
         event = Signal()
         for result in awaited:
             result.on_change(lambda r: event.set() if r.done else None)
-        line = None if self._is_off() else reading_line()
+        found = None if self._is_off() else reading_line()
+        line = None if found is None else (self.policy, found)  # where nothing certain follows, something likely may
         if line is not None and not self.profile.worth(line):
             line = None
         if line is None and self.prepare is None:

@@ -41,10 +41,10 @@ def compile(  # the name of the field: torch.compile, re.compile
     fn: Function[P, R], *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
     ahead: Literal["off", "certain", "likely"] = "certain",
 ) -> Program[P, R]:  # fmt: skip
-    """Return a program that means what `fn` means: Python runs `fn`, and while it waits, what it asks next is asked already.
+    """Return a program that does what `fn` does: Python runs `fn`, and while it waits for an answer, the requests that come next are already made.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
-    outputs  names of the only variables that will be read: whatever else is asked only if it is read after all
+    outputs  names of the only variables that will be read; everything else is requested only if it is read after all
     opt      0: nothing is planned, merged or left out; 1: the default pipeline
     aggressive  also changes what is sent: constant paragraphs move in front of arguments, so that runs share more. `explain`
              shows what moves; the state's text stays as it was written. Answers may differ from those of the program as it was written
@@ -53,9 +53,9 @@ def compile(  # the name of the field: torch.compile, re.compile
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}", loc=caller_loc())
     if opt not in (0, 1):
-        raise ParameterError(f"opt={opt!r}: 0 or 1", loc=caller_loc())
+        raise ParameterError(f"opt={opt!r}: must be 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):
-        raise ParameterError(f"outputs={outputs!r}: a list of names of variables, such as [{outputs!r}]", loc=caller_loc())
+        raise ParameterError(f"outputs={outputs!r}: must be a list of variable names, such as [{outputs!r}]", loc=caller_loc())
     return Program(fn, backend=backend_of(backend), outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
 
 
@@ -258,7 +258,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
         if errors not in ("raise", "return"):
-            raise ParameterError(f"errors={errors!r}: 'raise' or 'return'", loc=caller_loc())
+            raise ParameterError(f"errors={errors!r}: must be 'raise' or 'return'", loc=caller_loc())
         return self.function._bind_all(items)
 
     def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:

@@ -111,7 +111,7 @@ class RunPlan:
             if known.text != head:  # another thread was first, with another text
                 return before
             handle = known.handle
-        return Prompt(before.parent, (), None, handle, rest)
+        return Prompt(before.parent, before.parts, None, handle, rest)
 
     def close(self) -> None:
         """The run is over: end its own pins."""

@@ -84,7 +84,7 @@ def create_app(
         return Gate(name, endpoint, settings, metrics, entrance, keys, audit, **how)
 
     def route(method: str, path: str, name: str, endpoint: Endpoint, **how: Any) -> Route:
-        return Route(path, gate(name, endpoint, **how), methods=[method], name=name)
+        return Route(path, gate(name, endpoint, route=path, **how), methods=[method], name=name)
 
     free: dict[str, Any] = {"counted": False}
     routes = [
@@ -149,7 +149,7 @@ def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
     """What lets pages of other origins ask; nothing where there are none."""
     if not origins:
         return []
-    allowed = ["authorization", "content-type", "x-api-key", "x-request-id"]
+    allowed = ["authorization", "content-type", "x-api-key", "x-request-id", "traceparent", "tracestate"]
     return [Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=allowed, expose_headers=["x-request-id", "retry-after"])]
 
 

@@ -10,8 +10,10 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor, Future
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 
+from lmc import observing
 from lmc.backend.base import Backend, Handle, Hints, MeteredAccount, Output, Result, Scored, seed_of
 from lmc.fsm.search import searcher
 from lmc.prompt import Constraint, Gen, Image, Part, SamplingParams, derive_seed, segments_of
@@ -60,7 +62,7 @@ class Generation:
     @classmethod
     async def begin(cls, backend: Backend, asks: Sequence[Ask], pool: Executor) -> Generation:
         """Raises what is wrong with the request. A caller that is cancelled meanwhile leaves nothing behind."""
-        future = pool.submit(_submit, backend, asks)
+        future = pool.submit(copy_context().run, _submit, backend, asks)
         try:
             handles = await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
@@ -149,7 +151,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
                 if ask.n > 1:
                     hints = hints._replace(group=(ticket,), members=ask.n, way=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0))
-                handles.append(backend.submit(None, (*segments_of(ask.parts), gen), hints))
+                handles.append(observing.submit(backend, None, (*segments_of(ask.parts), gen), hints))
     except BaseException:
         for handle in handles:
             handle.cancel()

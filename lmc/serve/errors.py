@@ -14,6 +14,9 @@ from lmc.errors import (
     CancelledError,
     ConstraintError,
     Filtered,
+    InDoubtEffect,
+    Interrupted,
+    JournalError,
     LmcError,
     ProgramError,
     PromptTooLongError,
@@ -75,6 +78,9 @@ _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first t
     (Refused, 502, "refusal"),
     (Filtered, 502, "content_filter"),
     (BackendError, 500, None),
+    (JournalError, 409, "journal"),
+    (InDoubtEffect, 409, "in_doubt"),
+    (Interrupted, 409, "waiting"),  # for a person: lmc.serve.runs says more
 )
 
 

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Message, Receive, Scope, Send
 
 from lmc.backend.base import MeteredAccount, Usage
+from lmc.observing import observer
 from lmc.serve.answering import event
 from lmc.serve.audit import AuditLog, Entry
 from lmc.serve.errors import ApiError, as_api_error
@@ -112,7 +113,7 @@ class Entrance:
 
 @dataclass(frozen=True)
 class Gate:
-    """An endpoint as an ASGI application. `public`: no key is asked for. `counted`: it takes room. `program`: that it runs."""
+    """An endpoint as an ASGI application. `public`: no key is asked for. `counted`: it takes room. `program`: that it runs. `route`: its path, as published."""
 
     name: str
     endpoint: Endpoint
@@ -124,9 +125,20 @@ class Gate:
     public: bool = False
     counted: bool = True
     program: str | None = None
+    route: str = ""
     error_body: Callable[[ApiError], Any] = lambda error: error.body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watching = observer() if self.counted else None
+        if watching is None:
+            await self._serve(scope, receive, send)
+            return
+        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        with watching.served(scope["method"], self.route, scope["path"], headers) as told:
+            told(await self._serve(scope, receive, send))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Answer a request; give the status of the answer."""
         began = time.monotonic()
         entry = Entry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
@@ -148,6 +160,7 @@ class Gate:
             if self.counted:
                 entry.seconds = round(time.monotonic() - began, 6)
                 self.audit.write(entry)
+        return entry.status
 
     def _check_host(self, scope: Scope) -> None:
         """A page that makes its own name this machine's (DNS rebinding) says that name."""
@@ -291,7 +304,7 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None], over: 
 
 
 def shutting_down() -> ApiError:
-    return ApiError(503, "the server is shutting down; ask again", headers={"Connection": "close", "Retry-After": "1"})
+    return ApiError(503, "the server is shutting down; try again", headers={"Connection": "close", "Retry-After": "1"})
 
 
 async def _left(receive: Receive) -> None:

@@ -76,7 +76,7 @@ def parse(text: str, where: str) -> list[Key]:
         try:
             found.append(Key.of(words[0], f"line {number}") if len(words) == 1 else _hashed(words))
         except ValueError as error:
-            raise ParameterError(f"{where}:{number}: {error}; expected is NAME sha256:HEX requests=… tokens=… concurrency=… programs=… priority=…") from None
+            raise ParameterError(f"{where}:{number}: {error}; expected NAME sha256:HEX requests=… tokens=… concurrency=… programs=… priority=…") from None
     if len({key.name for key in found}) < len(found):
         raise ParameterError(f"{where}: two keys have one name")
     return found

@@ -44,7 +44,7 @@ class Tls:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
-            raise ParameterError(f"TLS: {self.certificate} and {self.key} are no certificate with its key: {error}") from None
+            raise ParameterError(f"TLS: {self.certificate} and {self.key} are not a certificate and its key: {error}") from None
 
 
 def loopback_names(host: str) -> frozenset[str]:

@@ -49,7 +49,7 @@ def _fetched(url: str, param: str, hosts: Collection[str]) -> bytes:
         parts = urlsplit(url)
         host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
     except ValueError:
-        raise bad(f"{param}: this is no address", param) from None
+        raise bad(f"{param}: this is not an address", param) from None
     if not hosts:
         raise bad(f"{param}: this server fetches nothing; send the picture as a data URL", param, "unsupported")
     if host.lower() not in hosts or parts.username is not None or parts.password is not None:

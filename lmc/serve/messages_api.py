@@ -59,7 +59,7 @@ def as_chat(request: MessagesRequest) -> Json:
 
 def _tool(tool: Json) -> Json:
     if tool.get("type", "custom") != "custom":
-        raise bad(f"tools: {tool['type']!r:.60} is no tool of this server; it has those with an input_schema", "tools", "unsupported")
+        raise bad(f"tools: {tool['type']!r:.60} is not a tool of this server; it has those with an input_schema", "tools", "unsupported")
     said = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
     return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
 

@@ -112,7 +112,7 @@ def _known_parts(content: Any) -> Any:
         if isinstance(kind, str) and kind not in ("text", "image_url"):
             raise PydanticCustomError("no_part", "part {at} is of the type {kind}; this server takes text and image_url", {"at": i, "kind": kind})
         if kind is not None and {name for name in ("text", "image_url") if part.get(name) is not None} != {kind}:  # pyright: ignore[reportUnknownMemberType]
-            raise PydanticCustomError("no_part", "part {at} is of the type {kind}; it has the field {kind}, which is required, and no other", {"at": i, "kind": kind})
+            raise PydanticCustomError("no_part", "part {at} is of the type {kind}; it must have the field {kind} and no other", {"at": i, "kind": kind})
     return content  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -330,7 +330,7 @@ def _field(function: Function, name: str, parameter: inspect.Parameter) -> tuple
         try:
             schema["default"] = to_jsonable_python(default)
         except PydanticSerializationError:
-            pass  # a default that is no JSON is the program's own affair
+            pass  # a default that is not JSON is the program's own affair
 
     return annotation, Field(default=None, alias=name, json_schema_extra=describe)
 

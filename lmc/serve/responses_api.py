@@ -78,7 +78,7 @@ def as_chat(request: ResponsesRequest) -> Json:
 
 def _tool(tool: Json) -> Json:
     if tool.get("type") != "function":
-        raise bad(f"tools: {tool.get('type')!r:.60} is no tool of this server; it has those of the type function", "tools", "unsupported")
+        raise bad(f"tools: {tool.get('type')!r:.60} is not a tool of this server; it has those of the type function", "tools", "unsupported")
     return {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}}
 
 

@@ -28,10 +28,12 @@ import lmc
 from lmc import userfiles
 from lmc.backend.base import Usage
 from lmc.backend.pipe.client import PipeBackend
+from lmc.config import settings
 from lmc.errors import LmcError
+from lmc.observing import observer, within
 from lmc.serve import frames
 from lmc.serve.errors import ApiError, as_api_error
-from lmc.serve.gate import Call, Reply
+from lmc.serve.gate import Call, Endpoint, Reply
 from lmc.serve.metrics import AHEAD
 from lmc.serve.programs import ProgramLoop, Published
 from lmc.serve.spinning import Running, stack, threads_of
@@ -46,6 +48,10 @@ def main() -> None:
     """Runs a worker as `sys.argv` says: the server's process, its two sockets, and what is to be run."""
     told = json.loads(sys.argv[2])
     _end_with(told["server"])
+    if settings().otel:
+        from lmc.integrations.otel import provide
+
+        provide()
     sys.argv[1:] = []  # a program's module may read them
     connection = Connection(told["pipe"])
     asyncio.run(_serve(socket.socket(fileno=told["control"]), connection, told))
@@ -116,8 +122,12 @@ class Worker:
         endpoints = {"run": published.run, "batch": published.batch, "stream": published.stream}
         call = Call(body, {}, header["query"], share=header["share"])  # what it asks is charged by the server's process
         _limit_cpu(self._cpu)
+        with within(header["trace"]):
+            await self._run(endpoints[header["run"]], call, header["id"])
+
+    async def _run(self, endpoint: Endpoint, call: Call, number: str) -> None:
         try:
-            answer = await endpoints[header["run"]](call)
+            answer = await endpoint(call)
             if isinstance(answer, Reply):
                 return self._say({"reply": answer.status, "content_type": answer.content_type}, answer.body)
             try:
@@ -131,7 +141,7 @@ class Worker:
             finally:
                 answer.cancel()
         except Exception as error:
-            self._say({"error": _data_of(as_api_error(error, header["id"]))})
+            self._say({"error": _data_of(as_api_error(error, number))})
 
     async def _until_it_ends(self) -> None:
         """Says that the request is over when no thread executes code of a run that was cancelled. The server does not wait for ever."""
@@ -141,6 +151,8 @@ class Worker:
         self._answering = None
         _limit_cpu(None)
         self._say({"over": self._news()})
+        if (watching := observer()) is not None:  # the server may end this process at any moment
+            asyncio.get_running_loop().run_in_executor(None, watching.flush)
 
     def _executes_programs(self) -> bool:
         """Whether a thread that requests have started is in code which is neither lmc's nor a library's: a program may have started it."""

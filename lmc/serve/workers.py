@@ -27,6 +27,7 @@ from lmc.backend.base import Backend, MeteredAccount, Usage
 from lmc.backend.pipe.server import PipeServer
 from lmc.errors import ProgramError
 from lmc.frontend.interpreter import Function
+from lmc.observing import observer
 from lmc.serve import frames
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import Call, Events, Reply
@@ -124,9 +125,9 @@ class Workers:
             if problem is None:
                 continue
             if not first.done():
-                return first.set_exception(ProgramError(f"a worker does not begin: {problem}"))
+                return first.set_exception(ProgramError(f"a worker did not start: {problem}"))
             self._failing = problem
-            log.error("a worker does not begin: %s", problem)
+            log.error("a worker did not start: %s", problem)
             await asyncio.sleep(min(_LATEST, 0.1 * 2 ** min(failed, 10)))
 
     async def _life(self, first: asyncio.Future[None]) -> str | None:
@@ -169,7 +170,8 @@ class Workers:
         """What a worker answers. Raises ApiError; cancelling it ends the program."""
         worker = await self._taken(program)
         worker.charged_to(call.share["account"])
-        worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id, "share": dict(call.share)}, call.body)
+        trace = [] if (watching := observer()) is None else watching.headers()
+        worker.say({"run": how, "program": program, "query": dict(call.query), "id": call.id, "share": dict(call.share), "trace": trace}, call.body)
         try:
             header, body = await self._told(worker, program)
         except BaseException:

@@ -28,7 +28,7 @@ class Answer:
 class Planted:
     """A fault: what happens instead of the answer.
 
-    kind   "status", "reset" (no answer, the connection is gone), "truncate" (half of a body), "garbage" (a body that is no JSON),
+    kind   "status", "reset" (no answer, the connection is gone), "truncate" (half of a body), "garbage" (a body that is not JSON),
            "shape" (JSON without what was asked for), "model" (another model's answer), "delay" (late), "slow" (in small pieces),
            "half-stream" (a stream that breaks off), "kill" (the server is gone, with all its connections)
     until  ends a delay before its `seconds` are over

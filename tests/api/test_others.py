@@ -147,7 +147,7 @@ def test_a_missing_key_and_a_wrong_address_are_said_at_once(monkeypatch):
         monkeypatch.delenv(key, raising=False)
     with pytest.raises(lmc.ParameterError, match="no key; pass api_key=… or set ANTHROPIC_API_KEY"):
         lmc.Anthropic("claude")
-    with pytest.raises(lmc.ParameterError, match="base_url='localhost:8000/v1' is not a URL: http://host:port/v1"):
+    with pytest.raises(lmc.ParameterError, match="base_url='localhost:8000/v1' is not a URL such as http://host:port/v1"):
         lmc.OpenAI("m", api_key="k", base_url="localhost:8000/v1")
 
     @lmc.function

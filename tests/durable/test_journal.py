@@ -1027,7 +1027,7 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="is a directory"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    for path, said in ((tmp_path / "pipe", "no ordinary file"), ("/dev/full", "no ordinary file"), ("a\0b", "null"), (tmp_path / ("x" * 300), "too long")):
+    for path, said in ((tmp_path / "pipe", "not a regular file"), ("/dev/full", "not a regular file"), ("a\0b", "null"), (tmp_path / ("x" * 300), "too long")):
         with pytest.raises(JournalError, match=rf"test_journal.py:\d+: journal=.*{said}"):
             small.run("q", backend=lmc.Mock(), journal=path)
         with pytest.raises(JournalError, match=r"test_journal.py:\d+: "):

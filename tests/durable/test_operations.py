@@ -133,7 +133,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(Path("out.jsonl").read_text())["status"] == "finished"
     assert "bytes before" in command("compact", "batch")
     for words, why in ((["resolve", "done", "--answer", "x"], "no question waits"), (["resolve", "done"], "give one of --answer"), (["show", "nowhere"], "No such file"),
-                       (["compact", "done", "--older-than", "soon"], "a number with a unit"), (["resolve", "done", "--result", "x"], "is no JSON"), (["list", "out.jsonl"], ""),
+                       (["compact", "done", "--older-than", "soon"], "a number with a unit"), (["resolve", "done", "--result", "x"], "is not JSON"), (["list", "out.jsonl"], ""),
                        (["retry", "nowhere"], "there is no journal"), (["compact", "nowhere"], "there is no journal")):  # fmt: skip
         found = CliRunner().invoke(app, ["journal", *words])
         if why:
@@ -150,7 +150,7 @@ def test_a_program_of_the_command_line_asks_and_goes_on(tmp_path: Path, monkeypa
     for _ in range(2):
         assert isinstance(CliRunner().invoke(app, words).exception, lmc.Interrupted)
     assert "effect 0 asks: To ann?" in command("list", ".")
-    assert "is no JSON" in str(CliRunner().invoke(app, ["journal", "resolve", "runs/deep/ann", "--answer", "yes"]).exception)
+    assert "is not JSON" in str(CliRunner().invoke(app, ["journal", "resolve", "runs/deep/ann", "--answer", "yes"]).exception)
     command("resolve", "runs/deep/ann", "--answer", "true")
     found = CliRunner().invoke(app, words)
     assert (found.exit_code, found.output.strip()) == (0, "true")

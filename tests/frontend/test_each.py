@@ -168,7 +168,7 @@ def test_what_is_refused():
 
     with pytest.raises(lmc.ParameterError, match="2 items for 3 forks"):
         program(lambda s: s.fork(3).each(judge, ["a", "b"])).run(backend=Mock())
-    with pytest.raises(lmc.ArgumentError, match="a function that takes a fork"):
+    with pytest.raises(lmc.ArgumentError, match="takes a function of a fork"):
         program(lambda s: s.fork(3).each("judge")).run(backend=Mock())
     with pytest.raises(lmc.ProgramError, match="is awaited in an `async def` program"):
         program(lambda s: s.fork(3).each(ajudge)).run(backend=Mock())

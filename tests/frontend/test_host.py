@@ -356,7 +356,7 @@ def test_marks_are_checked_where_they_are_written():
         lmc.host(print, timeout="soon")  # type: ignore[call-overload]
     with pytest.raises(lmc.ArgumentError, match="True or False"):
         lmc.host(print, ordered="no")  # type: ignore[call-overload]
-    with pytest.raises(lmc.ArgumentError, match="marked already"):
+    with pytest.raises(lmc.ArgumentError, match="already marked"):
         lmc.host(lmc.pure(len))
 
 

@@ -835,7 +835,7 @@ def test_arguments_are_checked_with_the_programs_place() -> None:
         (lambda: program.run("a", 1, 2), "too many positional arguments"),
         (lambda: program.bind(x=1), "has no parameter 'x'"),
         (lambda: program.run_batch([{"essay": "a"}, {"q": 1}], backend=Mock()), "item 1 of the batch"),
-        (lambda: program.run_batch(["text"], backend=Mock()), "an item is a dict or a tuple, not 'text'"),
+        (lambda: program.run_batch(["text"], backend=Mock()), "an item must be a dict or a tuple, not 'text'"),
         (lambda: program.run_batch([], threads=3), "no option 'threads'"),
     ):
         with pytest.raises(TypeError, match=r".") as caught:

@@ -134,7 +134,7 @@ def test_a_name_without_a_type_says_how_to_give_one():
         s += lmc.gen("x", dtype=int) + lmc.gen("x", max_tokens=4)
         return s.parsed("x")
 
-    with pytest.raises(lmc.ArgumentError, match=r"test_parsed.py:\d+: 'x' was asked without a type.*dtype="):
+    with pytest.raises(lmc.ArgumentError, match=r"test_parsed.py:\d+: 'x' was asked for without a type.*dtype="):
         program.run(backend=said("1"))
 
 

@@ -329,7 +329,7 @@ def role_not_open(s, x):
 
 
 def a_message_as_a_block(s, x):
-    with s.user("q"):  # a message with its content is complete; for one with a block, write `with s.user():`
+    with s.user("q"):  # a message that is given its content is complete; for a block, write `with s.user():`
         s += "more"
 
 
@@ -366,19 +366,19 @@ def an_expression_with_a_value_in_an_fstring(s, x):
 
 
 def an_expression_as_text(s, x):
-    gen("answer").strip()  # a GenExpr has no attribute 'strip': it is an expression, which is asked when it is appended
+    gen("answer").strip()  # a GenExpr has no attribute 'strip': it is an expression, which asks the model once it is appended
 
 
 def an_expression_compared_with_text(s, x):
-    return gen("answer") == "yes"  # a GenExpr is an expression, which is asked when it is appended: it equals no text and no number
+    return gen("answer") == "yes"  # a GenExpr is an expression, which asks the model once it is appended: it equals no text and no number
 
 
 def text_compared_with_a_sum(s, x):
-    return "A" + gen("answer") != "A"  # a Seq is an expression, which is asked when it is appended: it equals no text and no number
+    return "A" + gen("answer") != "A"  # a Seq is an expression, which asks the model once it is appended: it equals no text and no number
 
 
 def an_expression_among_texts(s, x):
-    return select("answer", ["yes"]) in ("yes", "no")  # a SelectExpr is an expression, which is asked when it is appended: it equals no text and no number
+    return select("answer", ["yes"]) in ("yes", "no")  # a SelectExpr is an expression, which asks the model once it is appended: it equals no text and no number
 
 
 def an_expression_made_text(s, x):
@@ -406,15 +406,15 @@ def a_misspelled_method(s, x):
 
 
 def a_deleted_variable(s, x):
-    del s["x"]  # a variable of a state stays; to say that it holds nothing write s['x'] = None
+    del s["x"]  # a state's variables cannot be deleted; to clear one write s['x'] = None
 
 
 def an_order_of_expressions(s, x):
-    sorted([x, "b"], key=lambda a: gen("score"))  # a GenExpr is an expression, which is asked when it is appended
+    sorted([x, "b"], key=lambda a: gen("score"))  # a GenExpr is an expression, which asks the model once it is appended
 
 
 def an_item_of_an_expression(s, x):
-    ("A" + gen("answer"))["answer"]  # a Seq is an expression, which is asked when it is appended
+    ("A" + gen("answer"))["answer"]  # a Seq is an expression, which asks the model once it is appended
 
 
 def a_name_of_all_forks(s, x):
@@ -426,11 +426,11 @@ def no_choices(s, x):
 
 
 def one_text_as_choices(s, x):
-    s += select("c", x)  # select(choices=…) takes a list of texts, not 'text'
+    s += select("c", x)  # select(choices=…) takes a list of strings, not 'text'
 
 
 def no_list_of_choices(s, x):
-    s += select("c")  # select(choices=…) takes a list of texts, not None
+    s += select("c")  # select(choices=…) takes a list of strings, not None
 
 
 def unknown_method(s, x):
@@ -490,7 +490,7 @@ def forks_of_text(s, x):
 
 
 def join_of_no_kind(s, x):
-    s.fork(2).join("append")  # join('append'): 'gather_variable' or 'concate_and_append'
+    s.fork(2).join("append")  # join('append'): must be 'gather_variable' or 'concate_and_append'
 
 
 def two_for_three(s, x):
@@ -579,17 +579,17 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: lmc.compile(program).batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: program.run_batch(["a"]), "item 0 of the batch: "),
     (lambda: program.run_batch([("a",)], tempreature=1), "run_batch() has no option 'tempreature'; did you mean 'temperature'?"),
-    (lambda: program.run_batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
-    (lambda: program.run_batch([("a",)], num_threads=0), "num_threads=0: 'auto' or a number of threads"),
+    (lambda: program.run_batch([("a",)], errors="ignore"), "errors='ignore': must be 'raise' or 'return'"),
+    (lambda: program.run_batch([("a",)], num_threads=0), "num_threads=0: must be 'auto' or a number of threads"),
     (lambda: lmc.compile(program).batch([("a",)], tempreature=1), "batch() has no option 'tempreature'; did you mean 'temperature'?"),
     (lambda: lmc.compile(program).batch([("a",)], num_threads=8), "batch() has no option 'num_threads'; a compiled batch keeps as many items going"),
     (lambda: lmc.compile(program).batch([("a",)], progress_bar=True), "batch() has no option 'progress_bar'; here it is progress=True"),
     (lambda: lmc.compile(program).batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
-    (lambda: lmc.compile(program).batch([("a",)], errors="ignore"), "errors='ignore': 'raise' or 'return'"),
+    (lambda: lmc.compile(program).batch([("a",)], errors="ignore"), "errors='ignore': must be 'raise' or 'return'"),
     (lambda: lmc.compile(program)("a", tempreature=1), "did you mean 'temperature'?"),
     (lambda: lmc.compile(program.func), "takes a function decorated with @lmc.function"),
-    (lambda: lmc.compile(program, opt=3), "opt=3: 0 or 1"),
-    (lambda: lmc.compile(program, outputs="answer"), "a list of names of variables, such as ['answer']"),
+    (lambda: lmc.compile(program, opt=3), "opt=3: must be 0 or 1"),
+    (lambda: lmc.compile(program, outputs="answer"), "must be a list of variable names, such as ['answer']"),
     (lambda: program.run("a", backend=Mock())["anwser"], "did you mean 'answer'?"),
     (lambda: lmc.function(lambda: None), "needs a first parameter for the state"),
 ]

@@ -98,7 +98,7 @@ def test_text_is_printable() -> None:
 
 
 def test_what_is_no_literal_is_refused() -> None:
-    with pytest.raises(IRError, match=r"\[1\] of type list is no literal"):
+    with pytest.raises(IRError, match=r"\[1\] of type list is not a literal"):
         print_op(Op("append", ([1],)))  # pyright: ignore[reportArgumentType]
 
 

@@ -80,7 +80,7 @@ def test_a_pipeline_reads_as_it_prints() -> None:
         ),
         ("dce{input = 1}", "pass dce has no option 'input'; it has outputs"),
         ("cse{x = 1}", "pass cse has no option 'x'; it has none"),
-        ("plan-prefix{min_chars = many}", "min_chars = many is no value"),
+        ("plan-prefix{min_chars = many}", "min_chars = many is not a value"),
         ("plan-prefix{min_chars = 1", "unclosed"),
         ('plan-prefix{min_chars = "1"}', 'plan-prefix: min_chars = "1" is of the wrong type; it is a whole number'),
         ("plan-prefix{min_chars = true}", "it is a whole number"),

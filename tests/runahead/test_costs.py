@@ -71,6 +71,22 @@ def test_the_first_run_on_a_slow_backend_is_not_held_up_by_a_plan(monkeypatch: p
     slow.close()
 
 
+@lmc.function
+def until_yes(s, q):
+    for f in s.fork(5):
+        f += q + lmc.select("answer", ["yes", "no"])
+        if f["answer"] == "yes":
+            return True
+
+
+def test_a_line_where_nothing_certain_follows_is_tried_again_for_what_is_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Profile, "patience", 0.0)
+    program, slow = lmc.compile(until_yes), Mock({"answer": "no"}, latency=0.3)
+    assert program("x", backend=slow, ahead="certain").usage.ahead_asked == 0  # five waits at the line
+    assert program("x", backend=slow, ahead="likely").usage.ahead_asked == 4
+    slow.close()
+
+
 @pytest.mark.parametrize("options", [{"outputs": ["a"]}, {"aggressive": True}])
 def test_what_the_user_asks_of_a_plan_holds_for_the_first_run(options: dict[str, Any]) -> None:
     slow: Any = Mock(latency=1e-3)

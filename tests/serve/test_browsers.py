@@ -295,7 +295,7 @@ def test_a_file_of_keys_has_their_digests():
     "line", ("alice sha256:12", "alice md5:aa", "alice key", f"alice sha256:{'0' * 64} request=5", f"alice sha256:{'0' * 64} requests=x", f"alice sha256:{'0' * 64} requests=0", f"alice sha256:{'z' * 64}")
 )
 def test_a_line_that_is_no_key_is_named(line):
-    with pytest.raises(ParameterError, match=r"keys\.txt:2: .*expected is NAME sha256:HEX"):
+    with pytest.raises(ParameterError, match=r"keys\.txt:2: .*expected NAME sha256:HEX"):
         parse(f"# keys\n{line}", "keys.txt")
 
 
@@ -368,7 +368,7 @@ def test_tls(tmp_path):
         pytest.skip("needs openssl")
     with served("--tls-cert", str(cert), "--tls-key", str(key), scheme="https") as (url, _):
         assert httpx.get(f"{url}/health", verify=False).status_code == 200
-    with pytest.raises(ParameterError, match="no certificate with its key"):
+    with pytest.raises(ParameterError, match="not a certificate and its key"):
         Tls(key, cert).check()
 
 

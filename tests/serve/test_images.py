@@ -77,7 +77,7 @@ def test_the_model_sees_them_in_order(path, body):
         (asked(part("data:text/html;base64,AAAA")), "data URL"),
         (asked(part(url(DARK)), role="system"), "part of a user's message"),
         (asked(part(url(DARK), detail="huge")), "messages.0.content"),
-        (asked({"type": "image_url"}), "required"),
+        (asked({"type": "image_url"}), "must have the field"),
         (asked({"type": "video_url", "video_url": {"url": "x"}}), "takes text and image_url"),
         (asked(part(url(DARK)), tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
     ),

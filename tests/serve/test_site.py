@@ -71,7 +71,7 @@ def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
         tab.value("$('key').value = 'the-key'; $('key').onchange(); $('load').click()")
         until("document.querySelector('#requests') && document.querySelector('#endpoints td')")
         shown = tab.value("Object.fromEntries([...document.querySelectorAll('.card')].map(c => [c.id, c.textContent]))")
-        assert "4 so far" in shown["requests"] and "3 waiting" in shown["queue"] and "1 requests refused" in shown["errors"]
+        assert "4 so far" in shown["requests"] and "3 waiting" in shown["queue"] and "1 request refused" in shown["errors"]
         assert tab.value("document.querySelector('#memory').textContent").endswith("<b>greet</b>400"), "names are text"
         assert tab.value("[...document.querySelectorAll('#memory .bar i')].map(i => i.style.width)") == ["50%", "25%"]
         assert tab.value("[...document.querySelectorAll('#endpoints tr:last-child td')].slice(0, 3).map(c => c.textContent)") == ["program greet", "4", "1"]
@@ -95,3 +95,38 @@ def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
         assert tab.value("JSON.parse(document.querySelector('.operation .answer').textContent).variables.text")
         tab.value("$('search').value = 'messages'; $('search').oninput()")
         assert tab.value("[...document.querySelectorAll('.operation:not([hidden]) code')].map(c => c.textContent)") == ["/v1/messages"]
+
+
+@lmc.function
+def refund(s: Any, order: str) -> Any:
+    s += f"Refund {order}?" + lmc.gen("why", max_tokens=4)
+    fine = lmc.interrupt(f"Refund the order {order}? " + "It is a long story. " * 20, bool)
+    return fine, lmc.interrupt("Which reason?", {"enum": ["late", "x" * 80]})
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+def test_questions_of_runs_can_be_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with on_a_port(lmc.Mock(), programs=[refund], journals=tmp_path / "runs") as url, browser(tmp_path / "profile") as tab:
+
+        def until(what: str) -> None:
+            assert tab.value(_WAIT.replace("WANTED", what))
+
+        tab.visit(f"{url}/runs")
+        until("$('said').textContent.includes('No run waits for an answer.')")
+        assert httpx.post(f"{url}/programs/refund?run=order-{'7' * 40}", json={"order": "A"}).status_code == 202
+        damaged = tmp_path / "runs" / "refund" / "damaged" / "journal"
+        damaged.parent.mkdir()
+        damaged.write_bytes(b"no journal")
+        for scheme in ("light", "dark"):
+            for width in (400, 1600):
+                with tab.width(width):
+                    tab.visit(f"{url}/runs", scheme)
+                    until("document.querySelectorAll('.card').length == 2")
+                    assert tab.value("document.documentElement.scrollWidth") <= width
+                    assert tab.value(WIDE) == [] and tab.value(FAINT) == [] and tab.complaints == []
+        assert "damaged" in tab.value("$('found').textContent")
+        tab.value("[...document.querySelectorAll('button')].find(b => b.textContent == 'Yes').click()")
+        until("$('said').textContent.includes('It has another question.')")
+        tab.value("[...document.querySelectorAll('button')].find(b => b.textContent == 'late').click()")
+        until("$('said').textContent.includes('It is over: [true,\"late\"]')")
+    assert "failed" not in caplog.text, "waiting for a person is no failure"

@@ -188,7 +188,7 @@ def test_what_cannot_be_ended_is_said_and_counted(runs, monkeypatch, caplog):
             call.leave()
             await call.task
             await until(lambda: metric(app, "lmc_program_runs_unended") == 1, 90)
-            assert "the program blocks goes on at" in caplog.text and "cannot be ended" in caplog.text
+            assert "the program blocks is still running at" in caplog.text and "cannot be stopped" in caplog.text
             RELEASE.set()
             await until(lambda: metric(app, "lmc_program_runs_unended") == 0, 90)
 

@@ -479,7 +479,7 @@ def test_a_worker_that_does_not_begin_is_said_when_the_server_starts(fragile, mo
         async with app.router.lifespan_context(app):
             pass
 
-    with pytest.raises(lmc.ProgramError, match="a worker does not begin: OSError: the index is not there"):
+    with pytest.raises(lmc.ProgramError, match="a worker did not start: OSError: the index is not there"):
         go(work())
 
 

@@ -42,7 +42,7 @@ def url_in(log: Path, of: subprocess.Popen[bytes], seconds: float = 180.0) -> st
         if said := re.search(r" at (http://127\.0\.0\.1:\d+)\n", log.read_text()):
             return said[1]
         time.sleep(0.1)
-    raise AssertionError(f"a worker does not begin: {log.read_text()}")
+    raise AssertionError(f"a worker did not start: {log.read_text()}")
 
 
 def wait_for(url: str, of: subprocess.Popen[bytes], seconds: float = 120.0) -> None:

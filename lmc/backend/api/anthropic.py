@@ -59,7 +59,7 @@ class Anthropic(ApiBackend):
         **client_options: Any,
     ) -> None:
         if cache not in ("auto", "5m", "1h", "off"):
-            raise ParameterError(f"cache={cache!r}: 'auto', '5m', '1h' or 'off'")
+            raise ParameterError(f"cache={cache!r}: must be 'auto', '5m', '1h' or 'off'")
         self.model, self._extra = model_name, dict(extra_body or {})
         rules = rules_of(model_name)
         self._book = CacheBook(rules, cache)

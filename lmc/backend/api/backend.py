@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lmc import observing
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
 from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
@@ -222,7 +223,7 @@ class ApiBackend(ABC):
         if concurrency < 1 or attempts < 1:
             raise ParameterError(f"{name}: concurrency and attempts are at least 1")
         if on_refusal not in ("raise", "return"):
-            raise ParameterError(f"{name}: on_refusal={on_refusal!r}: 'raise' or 'return'")
+            raise ParameterError(f"{name}: on_refusal={on_refusal!r}: must be 'raise' or 'return'")
         self.name, self.chat_template, self._prices = name, template, prices
         self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
         self.ledger = Ledger(prices)
@@ -401,13 +402,8 @@ class ApiBackend(ABC):
         try:
             await self._client.ready(self.prepare)
             place = await _place_of(work.parent)
-            index = 0
-            for segment in work.segments:
-                if isinstance(segment, (Gen, Select)):
-                    place = await self._answer(place, segment, work, work.results[index])
-                    index += 1
-                else:
-                    place = self._extended(place, (segment,))
+            with observing.within(work.hints.trace):
+                place = await self._answered(place, work)
             if work.hints.pin:
                 await self.warm(place, work.hints)
             work.complete(place)
@@ -420,8 +416,19 @@ class ApiBackend(ABC):
             work.fail(error)
             work.complete(error)
 
+    async def _answered(self, place: Place, work: _Work) -> Place:
+        """Where the prompt ends when all that a submission asks is answered."""
+        index = 0
+        for segment in work.segments:
+            if isinstance(segment, (Gen, Select)):
+                place = await self._answer(place, segment, work, work.results[index])
+                index += 1
+            else:
+                place = self._extended(place, (segment,))
+        return place
+
     async def _answer(self, place: Place, ask: Gen | Select, work: _Work, result: weakref.ref[_ApiResult]) -> Place:
-        tally = Tally(ask.name, ask.loc, work.hints.shared)
+        tally = Tally(ask.name, ask.loc, work.hints.shared, work.hints.trace)
         try:
             if isinstance(ask, Gen):
                 feed = _feeder(result) if work.hints.watched and ask.params.n == 1 else None
@@ -636,7 +643,7 @@ def _begin(backend: weakref.ref[ApiBackend], work: _Work) -> None:
     """On the loop: starts a submission."""
     found = backend()
     if found is None or work.abandoned:
-        error = CancelledError("nobody waits for the answer any more")
+        error = CancelledError("the answer is no longer awaited")
         work.fail(error)
         work.complete(error)
     elif work.after is None:

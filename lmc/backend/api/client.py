@@ -178,11 +178,12 @@ class Ledger:
 
 @dataclass(slots=True)
 class Tally:
-    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` what Hints do."""
+    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` and `trace` what Hints do."""
 
     name: str | None = None
     loc: Loc | None = None
     shared: tuple[tuple[int, float], ...] = ()
+    trace: tuple[tuple[str, str], ...] = ()
     usage: Usage = field(default_factory=Usage)
     attempts: int = 0
     unreported: int = 0
@@ -309,6 +310,8 @@ class Client:
             try:
                 async with self.rates.room:
                     sent = request()
+                    if tally.trace:
+                        sent = replace(sent, headers={**sent.headers, **dict(tally.trace)})
                     ticket = await self.rates.admit(sent.body)
                     tally.attempts += 1
                     self.ledger.add(attempts=1, retries=number > 0)

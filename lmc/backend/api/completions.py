@@ -133,7 +133,7 @@ class Completions(ApiBackend):
         if server not in SERVERS:
             raise ParameterError(f"server={server!r}: one of {', '.join(SERVERS)}")
         if select not in (None, "logprobs", "decisions", "constrained"):
-            raise ParameterError(f"select={select!r}: 'logprobs', 'decisions' or 'constrained'")
+            raise ParameterError(f"select={select!r}: must be 'logprobs', 'decisions' or 'constrained'")
         if select == "logprobs" and chat:
             raise ParameterError("select='logprobs' needs a model of text: chat APIs do not score what they are given")
         self.model, self.chat, self.server, self._own = model, chat, SERVERS[server], server

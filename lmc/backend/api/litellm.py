@@ -113,12 +113,12 @@ class LiteLLMWire:
         return [*keys, *secrets_of_headers(headers), *(s for k in ("base_url", "api_base") for s in secrets_of_url(str(self._fixed.get(k) or "")))]
 
     async def post(self, request: Request) -> Received:
-        answer = await self._sent(request.body)
+        answer = await self._sent(request)
         return Received(_plain(answer), _headers(answer))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         try:
-            answer = await self._sent(request.body)
+            answer = await self._sent(request)
             headers = _headers(answer)
             async for chunk in answer:
                 yield Received(_plain(chunk), headers)
@@ -127,9 +127,10 @@ class LiteLLMWire:
         except Exception as error:
             raise _fault(error) from None
 
-    async def _sent(self, body: Body) -> Any:
+    async def _sent(self, request: Request) -> Any:
+        more = {"extra_headers": {**(self._fixed.get("extra_headers") or {}), **request.headers}} if request.headers else {}
         try:
-            return await self._litellm.acompletion(**body, **self._fixed)
+            return await self._litellm.acompletion(**{**request.body, **self._fixed, **more})
         except Exception as error:  # LiteLLM's errors are of many kinds, and not all its own
             raise _fault(error) from None
 
@@ -149,7 +150,7 @@ def _headers(answer: Any) -> dict[str, str]:
 def _plain(answer: Any) -> Body:
     body = answer if isinstance(answer, dict) else answer.model_dump()
     if not isinstance(body, dict):
-        raise Malformed("the answer is no JSON object")
+        raise Malformed("the answer is not a JSON object")
     return body
 
 

@@ -72,7 +72,7 @@ def conversation(place: Place, target: str, template: ChatTemplate = MESSAGES) -
         _check_between(between, _ending(template, last), target)
     begun = _content(content)
     if not isinstance(begun, str):
-        raise UnsupportedOpError("a gen behind an image in one message", target, "close the message first")
+        raise UnsupportedOpError("a gen after an image in the same message", target, "close the message first")
     return Conversation(tuple(with_calls(closed)), role, begun)
 
 

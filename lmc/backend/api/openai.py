@@ -78,9 +78,9 @@ class OpenAI(Completions):
         if model is None:
             raise ArgumentError("OpenAI() needs the name of a model, such as OpenAI(\"gpt-5-mini\")")
         if api not in (None, "chat", "responses"):
-            raise ParameterError(f"api={api!r}: 'chat' or 'responses'")
+            raise ParameterError(f"api={api!r}: must be 'chat' or 'responses'")
         if api is not None and is_chat_model is False:
-            raise ParameterError(f"api={api!r} asks with messages, and is_chat_model=False for text")
+            raise ParameterError(f"api={api!r} sends messages, but is_chat_model=False asks for text")
         base_url = base_url or (None if client is not None else os.environ.get("OPENAI_BASE_URL"))
         host = urlsplit(base_url).hostname if base_url else None
         server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
@@ -119,7 +119,7 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
     except ImportError as error:
         raise missing("openai", "openai", error) from None
     if base_url and not base_url.startswith(("http://", "https://")):
-        raise ParameterError(f"base_url={without_userinfo(base_url)!r} is not a URL: http://host:port/v1")
+        raise ParameterError(f"base_url={without_userinfo(base_url)!r} is not a URL such as http://host:port/v1")
     kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
     if base_url and urlsplit(base_url).hostname != "api.openai.com":

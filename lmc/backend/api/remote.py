@@ -37,7 +37,7 @@ def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
     urls = (given,) if isinstance(given, str) else tuple(given)
     for url in urls:
         if not url.startswith(("http://", "https://")) or not _addresses(url):
-            raise ParameterError(f"{without_userinfo(url)!r} is not a URL: http://host:port")
+            raise ParameterError(f"{without_userinfo(url)!r} is not a URL such as http://host:port")
     if not urls:
         raise ParameterError("give the URL of a server")
     return tuple(url.rstrip("/") for url in urls)
@@ -240,7 +240,7 @@ class Remote(Completions):
         if found != self.model:
             raise BackendError(f"{self.name}: the server at {bare} runs {found}, not {self.model}")
         if any(server.url == bare for server in self._fleet.servers):
-            raise ParameterError(f"{self.name} has the server {bare} already")
+            raise ParameterError(f"{self.name} already has the server {bare}")
         self._fleet.add(url)
 
     def drop_server(self, url: str) -> None:

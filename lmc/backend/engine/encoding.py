@@ -50,7 +50,7 @@ def _encoded(words: Vocabulary, text: str, at_start: bool) -> Sequence[int]:
         if half is None:
             raise
         raise ParameterError(
-            f"the prompt has {half!r}, half of a surrogate pair, which is no character and has no tokens; "
+            f"the prompt has {half!r}, half of a surrogate pair, which is not a character and has no tokens; "
             'where text is decoded, errors="replace" leaves none'
         ) from None
 
@@ -125,7 +125,7 @@ class Encoder:
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         if len(ids) and (last := int(ids.max())) >= self._embedded:
             spelling = self._words.decode([last], with_specials=True)
-            raise ParameterError(f"the prompt has {spelling!r}, token {last}, and the model knows {self._embedded} tokens only")
+            raise ParameterError(f"the prompt has {spelling!r}, token {last}, but the model knows only {self._embedded} tokens")
         return ids
 
     def _remember(self, key: tuple[str, bool], ids: np.ndarray) -> None:

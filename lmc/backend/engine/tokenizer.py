@@ -1,4 +1,4 @@
-"""Tokens: literal parts to ids and ids to text. Plain text never becomes a special token (semantics.md §3)."""
+"""Tokens: literal parts to ids and ids to text. Plain text never becomes a special token."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def _check_ids(raw: RawTokenizer, limit: int | None) -> None:
     beyond = {token: i for token, i in raw.get_vocab(with_added_tokens=True).items() if i >= limit and not (i in added and added[i].special)}
     if beyond:
         token, i = min(beyond.items(), key=lambda pair: pair[1])
-        raise ModelLoadError(f"the token {token!r:.40} has the id {i}, and the model has {limit} tokens; are tokenizer and weights of one model?")
+        raise ModelLoadError(f"the token {token!r:.40} has the id {i}, and the model has {limit} tokens; do tokenizer and weights belong to the same model?")
 
 
 class _Spoken(dict[int, bytes]):
@@ -515,7 +515,7 @@ def _listed(meta: Mapping[str, Any], key: str, where: str) -> list[Any]:
     except KeyError as missing:
         raise ModelLoadError(f"{where}: the metadata lacks {missing.args[0]}") from None
     if not isinstance(found, list):
-        raise ModelLoadError(f"{where}: tokenizer.ggml.{key} is {found!r:.60}; expected is a list; download it again")
+        raise ModelLoadError(f"{where}: tokenizer.ggml.{key} is {found!r:.60}; expected a list; download it again")
     return found
 
 

@@ -256,7 +256,7 @@ class PipeBackend:
 
     def _end(self, why: str) -> None:
         if self._lost is None:
-            self._lost = BackendError(f"{self.capabilities.name} cannot be asked any more: {why}")
+            self._lost = BackendError(f"{self.capabilities.name} cannot be used any more: {why}")
             self._box.close()
         self._fail_all()
 

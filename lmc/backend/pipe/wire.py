@@ -34,7 +34,7 @@ from lmc.prompt import (
     Text,
 )
 
-VERSION = 1
+VERSION = 2
 Message = list[Any]
 
 
@@ -152,12 +152,12 @@ def read_hints(data: dict[str, Any] | None) -> Hints | None:
 
 def write_output(output: Output) -> list[Any]:
     usage = [getattr(output.usage, f.name) for f in fields(Usage)]
-    return [list(output.texts), [codec.encode(dict(meta)) for meta in output.metas], usage, list(output.ids)]
+    return [list(output.texts), [codec.encode(dict(meta)) for meta in output.metas], usage, list(output.ids), list(output.forced), output.phases]
 
 
 def read_output(data: Any) -> Output:
-    texts, metas, usage, ids = data
-    return Output(tuple(texts), tuple(codec.decode(meta) for meta in metas), Usage(*usage), tuple(ids))
+    texts, metas, usage, ids, forced, phases = data
+    return Output(tuple(texts), tuple(codec.decode(meta) for meta in metas), Usage(*usage), tuple(ids), _frozen(forced), _frozen(phases))
 
 
 def write_scored(scored: Scored) -> list[Any] | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dspy import lm15
 
-from lmc import images
+from lmc import images, observing
 from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage, seed_of
 from lmc.chat import conversation
 from lmc.config import default_backend
@@ -102,7 +102,7 @@ class _Run:
     def _submit(self) -> None:
         """Asks for what is not complete yet, up to a field that another one decides; again after a field was cut off and completed."""
         self._first = len(self.outputs)
-        self._handle = self._backend.submit(None, tuple(self._segments()), self._hints)
+        self._handle = observing.submit(self._backend, None, tuple(self._segments()), self._hints)
 
     def _segments(self) -> Iterator[Segment]:
         if self._fields is None:

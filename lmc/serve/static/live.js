@@ -61,6 +61,7 @@ const over = read => looks.slice(1).map((look, i) => rate(read, looks[i], look))
 
 function cards(first, now) {
   const requests = look => sum(look, 'lmc_requests_total', theirs), failed = look => sum(look, 'lmc_requests_total', l => theirs(l) && l.status >= '500');
+  const within = (what, name, which) => { const most = quantile(.95, name, from, now, which); return Number.isFinite(most) ? `${what}; 95 %: within ${duration(most)}` : what };
   const refused = look => sum(look, 'lmc_requests_total', l => theirs(l) && l.status >= '400' && l.status < '500');
   const out = look => sum(look, 'lmc_backend_generated_tokens_total'), into = look => sum(look, 'lmc_backend_prompt_tokens_total'), cached = look => sum(look, 'lmc_backend_cached_tokens_total');
   const some = first && grown(into, first, now) > 0 ? first : null, share = grown(into, some, now) ? grown(cached, some, now) / grown(into, some, now) : NaN;
@@ -70,11 +71,11 @@ function cards(first, now) {
   return [
     card('requests', 'Requests', spell(Math.max(0, sum(now, 'lmc_requests_in_flight') - 1)) + ' running', `${spell(rate(requests, first, now))} a second, ${spell(requests(now))} so far`, over(requests)),
     card('tokens', 'Tokens a second', spell(rate(out, first, now)), `${spell(rate(into, first, now))} of prompts; ${spell(out(now))} generated so far`, over(out)),
-    card('first', 'First token', duration(quantile(.5, 'lmc_first_token_seconds', from, now)), `of streams; 95 %: within ${duration(quantile(.95, 'lmc_first_token_seconds', from, now))}`),
-    card('latency', 'Latency', duration(quantile(.5, 'lmc_request_seconds', from, now, theirs)), `to the last byte; 95 %: within ${duration(quantile(.95, 'lmc_request_seconds', from, now, theirs))}`),
+    card('first', 'First token', duration(quantile(.5, 'lmc_first_token_seconds', from, now)), within('of streams', 'lmc_first_token_seconds')),
+    card('latency', 'Latency', duration(quantile(.5, 'lmc_request_seconds', from, now, theirs)), within('to the last byte', 'lmc_request_seconds', theirs)),
     card('cache', 'Cache hits', percent(share), 'of prompt tokens', over(cached)),
     card('queue', 'Queue', waiting === undefined ? '–' : spell(waiting) + ' waiting', waiting === undefined ? 'this backend does not say' : `${spell(one(now, 'lmc_engine_running') || 0)} in the batch, ${spell(held || 0)} held back`),
-    card('errors', 'Errors', spell(failed(now)), `${spell(refused(now))} requests refused (4xx)`, over(failed), failed(now) > 0),
+    card('errors', 'Errors', spell(failed(now)), `${spell(refused(now))} request${refused(now) === 1 ? '' : 's'} refused (4xx)`, over(failed), failed(now) > 0),
   ];
 }
 

@@ -27,13 +27,25 @@ function question(program, run, asked) {
   return box;
 }
 
+/* What no answer here helps: a call of which nobody knows whether it happened, a journal that cannot be read. */
+const troubles = run => [...(run.in_doubt || []).map(call => `Nobody knows whether ${call} happened: lmc journal resolve says it`), ...(run.status === 'unreadable' ? [run.error] : [])];
+
+function note(program, run, text) {
+  const box = make('section', '', 'card');
+  box.append(make('div', `${program} · run ${run}`, 'quiet'), make('p', text));
+  return box;
+}
+
+const writing = () => [...document.querySelectorAll('textarea, #key')].some(field => field.value && field.id !== 'key' || field === document.activeElement);
+setInterval(() => { if (!document.hidden && !writing()) show() }, 5000);
+
 async function show() {
   const found = $('found'), boxes = [];
   try {
     const {programs} = await ask('/runs/programs');
     for (const program of programs)
       for (const each of (await ask(`/programs/${program}/runs`)).runs)
-        for (const asked of each.questions) boxes.push(question(program, each.run, asked));
+        boxes.push(...each.questions.map(asked => question(program, each.run, asked)), ...troubles(each).map(text => note(program, each.run, text)));
     found.replaceChildren(...boxes);
     said(boxes.length ? '' : 'No run waits for an answer.');
   } catch (error) { found.replaceChildren(); said(String(error.message)); }

@@ -54,26 +54,26 @@ def says(s):
 
 
 NUMBERS = {
-    "block_count": (2**31, r"llama\.block_count is 2147483648; expected is a whole number from 1 to 10000"),
+    "block_count": (2**31, r"llama\.block_count is 2147483648; expected a whole number from 1 to 10000"),
     "block_count ": (2, None),
     "block_count  ": (9999, r"llama\.block_count is 9999, and the file has tensors of 2 layers"),
     "block_count   ": (1, r"llama\.block_count is 1, and the file has tensors of 2 layers"),
-    "context_length": (2**32 - 1, r"llama\.context_length is 4294967295; expected is a whole number from 1 to 16777216"),
-    "attention.head_count": (0, r"llama\.attention\.head_count is 0; expected is a whole number"),
-    "attention.head_count ": ([4, 4], r"llama\.attention\.head_count is \[4, 4\]; expected is a whole number"),
+    "context_length": (2**32 - 1, r"llama\.context_length is 4294967295; expected a whole number from 1 to 16777216"),
+    "attention.head_count": (0, r"llama\.attention\.head_count is 0; expected a whole number"),
+    "attention.head_count ": ([4, 4], r"llama\.attention\.head_count is \[4, 4\]; expected a whole number"),
     "attention.head_count  ": (8, r"tensor 'blk\.0\.attn_q\.weight' is \[32, 32\], and the metadata say \[64, 32\]"),
     "attention.head_count_kv": (0, r"llama\.attention\.head_count_kv is 0"),
     "attention.head_count_kv ": (3, r"model\.gguf: .*'blk\.0\.attn_k\.weight'|4 heads are not a multiple of 3"),
     "attention.key_length": (7, r"model config: head_dim is 7, expected an even number"),
-    "attention.layer_norm_rms_epsilon": (math.nan, r"rms_epsilon is nan; expected is a number from 0 to 1"),
-    "attention.layer_norm_rms_epsilon ": ("x", r"rms_epsilon is 'x'; expected is a number from 0 to 1"),
-    "rope.freq_base": (0.0, r"llama\.rope\.freq_base is 0\.0; expected is a number from 2"),
+    "attention.layer_norm_rms_epsilon": (math.nan, r"rms_epsilon is nan; expected a number from 0 to 1"),
+    "attention.layer_norm_rms_epsilon ": ("x", r"rms_epsilon is 'x'; expected a number from 0 to 1"),
+    "rope.freq_base": (0.0, r"llama\.rope\.freq_base is 0\.0; expected a number from 2"),
     "rope.freq_base ": (math.inf, r"llama\.rope\.freq_base is inf"),
     "rope.scaling.factor": (0.0, r"llama\.rope\.scaling\.factor is 0\.0"),
     "attention.sliding_window": (-5, r"llama\.attention\.sliding_window is -5"),
     "embedding_length": (2**40, r"llama\.embedding_length is 1099511627776"),
     "embedding_length ": (64, r"the metadata say \[97, 64\]"),
-    "feed_forward_length": (2.5, r"llama\.feed_forward_length is 2\.5; expected is a whole number"),
+    "feed_forward_length": (2.5, r"llama\.feed_forward_length is 2\.5; expected a whole number"),
 }
 
 
@@ -86,7 +86,7 @@ def test_a_number_of_a_gguf_that_cannot_be_names_the_field(tmp_path, key):
     if why is None:
         load(path)
         return
-    with pytest.raises(ModelLoadError, match=rf"model\.gguf: .*(?:{why}).*(?:download it again|are both of one model)"):
+    with pytest.raises(ModelLoadError, match=rf"model\.gguf: .*(?:{why}).*(?:download it again|do both belong to the same model)"):
         load(path)
 
 
@@ -94,7 +94,7 @@ def test_a_number_of_a_gguf_that_cannot_be_names_the_field(tmp_path, key):
 def test_an_alignment_that_is_none(tmp_path, alignment):
     model = a_gguf()
     model.metadata["general.alignment"] = alignment
-    with pytest.raises(ModelLoadError, match=r"general\.alignment is .*; expected is a whole number from 1"):
+    with pytest.raises(ModelLoadError, match=r"general\.alignment is .*; expected a whole number from 1"):
         load(str(model.write(tmp_path)))
 
 
@@ -103,7 +103,7 @@ def test_an_alignment_that_is_none(tmp_path, alignment):
 def test_ids_outside_the_vocabulary(tmp_path, key, value):
     model = a_gguf()
     model.metadata[f"tokenizer.ggml.{key}"] = value
-    with pytest.raises(ModelLoadError, match=rf"tokenizer\.ggml\.{key} is .*; expected is a whole number from 0 to 96"):
+    with pytest.raises(ModelLoadError, match=rf"tokenizer\.ggml\.{key} is .*; expected a whole number from 0 to 96"):
         load(str(model.write(tmp_path)))
 
 
@@ -144,20 +144,20 @@ def test_a_vocabulary_that_is_none(tmp_path, words, key, value):
 
 
 CONFIGS = {
-    "num_hidden_layers": (2**31, r"num_hidden_layers is 2147483648; expected is a whole number from 1 to 10000"),
+    "num_hidden_layers": (2**31, r"num_hidden_layers is 2147483648; expected a whole number from 1 to 10000"),
     "num_hidden_layers ": (9000, r"num_hidden_layers is 9000, and the weights have 26 tensors"),
     "max_position_embeddings": (2**32 - 1, r"max_position_embeddings is 4294967295"),
     "num_attention_heads": (0, r"num_attention_heads is 0"),
-    "num_attention_heads ": ("4", r"num_attention_heads is '4'; expected is a whole number"),
+    "num_attention_heads ": ("4", r"num_attention_heads is '4'; expected a whole number"),
     "num_key_value_heads": (True, r"num_key_value_heads is True"),
     "rms_norm_eps": (math.nan, r"rms_norm_eps is nan"),
-    "eos_token_id": (97, r"eos_token_id is 97; expected is ids in the model's vocabulary of 97"),
+    "eos_token_id": (97, r"eos_token_id is 97; expected ids in the model's vocabulary of 97"),
     "eos_token_id ": (["x"], r"eos_token_id is \['x'\]"),
     "bos_token_id": ([1], r"bos_token_id is \[1\]"),
-    "rope_parameters": ({"rope_theta": 0.0}, r"rope_parameters: rope_theta is 0\.0; expected is a number from 2"),
+    "rope_parameters": ({"rope_theta": 0.0}, r"rope_parameters: rope_theta is 0\.0; expected a number from 2"),
     "rope_parameters ": ({"rope_type": "yarn", "factor": 0}, r"rope_parameters: factor is 0;"),
-    "rope_parameters  ": ([1], r"rope_parameters is \[1\]; expected is an object"),
-    "rope_parameters   ": ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, r"rope_parameters: low_freq_factor is 4\.0; expected is less than"),
+    "rope_parameters  ": ([1], r"rope_parameters is \[1\]; expected an object"),
+    "rope_parameters   ": ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, r"rope_parameters: low_freq_factor is 4\.0; expected less than"),
     "vocab_size": (-1, r"vocab_size is -1"),
 }
 
@@ -175,7 +175,7 @@ def test_a_value_of_a_config_that_cannot_be_names_the_field(tmp_path, key):
 FILES = {
     "config.json": (b"[" * 100_000, r"config\.json: not valid JSON"),
     "chat_template.jinja": (b"\xff\xfe", r"chat_template\.jinja: cannot be read"),
-    "tokenizer_config.json": (b'{"chat_template": 5}', r"chat_template is 5; expected is a text"),
+    "tokenizer_config.json": (b'{"chat_template": 5}', r"chat_template is 5; expected text"),
     "model.safetensors.index.json": (b'{"weight_map": {"x": "../../x.safetensors"}}', r"is no file of this directory"),
 }
 

@@ -166,7 +166,7 @@ def test_pieces_of_one_score_are_told(caplog):
     [
         ({"scores": None}, r"m\.gguf: the metadata lacks tokenizer\.ggml\.scores"),
         ({"scores": [0.0]}, r"m\.gguf: its vocabulary is not consistent"),
-        ({"unknown_token_id": 10**6}, r"m\.gguf: tokenizer\.ggml\.unknown_token_id is 1000000; expected is a whole number from 0 to"),
+        ({"unknown_token_id": 10**6}, r"m\.gguf: tokenizer\.ggml\.unknown_token_id is 1000000; expected a whole number from 0 to"),
     ],
 )
 def test_incomplete_metadata_is_named(change, says):

@@ -78,11 +78,11 @@ class Claims:
         return tuple(ids)
 
     def wrong(self, name: str, value: Any, expected: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.where}: {self.prefix + name} is {value!r:.60}; expected is {expected}; {_REMEDY}")
+        return ModelLoadError(f"{self.where}: {self.prefix + name} is {value!r:.60}; expected {expected}; {_REMEDY}")
 
 
 def check_finite(what: str, values: tuple[float, ...], least: float, most: float, where: str) -> None:
     """Refuses numbers that no rotation can be computed from."""
     for value in values:
         if not (math.isfinite(value) and least <= value <= most):
-            raise ModelLoadError(f"{where}: {what} is {value!r}; expected is a number from {least:g} to {most:g}; {_REMEDY}")
+            raise ModelLoadError(f"{where}: {what} is {value!r}; expected a number from {least:g} to {most:g}; {_REMEDY}")

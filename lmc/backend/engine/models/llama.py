@@ -228,7 +228,7 @@ def _get(state: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
     found = state[name]
     if tuple(found.shape) != shape:
         raise ModelLoadError(
-            f"the weights' {name!r} is {list(found.shape)}, and the model's configuration says {list(shape)}; are both of one model?"
+            f"the weights' {name!r} is {list(found.shape)}, and the model's configuration says {list(shape)}; do both belong to the same model?"
         )
     if not found.is_floating_point():
         kind = str(found.dtype).removeprefix("torch.")

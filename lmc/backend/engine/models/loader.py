@@ -317,7 +317,7 @@ def _check_tensors(file: gguf.GgufFile, config: ModelConfig) -> None:
         if wanted is not None and info.shape != wanted:
             raise ModelLoadError(
                 f"{where}: the tensor {source!r} is {list(info.shape)}, and the metadata say {list(wanted)}; "
-                "are both of one model? download it again"
+                "do both belong to the same model? download it again"
             )
 
 
@@ -539,7 +539,7 @@ def _template(path: Path, options: dict[str, Any]) -> str | None:
 
 def _text_or_none(found: Any, where: str) -> str | None:
     if found is not None and not isinstance(found, str):
-        raise ModelLoadError(f"{where} is {found!r:.60}; expected is a text; download it again")
+        raise ModelLoadError(f"{where} is {found!r:.60}; expected text; download it again")
     return found
 
 
@@ -553,7 +553,7 @@ def _shards(path: Path) -> list[Path]:
         raise ModelLoadError(f"{index}: 'weight_map' is missing; download it again")
     names = set(map(str, places.values()))
     if odd := [name for name in names if Path(name).name != name]:
-        raise ModelLoadError(f"{index}: {odd[0]!r:.60} is no file of this directory; download it again")
+        raise ModelLoadError(f"{index}: {odd[0]!r:.60} is not a file of this directory; download it again")
     return [path / name for name in sorted(names)]
 
 
@@ -572,7 +572,7 @@ def _check_layers(path: Path, config: ModelConfig) -> None:
             raise ModelLoadError(f"{shard}: damaged safetensors ({error}); download it again") from error
     if config.num_layers > len(names):
         raise ModelLoadError(
-            f"{path / 'config.json'}: num_hidden_layers is {config.num_layers}, and the weights have {len(names)} tensors; are both of one model?"
+            f"{path / 'config.json'}: num_hidden_layers is {config.num_layers}, and the weights have {len(names)} tensors; do both belong to the same model?"
         )
 
 

@@ -361,7 +361,7 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
         known = ", ".join(FAMILIES)
         raise ModelLoadError(f"{where}: {kind!r} takes pictures in a way that lmc does not know; of models that see it runs {known}")
     if kind not in DECODERS:
-        raise ModelLoadError(f"{where}: model_type {kind!r} is no causal language model of this transformers")
+        raise ModelLoadError(f"{where}: model_type {kind!r} is not a causal language model of this version of transformers")
     if kind in ENCODERS and not getattr(theirs, "is_decoder", False):
         raise ModelLoadError(f"{where}: {kind!r} is an encoder here, which sees what follows; lmc runs decoder-only models")
     claims = Claims({name: getattr(text, name, None) for name in _READ}, str(where))

@@ -1,0 +1,473 @@
+"""OpenTelemetry: spans of runs, requests, tools and batches by the semantic conventions for generative AI (docs/debugging.md).
+
+    POST /programs/{name} ─► batch judge ─► invoke_workflow judge ─┬► chat gpt-5              ─► (headers) the server of an API
+                                                                   ├► execute_tool search
+                                                                   └► invoke_workflow helper  ─► …
+
+Texts of prompts, answers, arguments and results are left out, unless OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT asks for them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import queue
+import re
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context as contexts
+from opentelemetry import propagate, trace
+from opentelemetry.trace import Span, SpanKind, StatusCode, use_span
+
+import lmc
+from lmc.backend.base import Backend, Handle, Hints, Output, Result
+from lmc.errors import CancelledError, Loc
+from lmc.frontend.active import ACTIVE
+from lmc.observing import Headers
+from lmc.prompt import Excerpt, Gen, Mark, Prompt, Segment, Select, Special, Text
+
+if TYPE_CHECKING:
+    from lmc.frontend.host import HostFunction
+    from lmc.frontend.interpreter import Function
+    from lmc.frontend.state import State
+
+Attributes = dict[str, Any]
+
+_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+_PROVIDERS = {"OpenAI": "openai", "Anthropic": "anthropic", "Engine": "lmc", "VLLM": "vllm", "SGLang": "sglang"}
+_RUN: ContextVar[contexts.Context | None] = ContextVar("lmc_otel_run", default=None)  # whose requests are made ahead
+_AHEAD: ContextVar[bool] = ContextVar("lmc_otel_ahead", default=False)
+
+
+class OpenTelemetry:
+    """The observer whose spans go to the tracer provider of the process."""
+
+    def __init__(self) -> None:
+        self._tracer = trace.get_tracer("lmc", lmc.__version__)
+        self._content = os.environ.get(_CONTENT, "").strip().lower() in ("true", "1", "span_only", "span_and_event")
+        self._guesses: dict[int, _Request] = {}  # made ahead, and not settled: by the identity of their results, which their ledger holds
+        self._calls: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()  # of async tools that a journaled run has not awaited yet
+        self._abandoned: queue.SimpleQueue[Span] = queue.SimpleQueue()  # a destructor may put into it, and nothing else
+
+    # -- runs, batches, tools
+
+    @contextmanager
+    def run(self, function: Function, state: State) -> Generator[None]:
+        run: Any = state.emitter.run  # type: ignore[attr-defined]  # a state that runs is live
+        attributes = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": function.name, "lmc.item": run.item,
+                      "lmc.stream": state.stream, **_source(function.loc)}  # fmt: skip
+        with self._tracer.start_as_current_span(f"invoke_workflow {function.name}", attributes=attributes) as span, _told_errors(span):
+            token = _RUN.set(contexts.get_current())
+            try:
+                yield
+            finally:
+                _RUN.reset(token)
+                if (ledger := state.emitter.run.ledger) is not None and ledger.stream == state.stream:  # type: ignore[attr-defined]
+                    usage = ledger.usage
+                    span.set_attributes({f"lmc.usage.{name}": getattr(usage, name) for name in ("ahead_asked", "ahead_used", "ahead_wasted")})
+                self._sweep()
+
+    def batch(self, program: str, items: int) -> _Batch:
+        attributes = {"gen_ai.workflow.name": program, "lmc.batch.items": items}
+        return _Batch(self._tracer.start_span(f"batch {program}", attributes=attributes))
+
+    def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        name, given = fn.name, {"args": list(args), **kwargs} if args else dict(kwargs)
+        attributes: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
+        if fn is lmc.call_tool and args and isinstance(args[0], Mapping):  # what the model asked for, and not what calls it
+            name, given = str(args[0].get("name")), args[0].get("arguments")
+            attributes |= {"gen_ai.tool.call.id": args[0]["id"]} if args[0].get("id") else {}
+        elif fn.__doc__:
+            attributes["gen_ai.tool.description"] = fn.__doc__.strip()
+        if _AHEAD.get():
+            attributes["lmc.ahead"] = "asked"
+        if self._content:
+            attributes["gen_ai.tool.call.arguments"] = _json(given)
+        attributes["gen_ai.tool.name"] = name
+        if inspect.iscoroutinefunction(fn.fn):  # it is called when it is awaited
+            return self._later(make(), attributes)
+        span = self._tracer.start_span(f"execute_tool {name}", attributes=attributes)
+        with _ended_by_errors(span):
+            result = make()
+        if inspect.iscoroutine(result) and not _is_journaled():
+            return _named(self._awaited(span, result), result)
+        self._give(span, result)
+        return result
+
+    def _later(self, made: Any, attributes: Attributes) -> Any:
+        if _is_journaled():  # the journal knows awaitables by what they are, and says when it awaits one
+            self._calls[made] = attributes
+            return made
+
+        async def awaited() -> Any:
+            span = self._tracer.start_span(f"execute_tool {attributes['gen_ai.tool.name']}", attributes=attributes)
+            return await self._awaited(span, made)
+
+        return _named(awaited(), made)
+
+    async def _awaited(self, span: Span, made: Any) -> Any:
+        with _ended_by_errors(span):
+            result = await made
+        self._give(span, result)
+        return result
+
+    def _give(self, span: Span, result: Any) -> None:
+        if self._content and not inspect.isawaitable(result):
+            span.set_attribute("gen_ai.tool.call.result", _json(result))
+        span.end()
+
+    @contextmanager
+    def awaiting(self, made: object) -> Generator[None]:
+        attributes = self._calls.pop(made, None) if inspect.iscoroutine(made) else None
+        if attributes is None:
+            yield
+            return
+        span = self._tracer.start_span(f"execute_tool {attributes['gen_ai.tool.name']}", attributes=attributes)
+        with _ended_by_errors(span):
+            yield
+        span.end()
+
+    # -- requests
+
+    def submit(self, backend: Backend, parent: Any, segments: Sequence[Segment], hints: Hints | None, before: Prompt | None) -> Handle:
+        self._sweep()
+        hints = hints or Hints()
+        asks = [segment for segment in segments if isinstance(segment, Gen | Select)]
+        if before is None:
+            before = Prompt().append(*[part for segment in segments if isinstance(segment, Text) for part in segment.parts])
+        began = [self._request(backend, ask, before, hints) for ask in asks]
+        if began:
+            headers: dict[str, str] = {}
+            propagate.inject(headers, context=trace.set_span_in_context(began[0].span))
+            hints = hints._replace(trace=tuple(headers.items()))
+        try:
+            handle = backend.submit(parent, segments, hints)
+        except BaseException as error:
+            for request in began:
+                request.fail(error)
+            raise
+        for request, result in zip(began, handle.results, strict=True):
+            if hints.guess:
+                self._guesses[id(result)] = request
+            result.on_change(request)
+        return handle
+
+    def _request(self, backend: Backend, ask: Gen | Select, before: Prompt, hints: Hints) -> _Request:
+        operation = "chat" if _in_messages(before) else "text_completion"
+        provider, model = _model_of(backend.capabilities.name)
+        attributes: Attributes = {
+            "gen_ai.operation.name": operation, "gen_ai.provider.name": provider, "gen_ai.system": provider, "gen_ai.request.model": model,
+            **_asked(ask), **_source(ask.loc),
+        }  # fmt: skip
+        local = backend.capabilities.local or provider == "mock"
+        if self._content and isinstance(ask, Gen) and ask.tools:
+            attributes["gen_ai.tool.definitions"] = ask.tools
+        parent = (_RUN.get() if hints.guess else None) or contexts.get_current()
+        span = self._tracer.start_span(f"{operation} {model}", parent, SpanKind.INTERNAL if local else SpanKind.CLIENT, attributes)
+        if hints.guess:
+            span.set_attribute("lmc.ahead", "asked")
+        return _Request(span, self._abandoned, before if self._content else None, guess=hints.guess)
+
+    def settle(self, result: Result, *, used: bool) -> None:
+        request = self._guesses.pop(id(result), None)
+        if request is not None:
+            request.settle("used" if used else "wasted")
+
+    def _sweep(self) -> None:
+        """End the spans of requests whose answers nobody can read any more."""
+        while True:
+            try:
+                span = self._abandoned.get_nowait()
+            except queue.Empty:
+                return
+            span.set_attribute("lmc.cancelled", True)
+            span.end()
+
+    # -- across threads and processes
+
+    def carry(self, context: Context) -> None:
+        context.run(contexts.attach, contexts.get_current())
+        context.run(_AHEAD.set, True)
+
+    def headers(self) -> Headers:
+        found: dict[str, str] = {}
+        propagate.inject(found)
+        return tuple(found.items())
+
+    @contextmanager
+    def within(self, headers: Headers) -> Generator[None]:
+        token = contexts.attach(propagate.extract(dict(headers)))
+        try:
+            yield
+        finally:
+            contexts.detach(token)
+
+    @contextmanager
+    def served(self, method: str, route: str, path: str, headers: Mapping[str, str]) -> Generator[Callable[[int], None]]:
+        if trace.get_current_span().get_span_context().is_valid:  # another instrumentation has begun one
+            yield lambda status: None
+            return
+        attributes = {"http.request.method": method, "http.route": route, "url.path": path}
+        with self._tracer.start_as_current_span(f"{method} {route}", propagate.extract(headers), SpanKind.SERVER, attributes) as span, _told_errors(span):
+
+            def told(status: int) -> None:
+                span.set_attribute("http.response.status_code", status)
+                if status >= 500:
+                    span.set_attribute("error.type", str(status))
+                    span.set_status(StatusCode.ERROR)
+
+            yield told
+
+    def flush(self) -> None:
+        self._sweep()
+        if (flush := getattr(trace.get_tracer_provider(), "force_flush", None)) is not None:
+            flush(_FLUSH)
+
+
+_FLUSH = 1000  # milliseconds
+
+
+class _Batch:
+    """A batch: its items' spans are under its own."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def item(self) -> Any:
+        return use_span(self._span, record_exception=False, set_status_on_exception=False)
+
+    def end(self) -> None:
+        self._span.end()
+
+
+class _Request:
+    """A request's span. It ends with the answer; that of a request made ahead also waits to know whether the program made it.
+
+    It is a callback of its result (`Result.on_change`) and does not hold it: when nobody can read the answer any more, both go.
+    """
+
+    __slots__ = ("_abandoned", "_before", "_ended", "_open", "span")
+
+    def __init__(self, span: Span, abandoned: queue.SimpleQueue[Span], before: Prompt | None, *, guess: bool) -> None:
+        self.span, self._abandoned, self._before, self._open = span, abandoned, before, guess
+        self._ended: int | None = None  # nanoseconds since the epoch
+
+    def __call__(self, result: Result) -> None:
+        if not result.done or self._ended is not None:
+            return
+        if (output := result.answer) is not None:
+            self.span.set_attributes(_answered(output))
+            if result.first:
+                self.span.set_attribute("gen_ai.response.time_to_first_chunk", result.first - result.began)
+            for name, at in zip(("admitted", "first token"), output.phases or (), strict=False):
+                if at:
+                    self.span.add_event(name, timestamp=_epoch(at))
+            if self._before is not None:
+                self.span.set_attributes({"gen_ai.input.messages": _json(_messages(self._before)), "gen_ai.output.messages": _json(_replies(output))})
+        else:
+            _failed(self.span, result.error)
+        self._before = None
+        self._ended = _epoch(result.ended)
+        if not self._open:
+            self.span.end(self._ended)
+
+    def settle(self, what: str) -> None:
+        self.span.set_attribute("lmc.ahead", what)
+        self._open = False
+        if self._ended is not None:
+            self.span.end(self._ended)
+
+    def fail(self, error: BaseException) -> None:
+        """It was refused at once."""
+        _failed(self.span, error)
+        self._ended = time.time_ns()
+        self.span.end()
+
+    def __del__(self) -> None:
+        if self._ended is None:  # may run in any thread, at any moment: only ever posts
+            self._abandoned.put(self.span)
+
+
+# -- attributes --------------------------------------------------------------------------------------------------------
+
+
+def _asked(ask: Gen | Select) -> Attributes:
+    """What is asked."""
+    found: Attributes = {} if ask.name is None else {"lmc.variable": ask.name}
+    if isinstance(ask, Select):
+        return found | {"gen_ai.request.temperature": ask.temperature, "lmc.choices": len(ask.choices), "lmc.choices_method": str(ask.method)}
+    p, kind = ask.params, None if ask.constraint is None else ask.constraint.kind
+    found |= {"gen_ai.request.max_tokens": p.max_new_tokens, "gen_ai.request.temperature": p.temperature, "gen_ai.request.top_p": p.top_p}
+    found["gen_ai.output.type"] = "json" if kind == "json_schema" else "text"
+    more = {
+        "gen_ai.request.top_k": p.top_k if p.top_k > 0 else None, "gen_ai.request.choice.count": p.n if p.n > 1 else None,
+        "gen_ai.request.frequency_penalty": p.frequency_penalty or None, "gen_ai.request.presence_penalty": p.presence_penalty or None,
+        "gen_ai.request.stop_sequences": list(p.stop) or None, "gen_ai.request.seed": ask.seed if p.temperature > 0 else None, "lmc.constraint": kind,
+    }  # fmt: skip
+    return found | {name: value for name, value in more.items() if value is not None}
+
+
+def _answered(output: Output) -> Attributes:
+    """What an answer says of itself."""
+    usage, meta = output.usage, output.metas[0] if output.metas else {}
+    found: Attributes = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens, "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens, "lmc.usage.forced_tokens": usage.forced_tokens, "lmc.usage.calls": usage.calls,
+    }  # fmt: skip
+    if usage.written_tokens:
+        found["gen_ai.usage.cache_creation.input_tokens"] = usage.written_tokens
+    if reasons := [reason for each in output.metas if (reason := _reason(each)) is not None]:
+        found["gen_ai.response.finish_reasons"] = reasons
+    named = {"gen_ai.response.id": meta.get("id"), "gen_ai.response.model": meta.get("model"), "lmc.attempts": meta.get("attempts"), "lmc.cost": meta.get("cost")}
+    return found | {name: value for name, value in named.items() if value}
+
+
+def _reason(meta: Mapping[str, Any]) -> str | None:
+    said: Any = meta.get("finish_reason")
+    return said.get("type") if isinstance(said, Mapping) else said  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+
+def _source(loc: Loc | None) -> Attributes:
+    return {} if loc is None else {"code.file.path": loc.file, "code.line.number": loc.line}
+
+
+def _model_of(name: str) -> tuple[str, str]:
+    """Provider and model of a backend's name, such as `OpenAI(gpt-5)` or `LiteLLM(vertex_ai/gemini-2.5-pro)`."""
+    found = re.fullmatch(r"(\w+)\((.*)\)", name)
+    kind, model = found.groups() if found else (name, name)
+    provider, slash, rest = model.partition("/")
+    if kind == "LiteLLM" and slash:
+        return {"vertex_ai": "gcp.vertex_ai", "azure": "azure.ai.openai", "bedrock": "aws.bedrock"}.get(provider, provider), rest
+    return _PROVIDERS.get(kind, kind.lower()), model
+
+
+def _in_messages(prompt: Prompt) -> bool:
+    """Whether it has messages, of a program's roles or of a template, or is plain text."""
+    node: Prompt | None = prompt
+    while node is not None:
+        if any(isinstance(part, Mark | Special) for part in (*node.parts, *node.tail)):
+            return True
+        node = node.parent
+    return False
+
+
+def _failed(span: Span, error: BaseException | None) -> None:
+    if isinstance(error, CancelledError):
+        span.set_attribute("lmc.cancelled", True)
+    elif error is not None:
+        span.record_exception(error)
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(StatusCode.ERROR, str(error))
+
+
+@contextmanager
+def _told_errors(span: Span) -> Generator[None]:
+    """Say the class of what is raised, beside what the SDK says of it."""
+    try:
+        yield
+    except Exception as error:
+        span.set_attribute("error.type", type(error).__name__)
+        raise
+
+
+@contextmanager
+def _ended_by_errors(span: Span) -> Generator[None]:
+    """Make it the current span; what is raised ends it."""
+    with use_span(span, record_exception=False, set_status_on_exception=False):
+        try:
+            yield
+        except BaseException as error:
+            _failed(span, error)
+            span.end()
+            raise
+
+
+def _named(wrapper: Any, made: Any) -> Any:
+    """A coroutine with the name of the one that it awaits."""
+    wrapper.__qualname__ = made.__qualname__
+    return wrapper
+
+
+def _is_journaled() -> bool:
+    state: Any = ACTIVE.get()
+    return state is not None and state.emitter.run.journal is not None
+
+
+def _epoch(at: float) -> int:
+    """Nanoseconds since the epoch of a `time.perf_counter()`."""
+    return time.time_ns() - int((time.perf_counter() - at) * 1e9)
+
+
+# -- content -----------------------------------------------------------------------------------------------------------
+
+
+def _messages(before: Prompt) -> list[Any]:
+    """A prompt as the conventions write messages; one without roles, as `lmc serve` renders it, is one text. Pictures are left out. Waits for nothing."""
+    found: list[tuple[str, list[str]]] = []
+    plain: list[str] = []
+    texts = plain
+    for piece in _pieces(before):
+        if isinstance(piece, Mark):
+            texts = list[str]()  # what stands between messages is the template's
+            if piece.edge == "begin":
+                found.append((piece.role, texts))
+        else:
+            texts.append(piece)
+    return [{"role": role, "parts": [{"type": "text", "content": text}]} for role, texts in found or [("user", plain)] if (text := "".join(texts))]
+
+
+def _pieces(before: Prompt) -> Generator[str | Mark]:
+    for node in before.nodes():
+        for part in node.parts:
+            if isinstance(part, str | Mark):
+                yield part
+            elif isinstance(part, Special):
+                yield part.spelling
+            elif isinstance(part, Excerpt) and part.result.answer is not None:
+                yield part.text()
+        if node.result is not None and node.result.answer is not None:
+            yield node.result.answer.text
+
+
+def _replies(output: Output) -> list[Any]:
+    found: list[Any] = []
+    for text, meta in zip(output.texts, output.metas, strict=True):
+        calls: Sequence[Any] = meta.get("tool_calls") or ()
+        parts: list[Any] = [{"type": "text", "content": text}] if text or not calls else []
+        parts += [{"type": "tool_call", "id": call.get("id"), "name": call.get("name"), "arguments": call.get("arguments")} for call in calls]
+        found.append({"role": "assistant", "parts": parts, "finish_reason": _reason(meta) or "stop"})
+    return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=repr)
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def provide() -> None:
+    """Export spans as the standard OTEL_… variables say, by OTLP over HTTP, unless the process has a tracer provider already."""
+    wanted = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip()
+    if wanted == "none" or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+
+    exporter: SpanExporter
+    if wanted == "console":
+        exporter = ConsoleSpanExporter()
+    else:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        exporter = OTLPSpanExporter()
+    provider = TracerProvider(resource=Resource({SERVICE_NAME: "lmc"}).merge(Resource.create()))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
