@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import enum
 import json
 import os
@@ -16,6 +17,7 @@ import pydantic
 import pytest
 
 import lmc
+from tests.pictures import png
 
 dspy = pytest.importorskip("dspy", minversion="3.4")
 pytestmark = [pytest.mark.api, pytest.mark.filterwarnings("error::DeprecationWarning:lmc")]
@@ -299,10 +301,24 @@ def test_faults_are_retried_by_dspy_and_bad_requests_are_not():
     dspy.configure(lm=lmc.dspy.LM(mock, num_retries=1), adapter=lmc.dspy.Adapter())
     assert dspy.Predict("q -> a")(q="x").a
     assert len(mock.call_log) == 2
-    with pytest.raises(Exception, match="takes text"):
+    with pytest.raises(Exception, match="neither PNG"):
         dspy.Predict("img: dspy.Image -> a")(img=dspy.Image("data:image/png;base64,AAAA"))
     with pytest.raises(TypeError, match=r"lmc\.dspy\.LM"), dspy.context(lm=dspy.utils.DummyLM([{"a": "x"}])):
         dspy.Predict("q -> a")(q="x")
+
+
+def test_images_reach_the_model():
+    files = []
+
+    def see(prompt, ask, images):
+        files.append(images)
+        return "seen" if ask.constraint is None else None
+
+    using(see)
+    picture = png()
+    found = dspy.Predict("img: dspy.Image, question -> answer")(img=dspy.Image(f"data:image/png;base64,{base64.b64encode(picture).decode()}"), question="What?")
+    assert found.answer == "seen"
+    assert files[0] == [picture]
 
 
 def test_a_type_that_cannot_be_promised_is_refused():

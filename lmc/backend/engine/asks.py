@@ -17,7 +17,7 @@ from lmc.backend.engine.choice_trie import Branch
 from lmc.backend.engine.choices import Decision, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, Vocabulary, template_stops
-from lmc.backend.engine.eyes import Eyes, Picture, laid
+from lmc.backend.engine.eyes import Eyes, Picture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import PICTURE, Kind, Request, TokenLogprob
 from lmc.chat import ChatTemplate
@@ -122,8 +122,10 @@ class Asker:
         wanted."""
         ids = self.ids(place)
         prompt = self._nonempty(ids)
-        self._check_length(len(prompt), ask.loc, _told(place))
-        params = replace(ask.params, max_new_tokens=min(ask.params.max_new_tokens, self.limit - len(prompt)))
+        pictures = laid(prompt, place.all_pictures)
+        length = len(prompt) + lift(pictures)
+        self._check_length(length, ask.loc, _told(place))
+        params = replace(ask.params, max_new_tokens=min(ask.params.max_new_tokens, self.limit - length))
         sampling = _Sampling(self, place, ids, len(prompt), params.n, on_done)
         scores: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
 
@@ -144,7 +146,7 @@ class Asker:
                 behind=place.node,
                 gen=(ask.loc, ask.params.max_new_tokens),
                 near=self.near,
-                pictures=laid(prompt, place.all_pictures),
+                pictures=pictures,
             )
             for item in range(params.n)
         ]
@@ -237,7 +239,8 @@ class Asker:
         branches = [Branch(base, whole[base:]) for whole in wholes]
         if ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
             branches += [Branch(0, whole[start:]) for whole, start in zip(wholes, starts, strict=True)]
-        longest = max(base + max(b.rows for b in branches), *map(len, wholes))
+        pictures = laid(wholes[0][:base], place.all_pictures)
+        longest = max(base + max(b.rows for b in branches), *map(len, wholes)) + lift(pictures)
         self._check_length(longest, ask.loc, _told(place, " and its longest choice"))
         scoring = _Scoring(self, ask, place, wholes, starts, base, padding, on_done)
         return Request(
@@ -250,7 +253,7 @@ class Asker:
             behind=place.node,
             gen=(ask.loc, "select"),
             near=self.near,
-            pictures=laid(wholes[0][:base], place.all_pictures),
+            pictures=pictures,
         )
 
     # -- answers that are known --------------------------------------------------------------------------------
@@ -267,13 +270,14 @@ class Asker:
     def prefill(self, place: Place, order: Order, spare: bool) -> Request | None:
         """Computes the prompt but for its last tokens, which the text that follows may still change."""
         prompt = self.ids(place)
-        self._check_length(len(prompt), None)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
+        pictures = laid(stable, place.all_pictures)
+        self._check_length(len(prompt) + lift(pictures), None)
         if not len(stable):
             return None
         return Request(
             Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, passing=spare, behind=place.node, near=self.near,
-            pictures=laid(stable, place.all_pictures),
+            pictures=pictures,
         )  # fmt: skip
 
     # -- pictures ----------------------------------------------------------------------------------------------

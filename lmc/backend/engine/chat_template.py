@@ -176,23 +176,31 @@ def _in_parts(render: Render) -> Render:
 
 
 def around_images(source: str | None, tokenizer: Tokenizer, token: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """What the template writes before and after an image at the beginning of a message, and the processor beside its `token`s.
-    Nothing where there is no template that knows images."""
+    """What the template writes before and after an image, and the processor beside its `token`s: between texts, or, where it moves
+    images, at the beginning of a message. Nothing where there is no template that knows images."""
     if not source:
         return (), ()
-    text = {"type": "text", "text": _MARK.format(0)}
+    image, (first, last) = {"type": "image"}, ({"type": "text", "text": _MARK.format(i)} for i in (0, 1))
     sandbox = _sandbox(source, tokenizer)
     try:
-        plain, shown = (sandbox.render([{"role": "user", "content": content}], False) for content in ([text], [{"type": "image"}, text]))
+        contents = ([first, last], [first, image, last], [image, first, last])
+        plain, between, begun = (sandbox.render([{"role": "user", "content": content}], False) for content in contents)
     except (Refused, OverLimit) as why:
         log.warning("the chat template does not write images: %s", why)
         return (), ()
     finally:
         sandbox.close()
-    begin = plain.partition(_MARK.format(0))[0]
-    written = shown.partition(_MARK.format(0))[0].removeprefix(begin)
-    before, found, after = written.partition(token)
-    return (tokenizer.split_specials(before), tokenizer.split_specials(after)) if found else ((), ())
+    start = plain.partition(_MARK.format(0))[0]
+    for written in (_between(between), begun.partition(_MARK.format(0))[0].removeprefix(start)):
+        before, found, after = written.partition(token)
+        if found:
+            return tokenizer.split_specials(before), tokenizer.split_specials(after)
+    return (), ()
+
+
+def _between(text: str) -> str:
+    """What is written between two texts."""
+    return text.partition(_MARK.format(0))[2].partition(_MARK.format(1))[0]
 
 
 def _sandbox(source: str, tokenizer: Tokenizer) -> Sandbox:

@@ -28,7 +28,7 @@ from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
-from lmc.backend.engine.model_runner import ModelRunner, read, tokens_of, wanted_rows
+from lmc.backend.engine.model_runner import ModelRunner, positions_of, read, tokens_of, wanted_rows
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.products import Products
@@ -219,7 +219,10 @@ class CudaRunner(ModelRunner):
             for span, end in zip(spans, ends.tolist(), strict=True):
                 if span.ids[-1] == PENDING:  # only a sequence's last token can be
                     ids[end - 1] = -1 - self._places[span.request]
-        positions[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
+        if self._eyes is None:
+            positions[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
+        else:
+            np.concatenate([positions_of(s) for s in spans], out=positions[:known], casting="same_kind")
         ids[known:], positions[known:], slots[known:] = 0, 0, self._pool.scratch
         wanted, logits = layout.wanted, stage.array("logits", rows)
         logits[: len(wanted)], logits[len(wanted) :] = wanted, 0

@@ -1,12 +1,13 @@
 """Pictures in prompts of an engine: token ids of their own, and features that a model's vision tower computes once.
 
-    Image ──prepare (caller's thread)──► Picture: inputs of the tower, a number, how many tokens ──► ids [number] · count, in prompts
-    rows of a pass that are a picture's ──tower, or the pool──► features, in the place of embeddings
+    Image ──prepare (caller's thread)──► Shown: inputs of the tower, how many tokens ──► Picture: that and a number
+    Picture ──► ids [number] · count, in prompts ──rows of a pass──► features by the tower, or the pool, in the place of embeddings
 
 A picture's *number* is an id above every vocabulary. It stands for the 128-bit hash of what the tower sees (pixels after
 preprocessing; an engine has one model and one processor): equal pictures have one number, different ones never, so that the radix
 tree, which compares ids, shares KV of equal pictures token by token and needs to know nothing of pictures. A run of one id is
-pictures one behind the other, each of `count` tokens; so ids alone say which row of which picture a token is.
+pictures one behind the other, each of `count` tokens; so ids alone say which row of which picture a token is. What differs between
+models (several pictures of tiles for one image, positions on three axes, tokens that see each other) is in `Shown`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -37,37 +38,81 @@ _REMEMBERED = 1 << 17  # hashes whose number is known although nobody holds the 
 _POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """What a tower is shown at once: an image, a tile of one, or a video.
+
+    count   tokens that it becomes
+    inputs  of the tower
+    axes    [3, count] int64: where the tokens are in time, height and width, from the position of the first on; None: each token is
+            one position behind the last, as in texts
+    extent  positions from the first token to what follows
+    mutual  its tokens see each other, and not only what is before them
+    """
+
+    count: int
+    inputs: Mapping[str, np.ndarray]
+    axes: np.ndarray | None = None
+    extent: int = -1
+    mutual: bool = False
+
+    def __post_init__(self) -> None:
+        if self.extent < 0:
+            object.__setattr__(self, "extent", self.count)
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Picture:
-    """A picture as a model sees it, in a prompt's run of literal parts."""
+    """What is shown, in a prompt's run of literal parts."""
 
     number: int
-    count: int  # of tokens
-    inputs: Mapping[str, np.ndarray]  # of the tower
+    shown: Shown
+
+    @property
+    def count(self) -> int:
+        """Tokens."""
+        return self.shown.count
 
 
 class Sight(Protocol):
     """A model's processor and vision tower (models/vision.py)."""
 
     name: str
+    width: int  # of the decoder's hidden states
     token: int  # what stands for a picture's tokens where a vocabulary's ids are wanted
     before: tuple[Part, ...]  # what the chat template writes around a picture
     after: tuple[Part, ...]
 
-    def prepare(self, picture: Pillow) -> tuple[Mapping[str, np.ndarray], int]:
-        """What the tower takes, and how many tokens the picture is. From any thread."""
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        """An image as parts of a prompt: what the tower is shown, with the texts that the model's processor writes between. From any
+        thread."""
         ...
 
-    def look(self, pictures: Sequence[Picture]) -> list[Tensor]:
-        """Features of each, [count, hidden_size]."""
+    def look(self, shown: Sequence[Shown]) -> list[Tensor]:
+        """Features of each, [count, (1 + deeper) · hidden_size]: in the place of embeddings, then what is added behind the first,
+        second, … layer."""
         ...
 
 
 class Laid(NamedTuple):
-    """A picture in a sequence of tokens."""
+    """A picture in a sequence of tokens.
+
+    start     of its tokens
+    position  of the first
+    """
 
     start: int
     picture: Picture
+    position: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.picture.count
+
+    @property
+    def lift(self) -> int:
+        """How much higher than their indices the positions of the tokens behind it are."""
+        return self.position + self.picture.shown.extent - self.end
 
 
 class Eyes:
@@ -86,21 +131,28 @@ class Eyes:
 
     # -- into a prompt -----------------------------------------------------------------------------------------
 
+    @property
+    def width(self) -> int:
+        """Of features that take an embedding's place; what is behind them in a row is for the layers."""
+        return self.sight.width
+
     def parts(self, image: Image, most: int) -> tuple[Part | Picture, ...]:
         """A picture with what the model's template writes around it. Raises what is wrong with it; it has at most `most` tokens."""
         if image.num_frames is not None:
             raise UnsupportedOpError("video input", self.sight.name, "append the frames as images", loc=image.loc)
         if is_remote(image.source):
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
-        picture = self._known(*self.sight.prepare(decoded(image)))
-        if picture.count >= most:
-            raise ParameterError(
-                f"image(…): a picture is {picture.count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc
-            )
-        return (*self.sight.before, picture, *self.sight.after)
+        picture = decoded(image)
+        try:
+            parts = self.sight.prepare(picture, image.detail)
+        except ValueError as error:
+            raise ParameterError(f"image(…): {self.sight.name} cannot take {picture.width} × {picture.height} pixels: {error}", loc=image.loc) from error
+        if (count := sum(part.count for part in parts if isinstance(part, Shown))) >= most:
+            raise ParameterError(f"image(…): a picture is {count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc)
+        return (*self.sight.before, *(self._known(part) if isinstance(part, Shown) else part for part in parts), *self.sight.after)
 
-    def _known(self, inputs: Mapping[str, np.ndarray], count: int) -> Picture:
-        key = _hash(inputs)
+    def _known(self, shown: Shown) -> Picture:
+        key = _hash(shown)
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -111,7 +163,7 @@ class Eyes:
             self._numbers.move_to_end(key)
             found = self._alive.get(number)
             if found is None:
-                found = self._alive[number] = Picture(number, count, inputs)
+                found = self._alive[number] = Picture(number, shown)
             return found
 
     def _forget_one(self) -> None:
@@ -136,7 +188,7 @@ class Eyes:
                 missing.append(picture)
         if missing:
             began = time.perf_counter()
-            for picture, seen in zip(missing, self.sight.look(missing), strict=True):
+            for picture, seen in zip(missing, self.sight.look([picture.shown for picture in missing]), strict=True):
                 assert len(seen) == picture.count, f"{len(seen)} features of a picture of {picture.count} tokens"
                 found[picture.number] = seen
                 self._keep(picture.number, seen)
@@ -167,10 +219,10 @@ class Eyes:
             return replace(others, images=self._asked, image_hits=max(0, self._asked - self._computed), tower_seconds=self._seconds)
 
 
-def _hash(inputs: Mapping[str, np.ndarray]) -> bytes:
-    """128 bits of what a tower sees."""
+def _hash(shown: Shown) -> bytes:
+    """128 bits of what a tower sees, and of where in time."""
     found = hashlib.blake2b(digest_size=16)
-    for name, array in sorted(inputs.items()):
+    for name, array in sorted((shown.inputs if shown.axes is None else {**shown.inputs, "": shown.axes}).items()):
         found.update(f"{name} {array.dtype} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).data)
     return found.digest()
@@ -180,20 +232,39 @@ def laid(ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Laid, ...]:
     """Where the pictures of a prompt begin, which are given in its order."""
     found: list[Laid] = []
     places = np.flatnonzero(ids >= PICTURE)
-    at = 0  # among the places
+    at = lift = 0  # `at` is among the places
     for picture in pictures:
         start = int(places[at])
         assert ids[start] == picture.number, "pictures out of order"
-        found.append(Laid(start, picture))
+        found.append(Laid(start, picture, start + lift))
+        lift = found[-1].lift
         at += picture.count
     assert at == len(places), "a picture's tokens without the picture"
     return tuple(found)
 
 
-def within(pictures: Sequence[Laid], begin: int, end: int) -> Iterable[tuple[Picture, int, int, int]]:
+def lift(pictures: Sequence[Laid]) -> int:
+    """How much farther than its tokens a prompt's positions go; 0 where they do not."""
+    return max(0, pictures[-1].lift) if pictures else 0
+
+
+def within(pictures: Sequence[Laid], begin: int, end: int) -> Iterator[tuple[Laid, int, int, int]]:
     """Pictures with tokens among [begin, end) of a sequence: each with its first and last of them (exclusive), and the place of the
     first behind `begin`."""
-    for start, picture in pictures:
-        first, last = max(start, begin), min(start + picture.count, end)
+    for at in pictures:
+        first, last = max(at.start, begin), min(at.end, end)
         if first < last:
-            yield picture, first - start, last - start, first - begin
+            yield at, first - at.start, last - at.start, first - begin
+
+
+def positions(pictures: Sequence[Laid], begin: int, end: int) -> np.ndarray:
+    """Of the tokens [begin, end) of a sequence, int64; a picture's own tokens may have others, on three axes."""
+    found = np.arange(begin, end)
+    for at in reversed(pictures):
+        if at.end < end:
+            behind = max(0, at.end - begin)
+            found[behind:end - begin] += at.lift
+            end = begin + behind
+        if end <= begin:
+            break
+    return found

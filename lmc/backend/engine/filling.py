@@ -109,7 +109,7 @@ class Filling:
 
     def advance(self, req: Request, place: Place) -> None:
         """The next chunk of the head, behind `place`, and the branches once it is complete."""
-        n, row = max(0, min(req.head_len - req.device_len, self.room_of(req))), -1
+        n, row = _uncut(req, max(0, min(req.head_len - req.device_len, self.room_of(req)))), -1
         planned = req.device_len + n
         if n > 0:
             self._claims.setdefault((place, int(req.ids[req.device_len])), req)
@@ -169,3 +169,13 @@ class Filling:
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
             work.samples += [(row, req), *((row, twin) for twin in req.twins)]
         return work if work.rows or work.scores else None
+
+
+def _uncut(req: Request, n: int) -> int:
+    """How many of the next `n` rows of a head to run, or how many more, so that tokens of a picture that see each other are in one
+    pass. What of them is cached was computed so."""
+    end = req.device_len + n
+    for at in req.pictures if n else ():
+        if at.picture.shown.mutual and at.start < end < at.end:
+            return (at.start if at.start > req.device_len else at.end) - req.device_len
+    return n

@@ -10,7 +10,7 @@ import torch
 
 from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Seen, Span
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.eyes import Eyes, Picture, within
+from lmc.backend.engine.eyes import Eyes, Laid, positions, within
 from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.request import PICTURE, Top
 from lmc.backend.engine.sampler import Sampler
@@ -48,16 +48,15 @@ class ModelRunner:
 
     def _batch(self, work: Pass, wanted: list[int]) -> ForwardBatch:
         ids = tokens_of(work.spans)
-        positions = np.concatenate([np.arange(s.position, s.position + len(s.ids)) for s in work.spans])
         out_slots = np.concatenate([s.slots[s.position :] for s in work.spans])
         spans: list[Span] = []
         start = 0
         for s in work.spans:
-            spans.append(Span(start, len(s.ids), self._tensor(s.slots), s.is_far))
+            spans.append(Span(start, len(s.ids), self._tensor(s.slots), s.is_far, mutual_of(s)))
             start += len(s.ids)
         return ForwardBatch(
             token_ids=self._tensor(ids.astype(np.int64)),
-            positions=self._tensor(positions),
+            positions=self._tensor(np.concatenate([positions_of(s) for s in work.spans])),
             out_slots=self._tensor(out_slots),
             spans=tuple(spans),
             logit_rows=self._tensor(np.asarray(wanted, dtype=np.int64)),
@@ -68,18 +67,24 @@ class ModelRunner:
         """Rows of pictures, and what is seen there; the tower runs now, if it has to."""
         if self._eyes is None:
             return None
-        found: list[tuple[Picture, int, int, int]] = []  # with the row of the pass that the first is
+        found: list[tuple[Laid, int, int, int]] = []  # with the row of the pass that the first is
         start = 0
         for s in spans:
             if s.branch is None and s.request.pictures:
                 end = s.position + len(s.ids)
-                found += [(picture, first, last, start + at) for picture, first, last, at in within(s.request.pictures, s.position, end)]
+                found += [(at, first, last, start + row) for at, first, last, row in within(s.request.pictures, s.position, end)]
             start += len(s.ids)
         if not found:
             return None
-        features = self._eyes.features(picture for picture, *_ in found)
+        features = self._eyes.features(at.picture for at, *_ in found)
         rows = np.concatenate([np.arange(row, row + last - first) for _, first, last, row in found])
-        return Seen(self._tensor(rows), torch.cat([features[picture.number][first:last] for picture, first, last, _ in found]))
+        first, *deeper = torch.cat([features[at.picture.number][first:last] for at, first, last, _ in found]).split(self._eyes.width, -1)
+        return Seen(self._tensor(rows), first, tuple(deeper), self._axes(found))
+
+    def _axes(self, found: Sequence[tuple[Laid, int, int, int]]) -> torch.Tensor | None:
+        """Positions on three axes, where the model has them."""
+        axes = [at.position + shown.axes[:, first:last] for at, first, last, _ in found if (shown := at.picture.shown).axes is not None]
+        return self._tensor(np.concatenate(axes, 1)) if axes else None
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -90,6 +95,20 @@ def tokens_of(spans: Sequence[Rows]) -> np.ndarray:
     ids = np.concatenate([s.ids for s in spans])
     ids[ids >= PICTURE] = 0
     return ids
+
+
+def positions_of(rows: Rows) -> np.ndarray:
+    """Of the rows, int64; of choices that do not see the prompt, as if there were none."""
+    alone = rows.branch is not None and not rows.request.trie.prompt_length(rows.branch)
+    return positions(() if alone else rows.request.pictures, rows.position, rows.position + len(rows.ids))
+
+
+def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
+    """Where in their sequence pictures begin and end that have rows here, and whose tokens see each other."""
+    if rows.branch is not None or not rows.request.pictures:
+        return ()
+    found = within(rows.request.pictures, rows.position, rows.position + len(rows.ids))
+    return tuple((at.start, at.end) for at, *_ in found if at.picture.shown.mutual)
 
 
 def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:

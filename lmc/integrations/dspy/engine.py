@@ -17,13 +17,24 @@ from typing import Any, Literal
 
 from dspy import lm15
 
-from lmc import observing
+from lmc import images, observing
 from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage, seed_of
 from lmc.chat import conversation
 from lmc.config import default_backend
 from lmc.errors import ConstraintError, LmcError, ParameterError, PromptTooLongError, UnsupportedOpError
 from lmc.integrations.dspy.fields import COMPLETED, HEADER, STOPS, Field
-from lmc.prompt import Constraint, Gen, Part, SamplingParams, Segment, Text, derive_seed, make_constraint, sampling
+from lmc.prompt import (
+    Constraint,
+    Gen,
+    Image,
+    Part,
+    SamplingParams,
+    Segment,
+    derive_seed,
+    make_constraint,
+    sampling,
+    segments_of,
+)
 
 MAX_TOKENS = 1024
 """Of an answer, or of each output field, where the LM names no limit."""
@@ -95,15 +106,15 @@ class _Run:
 
     def _segments(self) -> Iterator[Segment]:
         if self._fields is None:
-            yield Text(self._prompt)
+            yield from segments_of(self._prompt)
             yield self._gen(self._params, self._constraint)
             return
-        before: tuple[Part, ...] = (*self._prompt, self.text) if self.text else self._prompt
+        before: tuple[Part | Image, ...] = (*self._prompt, self.text) if self.text else self._prompt
         for i, each in enumerate(self._fields[len(self.outputs) :]):
             if each.by and each.by not in self._texts:
                 return  # asked once that is there
             each = each.decided(self._texts)
-            yield Text((*before, self._header(each, first=not self.text and i == 0)))
+            yield from segments_of((*before, self._header(each, first=not self.text and i == 0)))
             before = ()
             if each.kind == "text":
                 yield self._gen(sampling(self._params, {"stop": (*self._params.stop, *STOPS)}), None)
@@ -208,21 +219,27 @@ class _Run:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def _prompt_of(request: Any, backend: Backend) -> tuple[Part, ...]:
+def _prompt_of(request: Any, backend: Backend) -> tuple[Part | Image, ...]:
     if request.tools:
         raise lm15.UnsupportedFeatureError("tools: this engine writes no tool calls of its own; dspy.ReAct needs none")
-    turns = [] if request.system is None else [("system", _text(request.system))]
-    turns += [("system" if m.role == "developer" else m.role, _text(m.parts)) for m in request.messages]
+    turns = [] if request.system is None else [("system", _content(request.system))]
+    turns += [("system" if m.role == "developer" else m.role, _content(m.parts)) for m in request.messages]
     return conversation(backend.chat_template, turns)
 
 
-def _text(parts: Any) -> str:
-    if isinstance(parts, str):
-        return parts
-    for part in parts:
-        if not isinstance(part, lm15.TextPart):
-            raise lm15.UnsupportedFeatureError(f"a message has a part of the type {part.type}; this engine takes text")
-    return "".join(part.text for part in parts)
+def _content(parts: Any) -> list[str | Image]:
+    return [parts] if isinstance(parts, str) else [_piece(part) for part in parts]
+
+
+def _piece(part: Any) -> str | Image:
+    """Text as it is, an image read. Raises what is wrong with it."""
+    if isinstance(part, lm15.TextPart):
+        return part.text
+    if not isinstance(part, lm15.ImagePart) or part.file_id is not None:
+        what = "image of an API's file store" if isinstance(part, lm15.ImagePart) else f"part of the type {part.type}"
+        raise lm15.UnsupportedFeatureError(f"a message has a {what}; this engine takes text and images")
+    source = part.url or part.path or part.bytes
+    return images.read(Image(source, detail=part.detail or "auto"))
 
 
 def _params_of(request: Any) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ import torch
 import transformers
 from PIL import Image as pillow
 
+from lmc.backend.engine.models.loader import load
 from lmc.backend.engine.models.vision import Vision
+from lmc.backend.local import Engine
+from lmc.prompt import Gen, Image, SamplingParams, Text
 
+TOKENS = 10
 TEXT = {
     "vocab_size": 120,
     "hidden_size": 64,
@@ -28,6 +33,14 @@ TEXT = {
 }
 IMAGE_TOKEN = 100
 SPECIALS = {"<image>": IMAGE_TOKEN, "<s>": 1, "</s>": 2}
+QWEN_SPECIALS = {"<|image_pad|>": IMAGE_TOKEN, "<|vision_start|>": 101, "<|vision_end|>": 102, "<|video_pad|>": 103, "<s>": 1, "</s>": 2}
+QWEN_TEMPLATE = (
+    "{% for message in messages %}<s>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for content in message['content'] %}{% if content['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif content['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}</s>\n"
+    "{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
 LLAVA_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
@@ -74,16 +87,114 @@ def llava(folder: Path, text: str = "llama", tower: str = "clip", strategy: str 
     return model
 
 
-def save(model: Any, folder: Path, processor: Any, template: str) -> None:
+def tiling(folder: Path, kind: str) -> Any:
+    """LLaVA-NeXT and OneVision: tiles of 56 × 56 pixels, 16 patches each; OneVision's are at most three before they are shrunk."""
+    sides = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 56, "patch_size": 14}
+    grid = [[56, 112], [112, 56], [112, 112], [168, 56]]
+    usual = {"image_token_id": IMAGE_TOKEN, "image_grid_pinpoints": grid, "eos_token_id": 2, "bos_token_id": 1, "tie_word_embeddings": False}
+    size = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "image_grid_pinpoints": grid}
+    if kind == "llava_next":
+        from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+        config = transformers.LlavaNextConfig(vision_config=transformers.CLIPVisionConfig(**sides), text_config=transformers.MistralConfig(**TEXT), **usual)
+        model, processor = stirred(transformers.LlavaNextForConditionalGeneration(config)), LlavaNextImageProcessorPil(**size)
+    else:
+        from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+            LlavaOnevisionImageProcessorPil,
+        )
+
+        config = transformers.LlavaOnevisionConfig(
+            vision_config=transformers.SiglipVisionConfig(**sides, vision_use_head=False), text_config=transformers.Qwen2Config(**TEXT),
+            vision_aspect_ratio="anyres_max_2", video_token_id=103, **usual,
+        )  # fmt: skip
+        size = {"size": {"height": 56, "width": 56}, "image_grid_pinpoints": grid}
+        model, processor = stirred(transformers.LlavaOnevisionForConditionalGeneration(config)), LlavaOnevisionImageProcessorPil(**size)
+    save(model, folder, processor, LLAVA_TEMPLATE, {**SPECIALS, "<video>": 103})
+    return model
+
+
+def qwen(folder: Path, kind: str) -> Any:
+    """28 × 28 pixels a token, a third of the frequencies for each axis, about."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    tower = {"depth": 2, "num_heads": 2, "out_hidden_size": 64, "hidden_size": 32, "intermediate_size": 48}
+    text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}}
+    if kind == "qwen3_vl":
+        tower |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1], "patch_size": 14}
+        text["head_dim"] = 16
+        make, configure = transformers.Qwen3VLForConditionalGeneration, transformers.Qwen3VLConfig
+    elif kind == "qwen2_vl":
+        tower = {"depth": 2, "num_heads": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+        make, configure = transformers.Qwen2VLForConditionalGeneration, transformers.Qwen2VLConfig
+    else:
+        tower |= {"window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 3}
+        make, configure = transformers.Qwen2_5_VLForConditionalGeneration, transformers.Qwen2_5_VLConfig
+    ids = {"image_token_id": 100, "vision_start_token_id": 101, "vision_end_token_id": 102, "video_token_id": 103}
+    model = stirred(make(configure(text_config=text, vision_config=tower, **ids, eos_token_id=2, bos_token_id=1)))
+    save(model, folder, Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 20), QWEN_TEMPLATE, QWEN_SPECIALS)
+    return model
+
+
+IDEFICS_SPECIALS = {
+    "<image>": IMAGE_TOKEN, "<fake_token_around_image>": 101, "<global-img>": 102, "<end_of_utterance>": 103, "<s>": 1, "</s>": 2,
+    **{f"<row_{row}_col_{column}>": 101 + 3 * row + column for row in (1, 2, 3) for column in (1, 2, 3)},
+}  # fmt: skip
+IDEFICS_TEMPLATE = (
+    "<s>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+def idefics(folder: Path) -> Any:
+    """SmolVLM: four tokens for each tile of 32 × 32 pixels, six tiles at most and the whole."""
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    config = transformers.SmolVLMConfig(
+        vision_config=vision, text_config={"model_type": "llama", **TEXT}, image_token_id=IMAGE_TOKEN, scale_factor=2, pad_token_id=0,
+        eos_token_id=2, bos_token_id=1, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = stirred(transformers.SmolVLMForConditionalGeneration(config))
+    processor = SmolVLMImageProcessorPil(size={"longest_edge": 96}, max_image_size={"longest_edge": 32})
+    save(model, folder, processor, IDEFICS_TEMPLATE, IDEFICS_SPECIALS)
+    return model
+
+
+GEMMA_SPECIALS = {"<image>": IMAGE_TOKEN, "<start_of_image>": 101, "<end_of_image>": 102, "<s>": 1, "</s>": 2}
+GEMMA_TEMPLATE = (
+    "<s>{% for message in messages %}{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for item in message['content'] %}{% if item['type'] == 'image' %}<start_of_image>{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "</s>\n{% endfor %}{% if add_generation_prompt %}model\n{% endif %}"
+)
+
+
+def gemma(folder: Path) -> Any:
+    """Gemma 3: nine tokens an image, a window of seven in every layer but one."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 8}
+    text = {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 7, "num_hidden_layers": 3}
+    text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**vision, vision_use_head=False), text_config=transformers.Gemma3TextConfig(**text),
+        mm_tokens_per_image=9, image_token_index=IMAGE_TOKEN, boi_token_index=101, eoi_token_index=102, eos_token_id=2, bos_token_id=1,
+    )  # fmt: skip
+    model = stirred(transformers.Gemma3ForConditionalGeneration(config))
+    save(model, folder, Gemma3ImageProcessorPil(size={"height": 48, "width": 48}), GEMMA_TEMPLATE, GEMMA_SPECIALS)
+    return model
+
+
+def save(model: Any, folder: Path, processor: Any, template: str, specials: Mapping[str, int] = SPECIALS) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
-    free = (i for i in range(120) if i not in SPECIALS.values() and i != 0)
-    vocabulary = {"ÿ": 0, **{c: next(free) for c in letters}, **SPECIALS}
-    vocabulary |= {chr(0x4E00 + i): i for i in free}  # all that the model may say
+    free = (i for i in range(240) if i not in specials.values() and i != 0)
+    vocabulary = {"ÿ": 0, **{c: next(free) for c in letters}, **specials}
+    vocabulary |= {chr(0x4E00 + i): i for i in free if i < model.config.get_text_config().vocab_size}  # all that the model may say
     raw = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     raw.save(str(folder / "tokenizer.json"))
@@ -93,11 +204,62 @@ def save(model: Any, folder: Path, processor: Any, template: str) -> None:
 
 def reference(model: Any, vision: Vision, ids: list[int], pictures: list[bytes], tokens: int) -> list[int]:
     """Greedy tokens by transformers' `generate`, whose inputs its own processor made."""
-    given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-    if pictures:
-        opened = [pillow.open(io.BytesIO(data)).convert("RGB") for data in pictures]
-        given |= vision.processor(images=opened, return_tensors="pt")
+    if not pictures:
+        return generated(model, ids, {}, tokens)
+    seen = [opened(data) for data in pictures]
+    together = model.config.model_type == "smolvlm"  # others would make less of several
+    return generated(model, ids, vision.processor(images=[seen] if together else [[one] for one in seen], return_tensors="pt"), tokens)
+
+
+def generated(model: Any, ids: list[int], seen: Mapping[str, Any], tokens: int) -> list[int]:
+    given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64), **seen}
+    if given.pop("num_crops", None) is not None:
+        given["token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
+    if "image_grid_thw" in given:
+        given["mm_token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
         out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
     return out[0, len(ids) :].tolist()
+
+
+def opened(data: bytes) -> pillow.Image:
+    return pillow.open(io.BytesIO(data)).convert("RGB")
+
+
+class Pair:
+    """A directory of a tiny model, and the model itself."""
+
+    def __init__(self, folder: Path, make: Callable[..., Any] = llava, **options: Any) -> None:
+        self.model, self.folder = make(folder, **options), str(folder)
+        self.vision = load(self.folder, dtype="float32").vision
+
+    def engine(self, **options: Any) -> Engine:
+        return Engine(self.folder, dtype="float32", **{"max_tokens": 2000, **options})
+
+    def check(self, engine: Engine, prompts: Sequence[Any], handles: Sequence[Any], tokens: int = TOKENS) -> None:
+        """That each handle's answer is the reference's own; that each picture has as many tokens as features is checked there."""
+        for prompt, handle in zip(prompts, handles, strict=True):
+            ids = engine.prompt_ids(handle)
+            pictures = [s.source for s in prompt if isinstance(s, Image)]
+            begun = handle.results[0].output().usage.prompt_tokens
+            assert ids[begun:] == reference(self.model, self.vision, ids[:begun], pictures, tokens)
+        engine.check()
+
+
+def prompt(*pieces: str | bytes) -> list[Text | Image]:
+    return [Text((piece,)) if isinstance(piece, str) else Image(piece) for piece in pieces]
+
+
+ASK = Gen(SamplingParams(max_new_tokens=TOKENS, temperature=0.0, ignore_eos=True))
+A, B, C = (picture(seed, *size) for seed, size in enumerate(((140, 90), (56, 56), (40, 90))))
+PROMPTS = [
+    prompt("Nothing to see."),
+    prompt("Look: ", A, "What is it?"),
+    prompt("Look: ", A, "Which colour?"),
+    prompt("Look: ", B, "What is it?"),
+    prompt(A, B, "Which is larger?"),
+    prompt(A, A, "Are they one?"),
+    prompt(C),
+    prompt("Look: ", A, A, A, " and ", C, "Which differs?"),
+]

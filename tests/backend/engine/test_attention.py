@@ -10,7 +10,7 @@ pytestmark = pytest.mark.model  # needs torch
 torch = pytest.importorskip("torch")
 
 from lmc.backend.engine.attention.base import Span  # noqa: E402
-from lmc.backend.engine.attention.torch_ref import FastPlan, fast, reference  # noqa: E402
+from lmc.backend.engine.attention.torch_ref import FastPlan, fast, reference, span_mask  # noqa: E402
 
 HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 16, 4096
 
@@ -123,3 +123,11 @@ def test_random_mixed_batches(seed):
         length = 1 if rng.random() < 0.6 else rng.randint(1, len(own))
         contexts.append((length, prefix + own))
     check(spans_of(*contexts), window=rng.choice([None, None, 50]), seed=seed)
+
+
+@pytest.mark.parametrize(("window", "seen"), [(None, "111110 111110 111111"), (3, "011110 001110 000111")])
+def test_rows_of_a_picture_see_all_of_it(window, seen):
+    span = Span(0, 3, torch.tensor([9, 8, 40, 41, 42, 60]), mutual=((2, 5),))  # its last row is behind the picture
+    rows = span_mask(span, window).int().tolist()
+    assert " ".join("".join(map(str, row)) for row in rows) == seen
+    check((span, Span(3, 1, torch.arange(100, 130))), window)

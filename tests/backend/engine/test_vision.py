@@ -16,10 +16,8 @@ from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
 from lmc.prompt import Gen, Image, SamplingParams, Select, Special, Text  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
+from tests.backend.engine.seeing import ASK, PROMPTS, TOKENS, A, B, C, Pair, prompt  # noqa: E402
 
-TOKENS = 10
-ASK = Gen(SamplingParams(max_new_tokens=TOKENS, temperature=0.0, ignore_eos=True))
-A, B, C = (seeing.picture(seed, *size) for seed, size in enumerate(((70, 50), (56, 56), (40, 90))))
 KINDS = {
     "llama": {},
     "mistral": {"text": "mistral"},
@@ -28,46 +26,9 @@ KINDS = {
 }
 
 
-class Pair:
-    """A directory of a tiny model, and the model itself."""
-
-    def __init__(self, folder, **options) -> None:
-        self.model, self.folder = seeing.llava(folder, **options), str(folder)
-        self.vision = load(self.folder, dtype="float32").vision
-
-    def engine(self, **options) -> Engine:
-        return Engine(self.folder, dtype="float32", **{"max_tokens": 2000, **options})
-
-    def check(self, engine: Engine, prompts, handles) -> None:
-        """That each handle's answer is the reference's own."""
-        for prompt, handle in zip(prompts, handles, strict=True):
-            ids = engine.prompt_ids(handle)
-            pictures = [s.source for s in prompt if isinstance(s, Image)]
-            begun = handle.results[0].output().usage.prompt_tokens
-            assert ids[:begun].count(seeing.IMAGE_TOKEN) == len(pictures) * (16 + self.vision.beside)
-            assert ids[begun:] == seeing.reference(self.model, self.vision, ids[:begun], pictures, TOKENS)
-        engine.check()
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     return Pair(tmp_path_factory.mktemp("llava"))
-
-
-def prompt(*pieces: str | bytes):
-    return [Text((piece,)) if isinstance(piece, str) else Image(piece) for piece in pieces]
-
-
-PROMPTS = [
-    prompt("Nothing to see."),
-    prompt("Look: ", A, "What is it?"),
-    prompt("Look: ", A, "Which colour?"),
-    prompt("Look: ", B, "What is it?"),
-    prompt(A, B, "Which is larger?"),
-    prompt(A, A, "Are they one?"),
-    prompt(C),
-    prompt("Look: ", A, A, A, " and ", C, "Which differs?"),
-]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,7 +142,7 @@ def test_runs_of_one_picture_are_told_apart(pair):
     ids = np.array([5, *[picture.number] * 32, 6])
     placed = laid(ids, (picture, picture))
     assert [at.start for at in placed] == [1, 17]
-    assert list(within(placed, 10, 20)) == [(picture, 9, 16, 0), (picture, 0, 3, 7)]
+    assert list(within(placed, 10, 20)) == [(placed[0], 9, 16, 0), (placed[1], 0, 3, 7)]
 
 
 @pytest.mark.parametrize("seam", ["token", "text"])

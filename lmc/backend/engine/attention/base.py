@@ -18,7 +18,7 @@ class Span:
     """Consecutive rows of one sequence.
 
     rows [start, start + length) attend causally to `slots`, whose last `length` entries are the rows' own slots:
-    row i sees slots[: len(slots) - length + i + 1]. Where a model turns positions of long sequences otherwise (longrope),
+    row i sees slots[: len(slots) - length + i + 1]. Rows among tokens [first, last) that are `mutual` see all of them. Where a model turns positions of long sequences otherwise (longrope),
     `is_far` says that this is one.
     """
 
@@ -26,14 +26,29 @@ class Span:
     length: int
     slots: torch.Tensor  # [context length, these rows included] int64, slots of the KV pool in token order
     is_far: bool = False
+    mutual: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Rows of a pass that are pictures' and no tokens': what they begin with in the place of an embedding."""
+    """Rows of a pass that are pictures' and no tokens': what they begin with in the place of an embedding.
+
+    deeper    what is added to them behind the first, second, … layer
+    axes      their positions in time, height and width, [3, P] int64; None: those of the pass
+    """
 
     rows: torch.Tensor  # [P] int64
     features: torch.Tensor  # [P, hidden_size]
+    deeper: tuple[torch.Tensor, ...] = ()
+    axes: torch.Tensor | None = None
+
+    def only(self, place: torch.Tensor) -> Seen:
+        """Of a part of the pass: `place` [T] says which rows those of the pass are there, -1 for none."""
+        import torch
+
+        ours = torch.nonzero(place[self.rows] >= 0)[:, 0]
+        axes = None if self.axes is None else self.axes[:, ours]
+        return Seen(place[self.rows[ours]], self.features[ours], tuple(more[ours] for more in self.deeper), axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +56,7 @@ class ForwardBatch:
     """One pass. T rows in all, S spans, R rows whose logits are wanted."""
 
     token_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64, 0-based position in the sequence
+    positions: torch.Tensor  # [T] int64, 0-based; tokens behind a picture may have others than their places in the sequence
     out_slots: torch.Tensor  # [T] int64, where the rows' K and V are written
     spans: tuple[Span, ...]
     logit_rows: torch.Tensor  # [R] int64
@@ -59,10 +74,7 @@ class ForwardBatch:
         moved = tuple(replace(s, start=start) for s, start in zip(spans, starts, strict=True))
         wanted = torch.nonzero(place[self.logit_rows] >= 0)[:, 0]
         logit_rows = place[self.logit_rows[wanted]]
-        seen = None
-        if self.seen is not None:
-            ours = torch.nonzero(place[self.seen.rows] >= 0)[:, 0]
-            seen = Seen(place[self.seen.rows[ours]], self.seen.features[ours])
+        seen = None if self.seen is None else self.seen.only(place)
         return ForwardBatch(self.token_ids[rows], self.positions[rows], self.out_slots[rows], moved, logit_rows, seen), wanted
 
 

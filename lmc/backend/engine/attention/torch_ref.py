@@ -28,14 +28,14 @@ class ReferencePlan:
         out = torch.empty_like(q)
         for span in self.spans:
             rows = slice(span.start, span.start + span.length)
-            out[rows] = self._span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype))
+            out[rows] = self._span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype), span_mask(span, self.window))
         return out
 
-    def _span(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _span(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         scores = torch.einsum("thd,shd->hts", q, k) / math.sqrt(q.shape[-1])
-        scores.masked_fill_(~causal_mask(len(q), len(k), self.window, q.device), -math.inf)
+        scores.masked_fill_(~mask, -math.inf)
         return torch.einsum("hts,shd->thd", scores.softmax(-1), v)
 
 
@@ -89,7 +89,7 @@ class _Causal:
 
 @dataclass(frozen=True)
 class _Masked:
-    """A prefill span whose rows see less than the causal rule allows: a sliding window."""
+    """A prefill span whose rows see less than the causal rule allows, as in a sliding window, or more, as in a picture."""
 
     rows: slice
     where: Where
@@ -228,10 +228,21 @@ def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan | LonePla
     return FastPlan(tuple(whole), tuple(layered))
 
 
+def span_mask(span: Span, window: int | None) -> Tensor:
+    """What the span's rows see of its slots, [length, context] bool."""
+    before, context, device = len(span.slots) - span.length, len(span.slots), span.slots.device
+    mask = causal_mask(span.length, context, None, device)
+    for first, last in span.mutual:
+        mask[max(0, first - before) : last - before, first:last] = True
+    if window is not None:  # it ends what is seen of earlier tokens, also of the same picture
+        mask &= torch.arange(context, device=device)[None] > torch.arange(before, context, device=device)[:, None] - window
+    return mask
+
+
 def _prefill(span: Span, window: int | None) -> Sequence[_Part]:
     rows, before = slice(span.start, span.start + span.length), len(span.slots) - span.length
-    if window is not None and len(span.slots) > window:
-        mask = causal_mask(span.length, len(span.slots), window, span.slots.device)
+    if span.mutual or (window is not None and len(span.slots) > window):
+        mask = span_mask(span, window)
         return [_Masked(rows, _where(span.slots), additive(mask))]
     own = _Causal(rows, _where(span.slots[before:]))
     return [_Shared(rows, _where(span.slots[:before])), own] if before else [own]

@@ -93,6 +93,7 @@ class ModelConfig:
     near_context: int | None = None  # positions of longer sequences are turned otherwise, all of them (longrope)
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    rope_axes: tuple[int, ...] = ()  # where rows of pictures have a time, a height and a width: which of them each frequency turns by
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     qkv_bias: bool = False
@@ -183,6 +184,7 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
         max_context=_hf_context(claims, rope),
         rope_theta=theta.number("rope_theta", _SMALLEST_THETA, _LARGEST_THETA, 10000.0),
         rope_scaling=_hf_scaling(rope, where, claims.whole("max_position_embeddings", CONTEXT, 2048)),
+        rope_axes=_hf_axes(rope, claims.whole("head_dim", WIDTH, hidden // heads) // 2),
         norm_eps=claims.number("rms_norm_eps", 0.0, 1.0, 1e-6),
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
@@ -265,6 +267,18 @@ def _yarn_magnitude(rope: Claims, factor: float) -> float:
 
 def _yarn_scale(factor: float, by: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1
+
+
+def _hf_axes(rope: Claims, size: int) -> tuple[int, ...]:
+    """The axis of each of `size` frequencies: of whole sections (Qwen2-VL), or by turns (Qwen3-VL)."""
+    section = rope.raw("mrope_section", None)
+    if section is None:
+        return ()
+    if not (isinstance(section, list | tuple) and len(section) == 3 and all(isinstance(n, int) and n >= 0 for n in section) and sum(section) == size):
+        raise rope.wrong("mrope_section", section, f"three whole numbers that are {size} together")
+    if not rope.raw("mrope_interleaved", False):
+        return tuple(axis for axis, count in enumerate(section) for _ in range(count))
+    return tuple(axis if axis and i < 3 * section[axis] else 0 for i in range(size) for axis in (i % 3,))
 
 
 def _hf_context(claims: Claims, rope: Claims) -> int:

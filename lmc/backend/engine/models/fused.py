@@ -16,7 +16,7 @@ from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
 from lmc.backend.engine.kernels.rope import rope_append
 from lmc.backend.engine.models.linear import Linear
-from lmc.backend.engine.models.llama import Layer, LlamaModel
+from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, keys, values of a layer) → like q
@@ -50,13 +50,16 @@ class FusedLlama:
         ids, positions, slots = rows
         m, eps, times = self._model, self.config.norm_eps, self._multiply
         residual = embed(ids, sampled, m.embed)
+        table, deeper = self._turns, ()
         if seen is not None:
-            residual[seen.rows] = seen.features.to(residual.dtype)
+            residual[seen.rows], deeper = seen.features.to(residual.dtype), seen.deeper
+            if seen.axes is not None:
+                table, positions = self._turned(positions, seen.rows, seen.axes)
         following = [layer.input_norm for layer in m.layers[1:]] + [m.norm]
         x = add_rms_norm(None, residual, m.layers[0].input_norm, eps)
         for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):
             keys, values = kv.key(index), kv.value(index)
-            turns = self._still if index in self.config.nope_layers else self._turns
+            turns = self._still if index in self.config.nope_layers else table
             q = rope_append(times(layer.qkv, x), positions, slots, turns, keys, values, _norms(layer), eps)
             attended = attend(q, keys, values).view(len(x), -1)
             if wanted is not None and layer is m.layers[-1]:
@@ -64,8 +67,16 @@ class FusedLlama:
             x = times(layer.o, attended)
             x = add_rms_norm(x, residual, layer.post_norm, eps)
             x = times(layer.down, silu_mul(times(layer.gate_up, x)))
+            if seen is not None and index < len(deeper):
+                residual[seen.rows] += deeper[index].to(residual.dtype)
             x = add_rms_norm(x, residual, next_norm, eps)
         return x
+
+    def _turned(self, positions: Tensor, rows: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
+        """A table of rotations for these rows alone, and their places in it: some have positions on three axes."""
+        table = self._turns[positions.long()]
+        table[rows] = turned_by_axes(self._turns, axes, self.config)
+        return table, torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden_size] → [R, vocab_size] float32."""

@@ -64,8 +64,11 @@ class LlamaModel:
         plan = self.plan(batch.spans, self.config.sliding_window)
         turn = self.rotations[batch.positions][:, None]  # [T, 1, head_dim / 2] complex
         x = F.embedding(batch.token_ids, self.embed).to(self.norm.dtype)
-        if batch.seen is not None:
-            x[batch.seen.rows] = batch.seen.features.to(x.dtype)
+        seen, deeper = batch.seen, ()
+        if seen is not None:
+            x[seen.rows], deeper = seen.features.to(x.dtype), seen.deeper
+            if seen.axes is not None:
+                turn[seen.rows, 0] = turned_by_axes(self.rotations, seen.axes, self.config)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             turned = None if index in self.config.nope_layers else turn
@@ -77,6 +80,8 @@ class LlamaModel:
                     return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
             x += layer.o(attended)
             x += self._mlp(layer, x)
+            if seen is not None and index < len(deeper):
+                x[seen.rows] += deeper[index].to(x.dtype)
         return self.head(self._rms(x, self.norm)).float()
 
     def _store_and_query(
@@ -114,6 +119,12 @@ def rotations(config: ModelConfig, device: torch.device) -> Tensor:
     angles = torch.outer(torch.arange(config.max_context, dtype=torch.float32, device=device), inv_freq)
     magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
     return torch.polar(torch.full_like(angles, magnitude), angles)
+
+
+def turned_by_axes(table: Tensor, axes: Tensor, config: ModelConfig) -> Tensor:
+    """Rotations of rows that have a place in time, height and width, `axes` [3, P] int64: [P, head_dim / 2, …] of `table`."""
+    which = torch.tensor(config.rope_axes, device=axes.device)
+    return table[axes[which].T, torch.arange(len(which), device=axes.device)]
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:

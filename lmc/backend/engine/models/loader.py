@@ -104,11 +104,13 @@ class _Source:
     tokenizer: Tokenizer
     template: str | None  # Jinja source
     layout: _Layout
-    vision: Callable[[torch.device], Vision] | None = None
+    vision: Callable[[torch.device, Tokenizer], Vision] | None = None
 
 
-SEEING = ("llava",)
-"""Model types whose pictures go through a tower of transformers (vision.py), and whose text is a decoder of ours."""
+SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
+"""Model types whose pictures go through a tower of transformers (vision.py, FAMILIES)."""
+SEEING_BY_INTERFACE = ("gemma3",)
+"""Those of them whose text goes through transformers' attention interface; of the others it is ours."""
 LOAD_FORMATS = ("auto", "dummy")
 
 
@@ -137,10 +139,10 @@ def load(
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
     model, layers = found.build(where)
     tokens = found.tokenizer
-    vision = None if found.vision is None else found.vision(where)
+    vision = None if found.vision is None else found.vision(where, tokens)
     if vision is not None:
-        vision.name, token = found.name, tokens.spelling(vision.token)
-        vision.before, vision.after = around_images(found.template, tokens, token)
+        vision.name = found.name
+        vision.before, vision.after = around_images(found.template, tokens, vision.marker)
     return LoadedModel(
         model=model,
         config=found.config,
@@ -408,7 +410,7 @@ def _read_directory(
         text = _vision().text_config(path, raw) if sees else raw
         config, theirs = configs.from_hf(text, str(path / "config.json"), generation), None
     except configs.UnfusedError as reason:
-        if sees:
+        if sees and raw["model_type"] not in SEEING_BY_INTERFACE:
             raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
         config, theirs = _theirs(path, raw, generation, reason)
         layout = layout.unpacked
@@ -442,7 +444,7 @@ def _read_directory(
         if sees:
             state = {text: tensor for name, tensor in state.items() if (text := _vision().text_name(name)) is not None}
         build = _builder(_fused(path, lambda _: state, config, layout), config, layout)
-    vision = (lambda where: _vision().load(path, layout.activations, where, random=dummy_on is not None)) if sees else None
+    vision = (lambda where, words: _vision().load(path, layout.activations, where, words, random=dummy_on is not None)) if sees else None
     return _Source(path.name, config, build, tokens, _template(path, options), layout, vision)
 
 

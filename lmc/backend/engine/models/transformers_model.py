@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import ForwardBatch, KVStore, Span
-from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, causal_mask, fast
+from lmc.backend.engine.attention.base import ForwardBatch, KVStore, Seen, Span
+from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, fast, span_mask
 from lmc.backend.engine.kv_pool import KVPool, LayerShape
 from lmc.backend.engine.models.claims import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH, Claims
 from lmc.backend.engine.models.config import ModelConfig, made
@@ -64,7 +64,7 @@ class _Pass:
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         for span in self.batch.spans:
             rows = slice(span.start, span.start + span.length)
-            out[rows] = _attend_span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype), window, how)
+            out[rows] = _attend_span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype), span_mask(span, window), how)
         return out
 
 
@@ -95,13 +95,13 @@ class _Current:
 _CURRENT = "_lmc_current"  # the attribute of modules
 
 
-def _attend_span(q: Tensor, k: Tensor, v: Tensor, window: int | None, how: _How) -> Tensor:
+def _attend_span(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = torch.einsum("thd,shd->hts", q, k).float() * how.scaling
     if how.softcap is not None:
         scores = how.softcap * torch.tanh(scores / how.softcap)
-    scores.masked_fill_(~causal_mask(len(q), len(k), window, q.device), -math.inf)
+    scores.masked_fill_(~mask, -math.inf)
     if how.sinks is not None:
         sinks = how.sinks.float()[:, None, None].expand(-1, len(q), 1)
         scores = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
@@ -304,11 +304,19 @@ class TransformersModel:
     def _call(self, ids: Tensor, positions: Tensor | None, work: _Pass | _Probe | None = None, **options: Any) -> Tensor:
         """Logits [T, vocab], or of the rows `logits_to_keep`. Without `work`: by transformers' own attention."""
         where = {} if positions is None else {"position_ids": positions[None]}
+        seen = work.batch.seen if isinstance(work, _Pass) else None
+        given = {"input_ids": ids[None]} if seen is None else {"inputs_embeds": self._embedded(ids, seen)[None]}
         self._current.work = work
         try:
-            return self._model(input_ids=ids[None], use_cache=False, **where, **options).logits[0]
+            return self._model(**given, use_cache=False, **where, **options).logits[0]
         finally:
             self._current.work = None
+
+    def _embedded(self, ids: Tensor, seen: Seen) -> Tensor:
+        """[T, hidden_size], with what is seen in its rows."""
+        found = self._model.get_input_embeddings()(ids)
+        found[seen.rows] = seen.features.to(found.dtype)
+        return found
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
@@ -365,7 +373,10 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
     no decoder."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+
+    from lmc.backend.engine.models.vision import FAMILIES
 
     where = path / "config.json"
     try:
@@ -375,6 +386,9 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
         raise ModelLoadError(f"{where}: transformers cannot read it: {type(error).__name__}: {error}") from error
     if theirs.is_encoder_decoder:
         raise ModelLoadError(f"{where}: {kind!r} is an encoder-decoder; lmc runs decoder-only models")
+    if kind not in DECODERS and kind in SEEING:
+        known = ", ".join(FAMILIES)
+        raise ModelLoadError(f"{where}: {kind!r} takes pictures in a way that lmc does not know; of models that see it runs {known}")
     if kind not in DECODERS:
         raise ModelLoadError(f"{where}: model_type {kind!r} is not a causal language model of this version of transformers")
     if kind in ENCODERS and not getattr(theirs, "is_decoder", False):
@@ -418,12 +432,16 @@ def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, devi
     """The model of a directory. Raises ModelLoadError for files that are missing and models that cannot be run."""
     from transformers import AutoModelForCausalLM
 
+    from lmc.backend.engine.models.vision import drop
+
     read: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
     try:
         model, info = read(str(path), config=theirs, dtype=dtype, **options)
     except Exception as error:  # also of shapes, and of what its own code makes of the configuration
         raise ModelLoadError(f"{path}: the weights cannot be read: {type(error).__name__}: {error}") from error
+    if hasattr(model, "model"):
+        drop(model.model, "vision_tower", "multi_modal_projector")  # vision.py has its own, under another attention
     if missing := sorted(info["missing_keys"]):  # transformers would take random ones
         raise ModelLoadError(f"{path}: the weights lack {missing[0]!r} ({len(missing)} in all); is the download complete?")
     return adopt(model, config, device, str(path))

@@ -1,0 +1,115 @@
+"""Families of models that see, beside LLaVA 1.5 (test_vision.py), give transformers' greedy tokens, whatever is cached, cut or evicted."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.model
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("PIL")
+
+import lmc  # noqa: E402
+from lmc.backend.engine.models import loader, vision  # noqa: E402
+from lmc.prompt import ChoicesMethod, Gen, Image, SamplingParams, Select, Text  # noqa: E402
+from tests.backend.engine import seeing  # noqa: E402
+from tests.backend.engine.seeing import ASK, PROMPTS, TOKENS, A, B, Pair, prompt  # noqa: E402
+
+FAMILIES = {
+    "qwen2_vl": (seeing.qwen, {"kind": "qwen2_vl"}),
+    "qwen2_5_vl": (seeing.qwen, {"kind": "qwen2_5_vl"}),
+    "smolvlm": (seeing.idefics, {}),
+    "llava_next": (seeing.tiling, {"kind": "llava_next"}),
+    "llava_onevision": (seeing.tiling, {"kind": "llava_onevision"}),
+    "qwen3_vl": (seeing.qwen, {"kind": "qwen3_vl"}),
+    "gemma3": (seeing.gemma, {}),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request, tmp_path_factory):
+    make, options = FAMILIES[request.param]
+    return Pair(tmp_path_factory.mktemp(request.param), make, **options)
+
+
+def test_greedy_tokens_are_those_of_transformers(pair):
+    with pair.engine() as engine:
+        for one in PROMPTS:  # alone, each behind what the earlier ones left
+            pair.check(engine, [one], [engine.submit(None, [*one, ASK])])
+
+
+@pytest.mark.parametrize("chunk", [1, 20])
+def test_in_batches_whatever_a_chunk_cuts_through(pair, chunk):
+    with pair.engine(chunk=chunk, max_batch=5) as engine:
+        pair.check(engine, PROMPTS, [engine.submit(None, [*one, ASK]) for one in PROMPTS])
+
+
+def test_preempted_and_evicted_in_the_middle(pair):
+    long = Gen(SamplingParams(max_new_tokens=180, temperature=0.0, ignore_eos=True, stop=("never said",)))
+    with pair.engine() as engine:
+        handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
+        expected = [engine.prompt_ids(handle) for handle in handles]
+    with pair.engine(max_tokens=int(1.7 * max(map(len, expected))), chunk=24) as engine:
+        handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
+        assert [engine.prompt_ids(handle) for handle in handles] == expected
+        assert engine.counters().preemptions > 0
+        engine.check()
+
+
+def test_an_answer_is_gone_on_from(pair):
+    with pair.engine() as engine:
+        first = engine.submit(None, [*PROMPTS[1], ASK])
+        second = engine.submit(first, prompt(" And here? ", B, "?") + [ASK])
+        ids, begun = engine.prompt_ids(second), second.results[0].output().usage.prompt_tokens
+        assert ids[begun:] == seeing.reference(pair.model, pair.vision, ids[:begun], [A, B], TOKENS)
+        assert second.results[0].output().usage.cached_tokens >= first.results[0].output().usage.prompt_tokens
+
+
+def test_selects_see_the_picture_where_it_is(pair):
+    ask = [*PROMPTS[1], Text(("Grade: ",)), Select(("A", "B+", "C-"), method=ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED)]
+    with pair.engine() as engine, pair.engine(cache="off") as alone:
+        engine.submit(None, [*PROMPTS[2], ASK]).results[0].output()
+        found, expected = (each.submit(None, ask).results[0].output().metas[0] for each in (engine, alone))
+        for name in ("input_token_logprobs", "unconditional_token_logprobs"):
+            for one, other in zip(found[name], expected[name], strict=True):
+                assert [lp for lp, *_ in one] == pytest.approx([lp for lp, *_ in other], abs=1e-4)
+
+
+def test_the_template_says_what_stands_around_a_picture(pair):
+    around = {"qwen": (("<|vision_start|>",), ("<|vision_end|>",)), "smolvlm": ((), ()), "gemma": ((), ())}
+    expected = next((found for kind, found in around.items() if pair.model.config.model_type.startswith(kind)), ((), ("\n",)))
+    assert tuple(tuple(map(str, map(spelled, parts))) for parts in (pair.vision.before, pair.vision.after)) == expected
+
+
+LESS = {"smolvlm": {"do_image_splitting": False}, "llava_onevision": {}}
+
+
+@pytest.mark.parametrize("kind", LESS)
+def test_less_detail_is_a_picture_without_tiles(kind, tmp_path):
+    make, options = FAMILIES[kind]
+    pair = Pair(tmp_path, make, **options)
+    with pair.engine() as engine:
+        handle = engine.submit(None, [Text(("Two: ",)), *(Image(data, detail="low") for data in (A, B)), ASK])
+        ids, begun = engine.prompt_ids(handle), handle.results[0].output().usage.prompt_tokens
+    given = pair.vision.processor(images=[[seeing.opened(A), seeing.opened(B)]], return_tensors="pt", **LESS[kind])
+    assert ids[begun:] == seeing.generated(pair.model, ids[:begun], given, TOKENS)
+
+
+def test_a_shape_that_no_processor_takes_is_an_error_at_the_line(tmp_path):
+    pair = Pair(tmp_path, seeing.qwen, kind="qwen2_vl")
+    with pair.engine() as engine, pytest.raises(lmc.ParameterError, match=r"cannot take 400 × 1 pixels: .*aspect ratio"):
+        engine.submit(None, [Image(seeing.picture(0, 400, 1)), ASK])
+
+
+def spelled(part):
+    return part if isinstance(part, str) else part.spelling
+
+
+def test_a_family_that_is_not_known_is_refused_with_those_that_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "paligemma"}')
+    with pytest.raises(lmc.ModelLoadError, match=r"'paligemma' takes pictures .*llava, llava_next, .*smolvlm"):
+        loader.load(str(tmp_path))
+
+
+def test_all_that_is_known_to_see_is_loaded():
+    assert set(loader.SEEING) == set(vision.FAMILIES)
