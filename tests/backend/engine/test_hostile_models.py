@@ -177,7 +177,7 @@ FILES = {
     "config.json": (b"[" * 100_000, r"config\.json: not valid JSON"),
     "chat_template.jinja": (b"\xff\xfe", r"chat_template\.jinja: cannot be read"),
     "tokenizer_config.json": (b'{"chat_template": 5}', r"chat_template is 5; expected text"),
-    "model.safetensors.index.json": (b'{"weight_map": {"x": "../../x.safetensors"}}', r"is no file of this directory"),
+    "model.safetensors.index.json": (b'{"weight_map": {"x": "../../x.safetensors"}}', r"is not a file of this directory"),
 }
 
 
@@ -243,7 +243,7 @@ def test_files_that_are_wrong_in_one_place_load_or_are_refused():
     ({"model_type": "nonsense"}, r"config\.json: model_type 'nonsense' is no causal language model of this transformers"),
     ({"model_type": "../gpt2"}, "model_type '../gpt2' is no causal"),
     ({"model_type": 7}, "model_type 7 is no causal"),
-    ({"model_type": "gpt2", "n_layer": 1 << 31}, "n_layer is 2147483648; expected is a whole number from 0 to 10000"),
+    ({"model_type": "gpt2", "n_layer": 1 << 31}, "n_layer is 2147483648; expected a whole number from 0 to 10000"),
     ({"model_type": "gpt2", "vocab_size": -1}, "vocab_size is -1"),
     ({"model_type": "gemma3", "text_config": {"hidden_size": 1 << 40}}, "hidden_size is 1099511627776"),
 ])  # fmt: skip
