@@ -103,6 +103,11 @@ class ModelConfig:
     nope_layers: tuple[int, ...] = ()  # layers without any position encoding
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    num_experts: int = 0  # of each layer's MLP; 0: it is dense
+    experts_per_token: int = 0
+    expert_size: int = 0  # columns of each expert
+    normed_experts: bool = True  # the weights of a token's experts are 1 together
+    head_rows: int = 0  # of the head, where other devices have the rest of it; 0: all
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_size", "intermediate_size")

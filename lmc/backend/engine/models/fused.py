@@ -15,7 +15,7 @@ from lmc.backend.engine.kernels.activation import silu_mul
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
 from lmc.backend.engine.kernels.rope import rope_append
-from lmc.backend.engine.models.linear import Linear
+from lmc.backend.engine.models.linear import Linear, local
 from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
@@ -37,7 +37,7 @@ class FusedLlama:
     @property
     def matrices(self) -> list[Linear]:
         """By which rows of a pass are multiplied."""
-        return [matrix for layer in self._model.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        return [local(matrix) for layer in self._model.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
 
     def hidden(
         self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: Seen | None = None

@@ -151,7 +151,7 @@ def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
     rows, width = config.vocab_size, config.hidden_size
     fused = {"embed": _get(state, "model.embed_tokens.weight", rows, width), "norm": _get(state, "model.norm.weight", width)}
     if not config.tie_embeddings:
-        fused["head"] = _get(state, "lm_head.weight", rows, width)
+        fused["head"] = _get(state, "lm_head.weight", config.head_rows or rows, width)
     return fused
 
 
@@ -188,7 +188,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     c = config
     found: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
     if not c.tie_embeddings:
-        found["head"] = (c.vocab_size, c.hidden_size)
+        found["head"] = (c.head_rows or c.vocab_size, c.hidden_size)
     for i in range(c.num_layers):
         layer = f"layers.{i}."
         for kind, rows, columns, biased in (
@@ -239,13 +239,23 @@ def _get(state: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
 MATRICES = ("qkv", "o", "gate_up", "down")
 
 
-def build(fused: Mapping[str, Tensor], config: ModelConfig, *, pack_half: bool = False, **options: Any) -> LlamaModel:
-    """The model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py."""
+def build(
+    fused: Mapping[str, Tensor],
+    config: ModelConfig,
+    *,
+    pack_half: bool = False,
+    wrap: Callable[[str, Linear], Linear] = lambda _, matrix: matrix,
+    **options: Any,
+) -> LlamaModel:
+    """The model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py.
+
+    wrap    makes of a matrix ("head", "layers.0.o", …) the one that is used: where others have parts of it
+    """
     names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in MATRICES]
-    pairs = [(fused["embed" if config.tie_embeddings else "head"], None)]  # the largest first: threads end together
+    pairs = [(fused["head"] if "head" in fused else fused["embed"], None)]  # the largest first: threads end together
     pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
     head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
-    linear = dict(zip(names, rest, strict=True))
+    linear = {name: wrap(name, matrix) for name, matrix in zip(names, rest, strict=True)}
     layers = tuple(
         Layer(
             input_norm=fused[f"layers.{i}.input_norm"],
@@ -259,4 +269,4 @@ def build(fused: Mapping[str, Tensor], config: ModelConfig, *, pack_half: bool =
         )
         for i in range(config.num_layers)
     )
-    return LlamaModel(config, fused["embed"], layers, fused["norm"], head, **options)
+    return LlamaModel(config, fused["embed"], layers, fused["norm"], wrap("head", head), **options)
