@@ -236,7 +236,8 @@ class EngineCore:
         """Ends the loop with an error that does not come from a pass, such as the death of what computes with it. From any thread."""
 
         def end() -> None:
-            raise error
+            if self.broken is None and not self._ended:  # else it has met the same in a pass, or was closed
+                raise error
 
         self.post(end)
 
