@@ -660,6 +660,7 @@ class Engine(LocalBackend):
 
     model        a .gguf file, a directory with safetensors, a hub id, or "smollm2" (embedded)
     tp           tensor parallel: over so many devices the model is spread, from `device` on; a process each, besides this one
+    dp           replicas: so many engines, of `tp` devices each, are processes behind one backend (replicas/backend.py), which is no LocalBackend then
     device       "cpu", "cuda", "cuda:1", …; "auto" is a GPU if there is one, else the CPU
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
@@ -686,6 +687,15 @@ class Engine(LocalBackend):
     cannot be.
     """
 
+    def __new__(cls, model: str = "smollm2", **options: Any) -> Any:
+        dp = options.pop("dp", 1)
+        check_count("dp", dp)
+        if dp == 1:
+            return super().__new__(cls)
+        from lmc.backend.replicas.start import start
+
+        return start(model, dp, options)
+
     def __init__(
         self,
         model: str = "smollm2",
@@ -708,6 +718,7 @@ class Engine(LocalBackend):
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
         tp: int = 1,
+        dp: int = 1,
     ) -> None:
         check_count("tp", tp)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading

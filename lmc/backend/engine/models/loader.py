@@ -488,19 +488,7 @@ def _read_directory(
     else:
         check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrices, layout.device, _ranks(layout))
     options = _json_or_none(path / "tokenizer_config.json") or {}
-    if not (path / "tokenizer.json").is_file():
-        raise ModelLoadError(
-            f"{path}: tokenizer.json is missing; write it with transformers: "
-            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
-        )
-    tokens = tokenizers.from_file(
-        path / "tokenizer.json",
-        limit=config.vocab_size,
-        eos_token_ids=config.eos_token_ids,
-        bos_token_id=config.bos_token_id,
-        add_bos=bool(options.get("add_bos_token", False)),
-        parse_special=parse_special,
-    )
+    tokens = _tokenizer(path, config, options, parse_special)
     if dummy_on is None:
         _check_room(path, raw, layout)
     size = 0
@@ -517,6 +505,42 @@ def _read_directory(
         size, build = _bytes(weights), _builder(weights, config, layout, share)
     vision = (lambda where, words: _vision().load(path, layout.activations, where, words, random=dummy_on is not None)) if sees else None
     return _Source(path.name, config, build, tokens, _template(path, options), layout, share, size, vision)
+
+
+def _tokenizer(path: Path, config: ModelConfig, options: Mapping[str, Any], parse_special: bool) -> Tokenizer:
+    if not (path / "tokenizer.json").is_file():
+        raise ModelLoadError(
+            f"{path}: tokenizer.json is missing; write it with transformers: "
+            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+        )
+    return tokenizers.from_file(
+        path / "tokenizer.json",
+        limit=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+        add_bos=bool(options.get("add_bos_token", False)),
+        parse_special=parse_special,
+    )
+
+
+def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, WholeTemplate | None]:
+    """The tokenizer of a model that is on this machine, and its own chat template; no weights are read. Raises ModelLoadError."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+        sees = raw.get("model_type") in SEEING
+        try:
+            config = configs.from_hf(_vision().text_config(path, raw) if sees else raw, str(path / "config.json"), generation)
+        except configs.UnfusedError as reason:
+            config, _ = _theirs(path, raw, generation, reason)
+        options = _json_or_none(path / "tokenizer_config.json") or {}
+        tokens, template, name = _tokenizer(path, config, options, parse_special), _template(path, options), path.name
+    else:
+        sees, path = False, embedded_path() if source == EMBEDDED and not path.exists() else path
+        file = gguf.read(path)
+        tokens, name = tokenizers.from_gguf(file.metadata, str(path)), path.stem
+        template = _text_or_none(file.metadata.get("tokenizer.chat_template"), f"{path}: tokenizer.chat_template")
+    return tokens, whole(template, tokens, name=name, in_parts=sees)
 
 
 def _vision() -> Any:
