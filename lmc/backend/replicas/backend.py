@@ -21,7 +21,7 @@ from operator import add
 from typing import Any
 
 from lmc.backend.api.prefixes import BLOCK, extended
-from lmc.backend.base import HEALTHY, Capabilities, Counters, Handle, Health, Hints, Output, Result, Scored
+from lmc.backend.base import HEALTHY, Capabilities, Counters, Handle, Health, Hints, Output, Result, Scored, charge
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement, Target
 from lmc.backend.replicas.process import Process
@@ -427,7 +427,9 @@ class _Forward:
         if not result.done:
             return
         if result.error is None:
-            node.outputs[self._index] = result.output()
+            node.outputs[self._index] = output = result.output()
+            if node.hints is not None:  # accounts are of this process
+                charge(node.hints.owner, output.usage)
         elif node.replica is not None and node.replica.backend.lost is not None and not node.cancelled:
             return node.owner.move_soon(node, self._index, result.error)
         node.owner.answered(node)
