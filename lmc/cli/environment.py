@@ -53,12 +53,9 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 def _topology() -> Iterator[tuple[str, str]]:
     """Of several GPUs: memory of each, and which of them read each other's directly."""
-    try:
-        import torch
-    except ImportError:
-        return
-    count = torch.cuda.device_count()
-    if count < 2:
+    torch = sys.modules.get("torch")  # where GPUs were asked for
+    count = torch.cuda.device_count() if torch is not None else 0
+    if torch is None or count < 2:
         return
     for i in range(count):
         free, total = torch.cuda.mem_get_info(i)

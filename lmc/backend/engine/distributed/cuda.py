@@ -117,7 +117,7 @@ class FollowingCuda(_Ranked):
 
 def _summed(model: LlamaModel) -> Iterable[Summed]:
     for layer in model.layers:
-        for matrix in (layer.o, layer.down):
+        for matrix in (layer.o, layer.down):  # experts have products of their own
             if isinstance(matrix, Summed):
                 yield matrix
 

@@ -112,14 +112,18 @@ class Group:
 class Summed:
     """A matrix whose columns are spread over ranks: each multiplies its part of x, and the results are added up."""
 
-    __slots__ = ("_sum", "local", "multiply")
+    __slots__ = ("_group", "_sum", "local", "multiply")
 
     def __init__(self, local: Linear, group: Group) -> None:
-        self.local, self._sum = local, group.sum
+        self.local, self._group, self._sum = local, group, group.sum
         self.multiply: Callable[[Linear, Tensor], Tensor] = _plainly
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._sum(self.multiply(self.local, x).contiguous())
+
+    def over(self, local: Linear) -> Summed:
+        """The same of another way to multiply by this part."""
+        return Summed(local, self._group)
 
 
 def _plainly(matrix: Linear, x: Tensor) -> Tensor:

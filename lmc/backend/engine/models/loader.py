@@ -262,7 +262,7 @@ def _spread(share: Share, group: Group) -> Callable[[str, Linear], Linear]:
     def wrap(name: str, matrix: Linear) -> Linear:
         if name == "head":
             return Gathered(matrix, group, share.width, share.whole.vocab_size)
-        return Summed(matrix, group) if name.endswith((".o", ".down")) else matrix
+        return Summed(matrix, group) if name.endswith((".o", ".down", ".experts")) else matrix
 
     return wrap
 
