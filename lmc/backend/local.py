@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from lmc.backend.base import (
     Capabilities,
@@ -687,14 +687,15 @@ class Engine(LocalBackend):
     cannot be.
     """
 
-    def __new__(cls, model: str = "smollm2", **options: Any) -> Any:
+    def __new__(cls, model: str = "smollm2", **options: Any) -> Self:
+        """With `dp` a backend of another class: what `Backend` promises, `topology`, and what servers need."""
         dp = options.pop("dp", 1)
         check_count("dp", dp)
         if dp == 1:
             return super().__new__(cls)
         from lmc.backend.replicas.start import start
 
-        return start(model, dp, options)
+        return cast("Self", start(model, dp, options))
 
     def __init__(
         self,

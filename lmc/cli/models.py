@@ -44,4 +44,7 @@ def use_devices(name: str, tp: int | None, dp: int | None) -> None:
     """`--tp` and `--dp`: how models are opened from now on."""
     if (tp or dp) and not named.is_model(name):
         raise UsageError(f"--tp and --dp are about GPUs of this machine, and {name} is no model that runs on them")
-    config(**{option: value for option, value in (("tp", tp), ("dp", dp)) if value is not None})
+    if tp is not None:
+        config(tp=tp)
+    if dp is not None:
+        config(dp=dp)

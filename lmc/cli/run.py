@@ -18,7 +18,17 @@ from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
 from lmc.cli.models import open_backend, use_devices
-from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, OutputFile, Replicas, Target, Temperature, TensorParallel
+from lmc.cli.options import (
+    Arguments,
+    InputFile,
+    MaxTokens,
+    ModelName,
+    OutputFile,
+    Replicas,
+    Target,
+    Temperature,
+    TensorParallel,
+)
 from lmc.config import config
 from lmc.items import Items, read_items
 from lmc.userfiles import UsageError

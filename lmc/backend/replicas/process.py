@@ -109,7 +109,7 @@ def main() -> None:
     engine = _engine(told, line)
     from lmc.backend.pipe.server import PipeServer
 
-    _tell(line, {"topology": list(engine.topology) or [""]})
+    _tell(line, {"topology": list(engine.topology) or [f"a KV pool of {engine.server_info()['max_tokens']} tokens"]})
     server = PipeServer(engine, connection)
     while not server.join(_CHECK):
         if engine.health().state == "ended":

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 
 import lmc  # noqa: E402
+from lmc.backend.engine import memory  # noqa: E402
 from lmc.backend.engine.distributed import crew as crews  # noqa: E402
 from lmc.backend.engine.distributed.group import Group  # noqa: E402
 from lmc.backend.engine.models import loader  # noqa: E402
@@ -151,6 +152,14 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_read(saved, tmp_pat
             Engine(str(folder), tp=wrong)
     with pytest.raises(ParameterError, match="host_memory"):
         Engine(str(folder), tp=2, host_memory="1GB")
+
+
+@pytest.mark.parametrize(("need", "free", "there", "says"), [(100, 80, 4, "tp=2 spreads them over 2 such GPUs of this machine"), (500, 80, 4, "tp=8 .* has 4")])
+def test_what_does_not_fit_says_what_tp_would(monkeypatch, need, free, there, says):
+    monkeypatch.setattr(memory, "free_memory", lambda _: free << 30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with pytest.raises(ModelLoadError, match=says):
+        memory.check_fits(Path("m"), need << 30, torch.bfloat16, torch.device("cuda"))
 
 
 # -- engines of several processes ---------------------------------------------------------------------------------------------
@@ -381,7 +390,7 @@ def test_rank_0_that_fails_in_a_pass_ends_all(tiny, monkeypatch):
 
     monkeypatch.setattr(model, "forward", forward)
     began = time.monotonic()
-    with pytest.raises(BackendError, match="rank 0 failed in a pass.*no room"):
+    with pytest.raises(BackendError, match=r"rank 0 failed in a pass.*no room"):
         long(engine).results[0].output()
     ended(engine, began, "rank 0 failed")
 

@@ -180,7 +180,7 @@ class Crew:
 
     def _until_taken(self, number: int) -> None:
         taken = self._memory.taken
-        wait_until(lambda: int(taken[1 : self.ranks].min()) >= number, self.check)
+        wait_until(lambda: int(taken[1 : self.ranks].min(initial=number)) >= number, self.check)
 
     def failed(self, error: BaseException, why: str = "") -> RanksLost:
         """Rank 0 cannot go on with a pass: the reason, which is another rank's if one has ended. Ends all of them."""
@@ -202,8 +202,8 @@ class Crew:
             self._heard.notify_all()
         log.error("%s", self.lost.message)
         self._kill()
-        self.group.abort()
         self.on_loss(self.lost)
+        self.group.abort()  # the last: it may take a while
 
     def close(self) -> None:
         """Ends the ranks; returns when their processes have gone. Idempotent."""
@@ -317,7 +317,7 @@ def _watch(crew: weakref.ref[Crew], ranks: list[_Rank]) -> None:
         here = crew()
         if here is None:
             return
-        if not all([here.look(*each) for each in lines.values()]):
+        if not all(here.look(*each) for each in lines.values()):
             return
         del here
 

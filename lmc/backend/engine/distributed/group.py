@@ -21,6 +21,7 @@ from lmc.backend.engine.models.linear import Linear
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """Set in every rank before torch.distributed begins: multicast over NVLink can make a shared host unusable for others."""
 
+_LONG = timedelta(hours=1)
 HANDSHAKE = 30.0
 """Seconds that ranks, all of them alive, may take to find each other."""
 
@@ -49,11 +50,11 @@ class Group:
         met.set_timeout(timedelta(seconds=HANDSHAKE))
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(seconds=self._limit)
-            self._group = dist.ProcessGroupNCCL(met, self.rank, self.ranks, options)
+            told = dist.ProcessGroupNCCL.Options()
+            told._timeout = _LONG  # others may be measuring or compiling; passes have a deadline of their own (crew.py)
+            self._group = dist.ProcessGroupNCCL(met, self.rank, self.ranks, told)
         else:
-            options = dist.ProcessGroupGloo._Options()
+            options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
             options._timeout = timedelta(seconds=self._limit)
             self._group = dist.ProcessGroupGloo(met, self.rank, self.ranks, options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lmc.backend.engine.models.config import ModelConfig
@@ -68,7 +69,7 @@ def evenly(total: int, parts: int) -> list[range]:
     """Consecutive ranges of nearly one size, the larger ones first."""
     size, more = divmod(total, parts)
     ends = [i * size + min(i, more) for i in range(parts + 1)]
-    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(ends)]
 
 
 def _heads(heads: int, kv_heads: int, ranks: int) -> Iterator[tuple[range, range]]:

@@ -88,6 +88,6 @@ def multiply(x: Tensor, w: Tensor, groups: Groups, repeat: int, weights: Tensor 
         grid = (len(groups.rows), triton.cdiv(n, _COLUMNS))
         _multiply[grid](
             x, w, out, x if weights is None else weights, groups.order, groups.expert, groups.first, groups.rows, n, k,
-            repeat, weights is not None, groups.height, _COLUMNS, _INNER, num_warps=4,
+            repeat, weights is not None, groups.height, _COLUMNS, _INNER, num_warps=4,  # pyright: ignore[reportCallIssue]
         )  # fmt: skip
     return out

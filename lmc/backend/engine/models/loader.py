@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
-from lmc.backend.engine.chat_template import WholeTemplate, around_images, cut, whole
 from lmc.backend.engine.attention.tiles import group_of
+from lmc.backend.engine.chat_template import WholeTemplate, around_images, cut, whole
 from lmc.backend.engine.distributed.shares import Share, Slices, shares, sliced_fused
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
