@@ -484,5 +484,5 @@ def test_the_benchmark_serves_an_engine_of_this_process():
 
     from benchmarks.bench_dspy import served
 
-    with lmc.Mock() as mock, served(mock) as url, urllib.request.urlopen(f"{url}/models") as answer:
+    with served(lmc.Mock()) as url, urllib.request.urlopen(f"{url}/models") as answer:
         assert [model["id"] for model in json.load(answer)["data"]] == ["model"]
