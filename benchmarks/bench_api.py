@@ -137,6 +137,7 @@ def measured(kind: str, case: str, url: str, n: int, reps: int, profile: str | N
         run = CASES[case](backend, n)
         run(0)
         found: list[tuple[float, float, dict[str, int]]] = []
+        after = counts(url)
         profiler = cProfile.Profile(time.thread_time) if profile else None
         for seed in range(1, reps + 1):
             gc.collect()
