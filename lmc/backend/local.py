@@ -246,6 +246,7 @@ class LocalBackend:
             select=True,
             logprobs=True,
             images=self._asker.eyes is not None,
+            videos=self._asker.eyes is not None and self._asker.eyes.sight.video_token is not None,
             n=True,
             streams=True,
             tools=self._asker.compiler is not None,
