@@ -239,6 +239,11 @@ class Eyes:
             _, gone = self._features.popitem(last=False)
             self._held -= gone.nbytes
 
+    def flush(self) -> None:
+        """Forgets all features, on the engine's thread."""
+        self._features.clear()
+        self._held = 0
+
     # -- counts ------------------------------------------------------------------------------------------------
 
     def count(self, pictures: int) -> None:
