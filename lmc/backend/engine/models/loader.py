@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
-from lmc.backend.engine.chat_template import WholeTemplate, around_images, cut, whole
+from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
 from lmc.backend.engine.models import cache, gguf, llama
@@ -106,7 +106,7 @@ class _Source:
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
 
 
-SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
+SEEING = ("llava", "llava_next", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
 """Model types whose pictures go through a tower of transformers (vision.py, FAMILIES)."""
 SEEING_BY_INTERFACE = ("gemma3",)
 """Those of them whose text goes through transformers' attention interface; of the others it is ours."""
@@ -141,7 +141,9 @@ def load(
     vision = None if found.vision is None else found.vision(where, tokens)
     if vision is not None:
         vision.name = found.name
-        vision.before, vision.after = around_images(found.template, tokens, vision.marker)
+        vision.before, vision.after = around(found.template, tokens, vision.marker, "image")
+        if vision.video_marker is not None:
+            vision.before_video, vision.after_video = around(found.template, tokens, vision.video_marker, "video")
     return LoadedModel(
         model=model,
         config=found.config,
