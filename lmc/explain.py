@@ -209,12 +209,12 @@ def _cost(section: Section, i: int) -> str:
 def _stats(program: Program) -> Iterator[str]:
     stats: Stats = program.stats
     profile = program.profile
-    yield f"  so far: {stats.runs} runs; {profile.asked} requests asked ahead ({program.ahead}), {profile.used} used, {profile.wasted} wasted"
+    yield f"  so far: {several(stats.runs, 'run')}; {several(profile.asked, 'request')} asked ahead ({program.ahead}), {profile.used} used, {profile.wasted} wasted"
     for site in profile.off:
-        yield f"    nothing is asked ahead any more at {site}: it was wrong too often"
+        yield f"    nothing is requested ahead any more at {site}: guesses there were wrong too often"
     last = stats.counters
     if not last.calls:
         return
-    yield f"  last call: {stats.run_seconds:.3f} s, {last.calls} requests in {last.passes} passes of the model"
+    yield f"  last call: {stats.run_seconds:.3f} s, {several(last.calls, 'request')} in {several(last.passes, 'pass')} of the model"
     yield f"    {last.prompt_tokens} prompt tokens: {last.cached_tokens} from the cache, {last.prefilled_tokens} computed ({last.unique_tokens} unique)"
     yield f"    {last.generated_tokens} tokens generated, {last.forced_tokens} of them forced; prefill optimality {last.prefill_optimality:.3f}"

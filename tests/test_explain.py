@@ -118,7 +118,7 @@ def test_lines_that_the_graph_does_not_show_are_counted_apart() -> None:
 def test_what_was_asked_ahead_is_told() -> None:
     program = lmc.compile(ask, backend=lmc.Mock())
     program(q="x")
-    assert re.search(r"so far: 1 runs; \d+ requests asked ahead \(certain\), \d+ used, \d+ wasted", program.explain())
+    assert re.search(r"so far: 1 run; \d+ requests? asked ahead \(certain\), \d+ used, \d+ wasted", program.explain())
     assert set(json.loads(program.explain(format="json"))["ahead"]) == {"asked", "used", "wasted"}
 
 

@@ -50,9 +50,9 @@ def spent() -> float:
 
 def main() -> None:
     import torch
-    import transformers  # what it takes is no file's
+    from transformers import GPT2LMHeadModel  # with all that models of transformers import: what that takes is no file's
 
-    assert torch.get_num_threads() and transformers
+    assert torch.get_num_threads() and GPT2LMHeadModel
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     place = Path(sys.argv[1]) / "files"
