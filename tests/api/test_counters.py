@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.pages import several
 from lmc.backend.base import Usage
+from lmc.pages import several
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.api.http import Planted
 from tests.api.text_model import TextModel

@@ -50,9 +50,9 @@ def spent() -> float:
 
 def main() -> None:
     import torch
-    from transformers import GPT2LMHeadModel  # with all that models of transformers import: what that takes is no file's
+    from transformers import GPT2LMHeadModel  # and what all models import
 
-    assert torch.get_num_threads() and GPT2LMHeadModel
+    assert torch.get_num_threads() and GPT2LMHeadModel  # the time that these take is no file's
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     place = Path(sys.argv[1]) / "files"
