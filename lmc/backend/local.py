@@ -38,8 +38,9 @@ from lmc.backend.base import (
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
+from lmc.backend.engine.drafts import Costs, Drafts, Setting, check_setting
 from lmc.backend.engine.encoding import Vocabulary
-from lmc.backend.engine.engine import EngineCore, Runner
+from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
 from lmc.backend.engine.eyes import Eyes, Picture
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule, host_size
@@ -212,6 +213,8 @@ class LocalBackend:
         now: Callable[[], float] = time.monotonic,
         core: type[EngineCore] = EngineCore,
         mover: Mover | None = None,
+        drafts: Setting = "off",
+        draft_row: float = 0.0,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template = name, vocabulary, chat_template
@@ -223,7 +226,7 @@ class LocalBackend:
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover)
+        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row)))
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -673,6 +676,8 @@ class Engine(LocalBackend):
     canonical    of the legal tokens of a constrained answer, sample those that the tokenizer itself may put behind the last one: True,
                  False, or None for wherever answers are followed on the CPU. A GPU does not follow such answers by itself
     model_path   SGLang's name for `model`
+    drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
+                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
     Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
@@ -700,7 +705,9 @@ class Engine(LocalBackend):
         cache: Cache = "tree",
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
+        drafts: Setting = "auto",
     ) -> None:
+        check_setting(drafts)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
             raise ParameterError(f"Engine: pass_seconds is {pass_seconds}; it must be a number of seconds above 0")
@@ -753,6 +760,8 @@ class Engine(LocalBackend):
             policy=policy,
             pace=_pace(chunk or rows, pass_seconds, loaded.device),
             mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
+            drafts=drafts,
+            draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
         )
         self.whole_template = loaded.whole_template
 
@@ -789,6 +798,9 @@ def _eos(loaded: LoadedModel) -> int:
         raise ModelLoadError(f"{loaded.name}: the model's files name no end-of-text token (eos_token_id)")
     return loaded.tokenizer.eos_token_ids[0]
 
+
+_CPU_ROW, _GPU_ROW = 0.35, 0.005
+"""What a row more takes of a pass with one, until passes have told (Costs)."""
 
 _ROOMY = 40 << 30  # bytes of a GPU's memory from which on what a larger pass computes has its place beside the pool
 
