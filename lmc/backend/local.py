@@ -22,6 +22,8 @@ from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from lmc.backend.base import (
     Capabilities,
     Counters,
@@ -223,6 +225,7 @@ class LocalBackend:
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
         )  # fmt: skip
+        self._recorded: Callable[[str], str | None] | None = None
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
@@ -352,6 +355,28 @@ class LocalBackend:
         """The token ids of literal parts at the start of a prompt."""
         return self._asker.ids(Place(ROOT.closed, tuple(parts))).tolist()
 
+    @property
+    def drafts(self) -> Setting:
+        """How many tokens are drafted (see Engine); may be set at any time."""
+        return self._scheduler.drafts.setting
+
+    @drafts.setter
+    def drafts(self, setting: Setting) -> None:
+        drafts, setting = self._scheduler.drafts, check_setting(setting)
+        self._core.call(lambda: drafts.use(setting))
+
+    def forget_drafts(self) -> None:
+        """Forget earlier answers, which drafts are made of, and which drafts were drawn."""
+        self._core.call(self._scheduler.drafts.forget)
+
+    def replay(self, answers: Callable[[str], str | None] | None) -> None:
+        """Answer every later gen with the recorded text that `answers` gives for its prompt, token by token, whatever the model draws; by the
+        model where it gives None. To measure with: random weights repeat themselves, and no draft may be measured on what they say.
+
+        A constrained gen's text must be one that its constraint allows.
+        """
+        self._recorded = answers
+
     def stats(self) -> dict[str, Any]:
         """What the engine holds and does right now."""
         compiler = self._asker.compiler
@@ -452,6 +477,7 @@ class LocalBackend:
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
             req.group, req.guess = step.group, step.hints.guess
+            req.script = self._script(req) if req.kind is Kind.GENERATE else None
             self._tag(req, step)
         self._send(requests)
         self.leave(step)
@@ -473,6 +499,12 @@ class LocalBackend:
         constrained = prompt.constrained(ask)
         self._asker.validate(constrained)
         return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
+
+    def _script(self, req: Request) -> np.ndarray | None:
+        text = None if self._recorded is None else self._recorded(self._words.decode(self._asker.spelled(req.prompt), with_specials=True))
+        if text is None:
+            return None
+        return np.array([*self._words.encode((text,), at_start=False), self._words.eos_token_ids[0]], np.int32)
 
     @staticmethod
     def _tag(req: Request, step: _Step) -> None:

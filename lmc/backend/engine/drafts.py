@@ -164,8 +164,17 @@ class Drafts:
     """
 
     def __init__(self, setting: Setting, costs: Costs) -> None:
-        self.setting, self.costs = setting, costs
+        self.costs = costs
+        self.use(setting)
+        self.forget()
+
+    def use(self, setting: Setting) -> None:
+        """From the next pass on."""
+        self.setting = setting
         self._most = {"auto": MOST_TOKENS, "off": 0}[setting] if isinstance(setting, str) else setting
+
+    def forget(self) -> None:
+        """What was answered before, and which drafts were right."""
         self._sites: dict[Hashable, _Site] = {}  # in the order of the last answer
         self._every: dict[str, Odds] = {}
 

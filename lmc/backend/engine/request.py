@@ -113,6 +113,7 @@ class Request:
     account: str = ""  # whose share that is
     watched: bool = False  # somebody reads the answer while it grows
     pictures: tuple[Laid, ...] = ()  # of the prompt
+    script: np.ndarray | None = None  # what it answers, whatever the model draws: to measure with
     guess: bool = False  # asked ahead of a decision: behind all that is not, and the first to give up what it has
 
     # identity and outcome
@@ -414,6 +415,10 @@ class Drafted:
     @property
     def order(self) -> int:
         return self.request.order
+
+    @property
+    def script(self) -> np.ndarray | None:
+        return self.request.script
 
     @property
     def done(self) -> bool:

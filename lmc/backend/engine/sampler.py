@@ -74,6 +74,8 @@ class Sampler:
             penalise(own, requests)
         self._adjust(own, requests)
         tokens = self._pick(own, requests)
+        for i, token in _scripted(requests):
+            tokens[i] = token
         if raw is None:
             return tokens, [None] * len(tokens)
         found = _logprobs(raw, to_device(tokens, raw), asked, requests)
@@ -106,6 +108,9 @@ class Sampler:
         tokens = torch.where(best < torch.inf, tokens, BROKEN)
         if bound:
             tokens = torch.where(best == -torch.inf, STUCK, tokens)
+        if said := _scripted(requests):
+            at, what = to_device(np.array(said, np.int64).T.copy(), tokens)
+            tokens[at] = what
         if answers is not None:
             assert self._following is not None
             self._following.advance(answers, tokens)
@@ -141,6 +146,12 @@ class Sampler:
             for i, token, most in zip(at, picked.tolist(), best, strict=True):
                 tokens[i] = token if most < math.inf else BROKEN
         return tokens
+
+
+def _scripted(requests: Sequence[Sampled]) -> list[tuple[int, int]]:
+    """Which of the requests answer what was recorded, and their next tokens."""
+    scripts = [(i, r, r.script) for i, r in enumerate(requests) if r.script is not None]
+    return [(i, int(script[at])) for i, r, script in scripts if (at := step_of(r)) < len(script)]
 
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
