@@ -737,7 +737,7 @@ class Engine(LocalBackend):
         cache: Cache = "tree",
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
-        drafts: Setting = "auto",
+        drafts: Setting = "off",
     ) -> None:
         check_setting(drafts)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
