@@ -189,10 +189,10 @@ def _engine(model: str) -> Any:
     require(f"the model {model}", "engine")
     from lmc.backend.local import Engine
 
-    device = _config.settings().device
-    if device:
-        _check_device(device)
-    return Engine(model, device=device or "auto")
+    found = _config.settings()
+    if found.device:
+        _check_device(found.device)
+    return Engine(model, device=found.device or "auto", tp=found.tp, dp=found.dp)
 
 
 def _check_device(device: str) -> None:

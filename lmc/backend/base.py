@@ -168,6 +168,9 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
     def __sub__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 

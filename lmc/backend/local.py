@@ -626,6 +626,12 @@ def _check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int 
             raise ParameterError(f"Engine: {option} is {value}; it must be at least 1")
 
 
+def check_count(option: str, value: object) -> None:
+    """Refuses what is no number of devices or processes."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number from 1 on")
+
+
 def _bounded(ask: Gen, most: int | None) -> Gen:
     """The ask with room for no more tokens than its answer can have, which is all that admission then waits for."""
     p = ask.params
@@ -691,6 +697,8 @@ class Engine(LocalBackend):
     """lmc's own runtime in this process.
 
     model        a .gguf file, a directory with safetensors, a hub id, or "smollm2" (embedded)
+    tp           tensor parallel: over so many devices the model is spread, from `device` on; a process each, besides this one
+    dp           replicas: so many engines, of `tp` devices each, are processes behind one backend (replicas/backend.py), which is no LocalBackend then
     device       "cpu", "cuda", "cuda:1", …; "auto" is a GPU if there is one, else the CPU
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
@@ -719,6 +727,15 @@ class Engine(LocalBackend):
     cannot be.
     """
 
+    def __new__(cls, model: str = "smollm2", **options: Any) -> Any:
+        dp = options.pop("dp", 1)
+        check_count("dp", dp)
+        if dp == 1:
+            return super().__new__(cls)
+        from lmc.backend.replicas.start import start
+
+        return start(model, dp, options)
+
     def __init__(
         self,
         model: str = "smollm2",
@@ -741,29 +758,44 @@ class Engine(LocalBackend):
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
         drafts: Setting = "off",
+        tp: int = 1,
+        dp: int = 1,
     ) -> None:
         check_setting(drafts)
+        check_count("tp", tp)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
             raise ParameterError(f"Engine: pass_seconds is {pass_seconds}; it must be a number of seconds above 0")
         policy = Policy(schedule, cache, eviction)
         host_bytes = host_size(host_memory, policy)
+        if host_bytes and tp > 1:
+            raise ParameterError("Engine: host_memory is for one device; leave it out where tp is more than 1")
+        if drafts != "off" and tp > 1:
+            raise ParameterError("Engine: drafts are for one device; leave them out where tp is more than 1")
         from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.foresight import Foresight
         from lmc.backend.engine.kv_copy import KVMover
         from lmc.backend.engine.kv_pool import KVPool
-        from lmc.backend.engine.memory import check_host, check_pool
+        from lmc.backend.engine.memory import check_host, check_pool, default_pool, kv_bytes
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.sources import begun, machine_of
         from lmc.fsm.store import default_store
 
         source = str(model_path or model)
-        loaded = load(source, device=device, dtype=dtype, parse_special=parse_special, load_format=load_format)
-        config, words = loaded.config, loaded.tokenizer
-        slots = _default_pool(loaded) if max_tokens is None else max_tokens
-        check_pool(slots, _kv_bytes(loaded), loaded.device)
+        options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format}
         check_host(host_bytes)
-        pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
+        started = None
+        if tp > 1:
+            from lmc.backend.engine.distributed.start import start
+
+            started = start(source, device, tp, options, max_tokens)
+            loaded, pool, slots = started.loaded, started.pool, started.slots
+        else:
+            loaded = load(source, device=device, **options)
+            slots = default_pool(loaded) if max_tokens is None else max_tokens
+            check_pool(slots, kv_bytes(loaded), loaded.device)
+            pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
+        config, words = loaded.config, loaded.tokenizer
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
         host_follows = loaded.device.type == "cpu" if canonical is None else canonical
@@ -773,7 +805,7 @@ class Engine(LocalBackend):
             name=loaded.name,
             vocabulary=words,
             chat_template=loaded.chat_template,
-            runner=_runner(loaded, pool, words.vocab_size, eyes),
+            runner=_runner(loaded, pool, words.vocab_size, eyes) if started is None else started.runner,
             compiler=ConstraintCompiler(
                 *of,
                 encode=encode,
@@ -799,6 +831,18 @@ class Engine(LocalBackend):
             draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
         )
         self.whole_template = loaded.whole_template
+        self._topology: tuple[str, ...] = ()
+        if started is not None:
+            self._topology = started.topology
+            started.crew.watched_by(self._core.fail)
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        """What is where, in lines for people; empty for an engine on one device."""
+        return self._topology
+
+    def server_info(self) -> dict[str, Any]:
+        return {**super().server_info(), **({"topology": list(self._topology)} if self._topology else {})}
 
     def warm_up(self) -> None:
         """Wait until all is compiled that later passes would use: on a GPU FlashInfer's kernels, once on a machine some two minutes.
@@ -856,20 +900,3 @@ def _pace(chunk: int, seconds: float | None, device: torch.device) -> Pace:
     if device.type == "cuda":
         return Pace(chunk, seconds, _STREAMING)
     return Pace(chunk, _CPU_PASS if seconds is None else seconds)
-
-
-_POOL_CAP = 3 << 29  # bytes of KV that a pool takes on a CPU without being told: 1.5 GiB
-
-
-def _default_pool(loaded: LoadedModel) -> int:
-    """Tokens that fit a quarter of the free memory (at most 1.5 GiB) on a CPU, 85 % of it on a GPU."""
-    from lmc.backend.engine.memory import free_memory
-
-    free = free_memory(loaded.device)
-    room = int(free * 0.85) if loaded.device.type == "cuda" else min(free // 4, _POOL_CAP)
-    return max(1024, room // _kv_bytes(loaded))
-
-
-def _kv_bytes(loaded: LoadedModel) -> int:
-    """Of one token."""
-    return sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize

@@ -23,7 +23,7 @@ from lmc.backend.engine.attention.flashinfer import PagedAttention, Shape
 from lmc.backend.engine.attention.sharing import Group, groups
 from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
-from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.engine import Flight, PassOutput
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
@@ -124,7 +124,7 @@ class CudaRunner(ModelRunner):
             self._flash.wait()
 
     @torch.inference_mode()
-    def launch(self, work: Pass) -> Landing:
+    def launch(self, work: Pass) -> Flight:
         """See AheadRunner. Scores come with it."""
         wanted, index = wanted_rows(work)
         self._begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

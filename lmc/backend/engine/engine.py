@@ -31,7 +31,7 @@ from lmc import config
 from lmc.backend import recording
 from lmc.backend.base import HEALTHY, Counters, Health
 from lmc.backend.engine.answer import Ending
-from lmc.backend.engine.device_errors import NO_MEMORY, is_device_error
+from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
 from lmc.backend.engine.drafts import MOST_DRAFTING
 from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Scheduler
@@ -235,6 +235,15 @@ class EngineCore:
         if self._ended:
             self._take(wait=0.0, closing=True)
 
+    def fail(self, error: BackendError) -> None:
+        """Ends the loop with an error that does not come from a pass, such as the death of what computes with it. From any thread."""
+
+        def end() -> None:
+            if self.broken is None and not self._ended:  # else it has met the same in a pass, or was closed
+                raise error
+
+        self.post(end)
+
     def call(self, action: Callable[[], Any]) -> Any:
         """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
         if self.broken is not None and self._ended:
@@ -355,14 +364,17 @@ class EngineCore:
                 log.exception("the engine failed; everything outstanding fails with it")
                 traceback.clear_frames(error.__traceback__)  # or the pass's tensors would live as long as anybody has the error
                 self.failure = f"{type(error).__name__}: {error}"
-                if is_device_error(error):
-                    self.broken = BackendError(f"the engine has ended with a device error, after which its process cannot use the device: {self.failure}; start a new process (lmc serve --restart does)")
+                self.broken = ended_by(error)
+                if self.broken is not None:
                     break
                 self._fail_all(error)
         self._fail_all(self.broken)
         self._ended = True  # first this, then the last look: what is posted later is run by who posts it
         self._take(wait=0.0, closing=True)
+        end: Callable[[], None] | None = getattr(self._runner, "close", None)
         self._runner, self._flying = _Released(), None  # weights, KV, graphs: nobody should have to forget the engine to have their memory
+        if end is not None:
+            end()
 
     def _take_kernels(self) -> None:
         """If nothing runs, the runner may take kernels that have been compiled meanwhile. What runs keeps those it began with."""
