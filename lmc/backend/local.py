@@ -22,6 +22,8 @@ from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+import numpy as np
+
 from lmc.backend.base import (
     Capabilities,
     Counters,
@@ -38,8 +40,9 @@ from lmc.backend.base import (
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
+from lmc.backend.engine.drafts import Costs, Drafts, Setting, check_setting
 from lmc.backend.engine.encoding import Vocabulary
-from lmc.backend.engine.engine import EngineCore, Runner
+from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
 from lmc.backend.engine.eyes import Eyes, Picture
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule, host_size
@@ -212,6 +215,8 @@ class LocalBackend:
         now: Callable[[], float] = time.monotonic,
         core: type[EngineCore] = EngineCore,
         mover: Mover | None = None,
+        drafts: Setting = "off",
+        draft_row: float = 0.0,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template = name, vocabulary, chat_template
@@ -220,10 +225,11 @@ class LocalBackend:
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
         )  # fmt: skip
+        self._recorded: Callable[[str], str | None] | None = None
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover)
+        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row)))
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -246,6 +252,7 @@ class LocalBackend:
             select=True,
             logprobs=True,
             images=self._asker.eyes is not None,
+            videos=self._asker.eyes is not None and self._asker.eyes.sight.video_token is not None,
             n=True,
             streams=True,
             tools=self._asker.compiler is not None,
@@ -304,8 +311,10 @@ class LocalBackend:
         return found if eyes is None else eyes.counters(found)
 
     def flush_cache(self) -> None:
-        """Drops all cached KV that nothing running needs; returns when it is gone."""
+        """Drops all cached KV that nothing running needs, and what was seen of pictures; returns when it is gone."""
         self._core.call(self._scheduler.flush)
+        if self._asker.eyes is not None:
+            self._core.call(self._asker.eyes.flush)
 
     def server_info(self) -> dict[str, Any]:
         return {
@@ -348,6 +357,28 @@ class LocalBackend:
     def encode(self, parts: Sequence[Part]) -> list[int]:
         """The token ids of literal parts at the start of a prompt."""
         return self._asker.ids(Place(ROOT.closed, tuple(parts))).tolist()
+
+    @property
+    def drafts(self) -> Setting:
+        """How many tokens are drafted (see Engine); may be set at any time."""
+        return self._scheduler.drafts.setting
+
+    @drafts.setter
+    def drafts(self, setting: Setting) -> None:
+        drafts, setting = self._scheduler.drafts, check_setting(setting)
+        self._core.call(lambda: drafts.use(setting))
+
+    def forget_drafts(self) -> None:
+        """Forget earlier answers, which drafts are made of, and which drafts were drawn."""
+        self._core.call(self._scheduler.drafts.forget)
+
+    def replay(self, answers: Callable[[str], str | None] | None) -> None:
+        """Answer every later gen with the recorded text that `answers` gives for its prompt, token by token, whatever the model draws; by the
+        model where it gives None. To measure with: random weights repeat themselves, and no draft may be measured on what they say.
+
+        A constrained gen's text must be one that its constraint allows.
+        """
+        self._recorded = answers
 
     def stats(self) -> dict[str, Any]:
         """What the engine holds and does right now."""
@@ -449,6 +480,7 @@ class LocalBackend:
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
             req.group, req.guess = step.group, step.hints.guess
+            req.script = self._script(req) if req.kind is Kind.GENERATE else None
             self._tag(req, step)
         self._send(requests)
         self.leave(step)
@@ -470,6 +502,12 @@ class LocalBackend:
         constrained = prompt.constrained(ask)
         self._asker.validate(constrained)
         return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
+
+    def _script(self, req: Request) -> np.ndarray | None:
+        text = None if self._recorded is None else self._recorded(self._words.decode(self._asker.spelled(req.prompt), with_specials=True))
+        if text is None:
+            return None
+        return np.array([*self._words.encode((text,), at_start=False), self._words.eos_token_ids[0]], np.int32)
 
     @staticmethod
     def _tag(req: Request, step: _Step) -> None:
@@ -681,6 +719,8 @@ class Engine(LocalBackend):
     canonical    of the legal tokens of a constrained answer, sample those that the tokenizer itself may put behind the last one: True,
                  False, or None for wherever answers are followed on the CPU. A GPU does not follow such answers by itself
     model_path   SGLang's name for `model`
+    drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
+                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
     Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
@@ -718,9 +758,11 @@ class Engine(LocalBackend):
         cache: Cache = "tree",
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
+        drafts: Setting = "off",
         tp: int = 1,
         dp: int = 1,
     ) -> None:
+        check_setting(drafts)
         check_count("tp", tp)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
@@ -784,6 +826,8 @@ class Engine(LocalBackend):
             policy=policy,
             pace=_pace(chunk or rows, pass_seconds, loaded.device),
             mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
+            drafts=drafts,
+            draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
         )
         self.whole_template = loaded.whole_template
         self._topology: tuple[str, ...] = ()
@@ -832,6 +876,9 @@ def _eos(loaded: LoadedModel) -> int:
         raise ModelLoadError(f"{loaded.name}: the model's files name no end-of-text token (eos_token_id)")
     return loaded.tokenizer.eos_token_ids[0]
 
+
+_CPU_ROW, _GPU_ROW = 0.35, 0.005
+"""What a row more takes of a pass with one, until passes have told (Costs)."""
 
 _ROOMY = 40 << 30  # bytes of a GPU's memory from which on what a larger pass computes has its place beside the pool
 

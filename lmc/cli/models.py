@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -27,11 +28,11 @@ def warmup(model: Annotated[str, typer.Argument(help="A .gguf file, a directory 
     say(f"{model}: loaded in {loaded - began:.1f} s, kernels ready after another {time.monotonic() - loaded:.1f} s")
 
 
-def open_backend(name: str) -> Any:
-    """The backend that `--backend` names."""
+def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) -> Any:
+    """The backend that `--backend` names. `service` opens one that is not a model in this process."""
     with as_usage():
         if not named.is_model(name):
-            return named.open_backend(name)
+            return service(name)
         named.check_model(name)
         with waiting("loading the model"):
             opened = named.open_backend(name)

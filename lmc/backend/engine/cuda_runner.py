@@ -130,12 +130,12 @@ class CudaRunner(ModelRunner):
         self._begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         logits = self.logits(work, wanted)
         scores = self._scores(logits, work, index)
-        requests = [req for _, req in work.samples]
-        self._places = {req: i for i, req in enumerate(requests)}
+        draws, n = work.draws, len(work.samples)
+        self._places = {req: i for i, (_, req) in enumerate(work.samples)}
         drawn = None
-        if requests:
-            drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
-            self._sampled[: len(requests)] = drawn.tokens.clamp_min(0)  # what is none is an embedding, and nobody's answer
+        if draws:
+            drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in draws], [req for _, req in draws])
+            self._sampled[:n] = drawn.tokens[:n].clamp_min(0)  # what is none is an embedding, and nobody's answer
         landing = Landing(drawn and drawn.leave(), scores and scores.leave(), self._begun, ended)
         ended.record()
         return landing

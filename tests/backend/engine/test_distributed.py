@@ -231,6 +231,19 @@ def test_the_radix_tree_serves_all_ranks(pair):
     assert pair.counters().cached_tokens > before
 
 
+def test_drafts_change_nothing(pair):
+    prompts = ["1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4,", "a b c a b c a b c a"]
+
+    def texts():
+        return [handle.results[0].output().text for handle in [pair.submit(None, [Text((p,)), gen(16)]) for p in prompts]]
+
+    expected, pair.drafts = texts(), 4
+    try:
+        assert texts() == expected and pair.counters().accepted_tokens > 0
+    finally:
+        pair.drafts = "off"
+
+
 def test_a_batch_of_programs(pair):
     @lmc.function
     def judge(s, essay):

