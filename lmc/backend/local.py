@@ -863,8 +863,11 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | Non
         from lmc.backend.engine.kernels import automata, mask
 
         kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
-        runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels), eyes)
-        runner.capture()
+        import torch
+
+        with torch.cuda.device(loaded.device):  # kernels are launched, and graphs captured, on the current one
+            runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels), eyes)
+            runner.capture()
         return runner
     return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device), eyes)
 

@@ -113,6 +113,10 @@ class CudaRunner(ModelRunner):
             log.info("FlashInfer's kernels are compiled for this model, once on this machine (some two minutes); until then our own read long prompts")
         self.settle()
 
+    def attach(self) -> None:
+        """Passes run on this thread from now on: its device is the model's."""
+        torch.cuda.set_device(self._fused.device)
+
     def settle(self) -> None:
         """Nothing runs: take kernels that have been compiled meanwhile."""
         if self._flash is not None:

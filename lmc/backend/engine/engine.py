@@ -346,6 +346,9 @@ class EngineCore:
     def _loop(self) -> None:
         if not isinstance(self._runner, AheadRunner):
             return self._work()
+        attach: Callable[[], None] | None = getattr(self._runner, "attach", None)
+        if attach is not None:
+            attach()
         with _short_turns, few_full_collections(_COLLECTIONS):
             self._work()
 

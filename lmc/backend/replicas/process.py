@@ -126,6 +126,8 @@ def _engine(told: Mapping[str, Any], line: Connection) -> Any:
         from lmc.backend.local import Engine
 
         torch.set_num_threads(told["threads"])
+        if told["options"]["device"] != "cpu":
+            torch.cuda.set_device(told["options"]["device"])  # no memory on another GPU
         return Engine(**told["options"])
     except BaseException as error:
         from lmc.errors import LmcError

@@ -70,7 +70,7 @@ class Crew:
         self._folder = tempfile.mkdtemp(prefix="lmc-ranks-")
         self._memory = Memory()
         self._number = 0
-        self._open, self._began = 0, 0.0  # passes that compute, and since when the first of them does, by time.monotonic(); 0: none
+        self._began = 0.0  # since when rank 0 waits for a pass, by time.monotonic(); 0: it does not
         self._serving = self._closing = False
         self._heard = threading.Condition()
         self._said: dict[int, list[dict[str, Any]]] = {}
@@ -163,15 +163,15 @@ class Crew:
             memory.grow(size)
         put(parts, memory.room(number, size))
         self._number = number
-        self._open += 1
-        self._began = self._began or time.monotonic()
         for rank, each in self._ranks.items():
             self._send(rank, each, DOORBELL.pack(number, size))
 
+    def waits(self) -> None:
+        """Rank 0 has nothing to do but to wait for a pass, until `over`: from now on it has so many seconds."""
+        self._began = time.monotonic()
+
     def over(self) -> None:
-        """The first of the passes that were told and are not over yet is over."""
-        self._open -= 1
-        self._began = time.monotonic() if self._open else 0.0
+        self._began = 0.0
 
     def check(self) -> None:
         """Raises RanksLost if it is so."""

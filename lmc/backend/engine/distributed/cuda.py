@@ -81,11 +81,6 @@ class LeadingCuda(_Ranked):
         except BaseException as error:
             raise self._crew.failed(error) from error
 
-    def run(self, work: Pass) -> PassOutput:
-        output = super().run(work)
-        self._crew.over()
-        return output
-
     def close(self) -> None:
         self._crew.close()
 
@@ -97,6 +92,7 @@ class Watched:
         self._landing, self._crew = landing, crew
 
     def land(self) -> tuple[PassOutput, float]:
+        self._crew.waits()
         while not self._landing.ended.query():
             self._crew.check()
             time.sleep(_LOOK)
@@ -124,8 +120,9 @@ def _summed(model: LlamaModel) -> Iterable[Summed]:
 
 def leading(crew: Crew, model: LlamaModel, pool: KVPool, vocab_size: int) -> LeadingCuda:
     kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
-    runner = LeadingCuda(crew, model, pool, Sampler(vocab_size, kernels))
-    runner.capture()
+    with torch.cuda.device(model.device):
+        runner = LeadingCuda(crew, model, pool, Sampler(vocab_size, kernels))
+        runner.capture()
     return runner
 
 

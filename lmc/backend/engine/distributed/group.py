@@ -49,7 +49,6 @@ class Group:
         met = dist.FileStore(str(store), self.ranks)
         met.set_timeout(timedelta(seconds=HANDSHAKE))
         if device.type == "cuda":
-            torch.cuda.set_device(device)
             told = dist.ProcessGroupNCCL.Options()
             told._timeout = _LONG  # others may be measuring or compiling; passes have a deadline of their own (crew.py)
             self._group = dist.ProcessGroupNCCL(met, self.rank, self.ranks, told)

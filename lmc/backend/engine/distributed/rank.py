@@ -78,7 +78,10 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
 
     torch.set_num_threads(told["threads"])
     group = Group(told["rank"], told["ranks"], told["limit"])
-    loaded = load(**json.loads(line.recv_bytes())["load"], group=group)
+    options = json.loads(line.recv_bytes())["load"]
+    if options["device"] != "cpu":
+        torch.cuda.set_device(options["device"])  # no memory on another GPU
+    loaded = load(**options, group=group)
     _tell(line, {"loaded": {"slots": default_pool(loaded, told["ranks"]), "weights": loaded.weight_bytes, "token": kv_bytes(loaded)}})
     begin = json.loads(line.recv_bytes())
     pool = KVPool.of(loaded.layers, begin["begin"], loaded.dtype, str(loaded.device))

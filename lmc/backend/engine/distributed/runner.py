@@ -40,6 +40,7 @@ class Leading(ModelRunner):
     def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
         crew = self._crew
         crew.tell(work, wanted, (), {}, 0)
+        crew.waits()
         try:
             return super().logits(work, wanted)
         except BaseException as error:
