@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -293,6 +294,17 @@ def test_env_says_what_is_installed(lmc_cli, monkeypatch):
     code, out, _ = lmc_cli("env")
     assert code == 0
     assert all(word in out for word in ("python", "torch", "safetensors", "cache_dir", "LMC_VERIFY"))
+
+
+def test_env_lists_several_gpus(lmc_cli, monkeypatch):
+    cuda = SimpleNamespace(
+        device_count=lambda: 3, get_device_name=lambda i: f"card {i}", mem_get_info=lambda i: (i << 30, 80 << 30),
+        can_device_access_peer=lambda i, j: i + j == 1,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    out = lmc_cli("env")[1]
+    assert "card 0, card 1, card 2" in out and "1.0 of 80.0 GiB free; reads directly from: 0" in out
+    assert "2.0 of 80.0 GiB free; reads directly from: none" in out and "tp × dp may be 3 at most" in out
 
 
 def test_version(lmc_cli):

@@ -1,0 +1,175 @@
+"""Several devices against one: sums between ranks by size, decode passes at batch 1 and 64, prefill, and the throughput of replicas.
+
+    python -m benchmarks.bench_gpus --model DIR --load-format dummy --device cuda --tp 1,2 --dp 1,2 --json out.json
+    python -m benchmarks.bench_gpus --device cpu --tp 1,2 --dp 1 --batches 1,4 --new 16 --prompt 64      # that it runs; its times say nothing
+
+Each engine is started, measured and closed, one after the other, with the same prompts of random tokens, so nothing is cached; a decode pass
+is what the device took for it (server and client are one process). Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lmc.backend.engine.distributed.group import Group, without_multicast
+from lmc.backend.local import Engine
+from lmc.prompt import Gen, SamplingParams, Text
+
+SIZES = (8 << 10, 512 << 10, 16 << 20)  # bytes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. `spread`: half the distance between the quartiles of the repetitions, in the same unit."""
+
+    case: str
+    ranks: str
+    median: float
+    spread: float
+    unit: str
+
+
+# -- sums between ranks ------------------------------------------------------------------------------------------------------
+
+
+def sums(device: str, ranks: int) -> list[Row]:
+    """Processes of their own, of which the first prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.bench_gpus", "--rank", folder, str(ranks), device]
+        started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+        said = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit("a rank failed; what it printed is above")
+    return [Row(f"sum of {int(size) >> 10} kB", f"tp={ranks}", seconds * 1e6, 0.0, "µs") for size, seconds in json.loads(said[0]).items()]
+
+
+def measure_sums(folder: str, ranks: str, device: str, rank: str) -> None:
+    without_multicast()
+    here = torch.device(device if device == "cpu" else f"cuda:{rank}")
+    torch.set_num_threads(1)
+    group = Group(int(rank), int(ranks), 60.0)
+    group.connect(Path(folder) / "store", here)
+    found = group.measure(here, SIZES)
+    if rank == "0":
+        print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+# -- engines ------------------------------------------------------------------------------------------------------------------
+
+
+def prompts(engine: Any, count: int, length: int, seed: int) -> list[Text]:
+    """Of words that begin differently; about `length` tokens each."""
+    rng, words = np.random.default_rng(seed), [f" {chr(97 + i)}{chr(97 + j)}" for i in range(26) for j in range(26)]
+    found = []
+    for i in range(count):
+        text = f"{seed} {i}"
+        while engine.count_tokens(text) < length:
+            text += "".join(rng.choice(words, 16))
+        found.append(Text((text,)))
+    return found
+
+
+def asked(engine: Any, texts: list[Text], new: int) -> float:
+    """Seconds until all have their answers."""
+    began = time.perf_counter()
+    params = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
+    for handle in [engine.submit(None, [text, Gen(params)]) for text in texts]:
+        handle.results[0].output()
+    return time.perf_counter() - began
+
+
+def tensor_parallel(args: argparse.Namespace, tp: int) -> list[Row]:
+    rows = list[Row]()
+    with Engine(args.model, device=args.device, load_format=args.load_format, tp=tp) as engine:
+        engine.warm_up()
+        asked(engine, prompts(engine, max(args.batches), 8, 0), 4)
+        for batch in args.batches:
+            times = []
+            for rep in range(args.reps):
+                before = engine.counters()
+                asked(engine, prompts(engine, batch, 8, rep + 1), args.new)
+                spent = engine.counters() - before
+                times.append(1e3 * spent.device_seconds / spent.passes)
+            rows.append(_row(f"decode pass, batch {batch}", f"tp={tp}", times, "ms"))
+        times = []
+        for rep in range(args.reps):
+            texts = prompts(engine, 1, args.prompt, 100 + rep)
+            tokens = engine.count_tokens(texts[0].parts[0])  # type: ignore[arg-type]
+            times.append(tokens / asked(engine, texts, 1))
+        rows.append(_row(f"prefill of {args.prompt} tokens", f"tp={tp}", times, "tokens/s"))
+    return rows
+
+
+def replicated(args: argparse.Namespace, dp: int) -> list[Row]:
+    with Engine(args.model, device=args.device, load_format=args.load_format, dp=dp) as engine:
+        asked(engine, prompts(engine, 4 * dp, 8, 0), 4)
+        times = []
+        for rep in range(args.reps):
+            count = max(args.batches) * dp
+            times.append(count * args.new / asked(engine, prompts(engine, count, 32, rep + 1), args.new))
+    return [_row(f"throughput, {max(args.batches)} answers a replica", f"dp={dp}", times, "tokens/s")]
+
+
+def _row(case: str, ranks: str, values: list[float], unit: str) -> Row:
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return Row(case, ranks, median, (high - low) / 2, unit)
+
+
+# -- the table ----------------------------------------------------------------------------------------------------------------
+
+
+def _numbers(listed: str) -> list[int]:
+    return [int(number) for number in listed.split(",")]
+
+
+def _machine() -> str:
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{len(gpus)} × {gpus[0]}" if gpus else f"{platform.machine()}, {os.cpu_count()} cores"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--rank"]:
+        return measure_sums(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tp", type=_numbers, default=[1, 2])
+    parser.add_argument("--dp", type=_numbers, default=[1, 2])
+    parser.add_argument("--batches", type=_numbers, default=[1, 64])
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    kind = "cpu" if args.device == "cpu" or not torch.cuda.is_available() else "cuda"
+    rows = [row for tp in args.tp if tp > 1 for row in sums(kind, tp)]
+    rows += [row for tp in args.tp for row in tensor_parallel(args, tp)]
+    rows += [row for dp in args.dp for row in replicated(args, dp)]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
+    about = f"{datetime.now(UTC):%Y-%m-%d} · {_machine()} · {args.model} · commit {commit}"
+    print(f"{about}\n")
+    for row in rows:
+        print(f"{row.case:<44} {row.ranks:>6} {row.median:>12.2f} ± {row.spread:<8.2f} {row.unit}")
+    if args.json:
+        args.json.write_text(json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

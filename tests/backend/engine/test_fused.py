@@ -1,0 +1,67 @@
+"""The layers of a GPU equal the reference's: compiled on one, else under Triton's interpreter (conftest.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.model  # needs torch
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
+from lmc.backend.engine.distributed.group import Gathered, Group, Summed  # noqa: E402
+from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
+from lmc.backend.engine.models import llama  # noqa: E402
+from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BASE = {
+    "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 80, "max_context": 64,
+}  # fmt: skip
+CONFIGS = {
+    "llama": ModelConfig("llama", **BASE),
+    "qwen3": ModelConfig("qwen3", **BASE, qk_norm=True, tie_embeddings=True),
+    "mixtral": ModelConfig("mixtral", **BASE, num_experts=4, experts_per_token=2, expert_size=96),
+    "qwen3_moe": ModelConfig("qwen3_moe", **BASE, num_experts=6, experts_per_token=3, expert_size=48, qk_norm=True, normed_experts=False),
+}
+
+
+def causal(q, keys, values):
+    """Of one sequence whose slots are 0, 1, …"""
+    n, group = len(q), q.shape[1] // keys.shape[1]
+    k, v = (x[:n].repeat_interleave(group, 1).transpose(0, 1) for x in (keys, values))
+    return F.scaled_dot_product_attention(q.transpose(0, 1), k, v, is_causal=True).transpose(0, 1).contiguous()
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.models.fused import FusedLlama
+
+    config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
+    weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
+    wrap = {}
+    if spread:  # as a rank has it whose group has no other
+        group = Group(0, 1, 10.0)
+        group.connect(tmp_path / "store", torch.device(DEVICE))
+        wrap["wrap"] = lambda n, m: (
+            Gathered(m, group, config.vocab_size, config.vocab_size) if n == "head" else Summed(m, group) if n.endswith((".o", ".down", ".experts")) else m
+        )
+    model = llama.build(weights, config, **wrap)
+    shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
+    ours, theirs = (KVPool(*shape, torch.float32, DEVICE) for _ in range(2))
+    ids, at = torch.randint(0, 80, (rows,), generator=generator).to(DEVICE), torch.arange(rows, device=DEVICE)
+    expected = model.forward(ForwardBatch(ids, at, at, (Span(0, rows, at),), at), theirs)
+    fused = FusedLlama(model)
+    with torch.inference_mode():
+        inputs = (ids.int(), at.int(), at.int())
+        hidden = fused.hidden(inputs, torch.zeros(1, dtype=torch.int32, device=DEVICE), ours, causal)
+        found = fused.logits(hidden)
+        last = fused.logits(fused.hidden(inputs, torch.zeros(1, dtype=torch.int32, device=DEVICE), ours, causal, at[[16, 3]].int()))
+    near = {"atol": 2e-4 * float(expected.std()), "rtol": 1e-3}
+    torch.testing.assert_close(found, expected, **near)
+    torch.testing.assert_close(last, expected[[16, 3]], **near)
+    torch.testing.assert_close(ours.key(1)[:rows], theirs.key(1)[:rows], atol=1e-4, rtol=1e-3)
+    assert len(fused.matrices) == config.num_layers * (2 if config.num_experts else 4)
