@@ -190,6 +190,17 @@ def test_nothing_stays_with_replicas_when_nobody_wants_it():
         assert child.results[0].output().text
 
 
+def test_a_guess_that_is_needed_is_none_any_more():
+    engine, _ = engine_fakes.backend(2000)
+    with replicated(engine) as (backend, (process,)):
+        handle = ask(backend, "abc", 400, guess=True)
+        until(lambda: process.server.handles)
+        steps = next(iter(process.server.handles.values())).steps
+        assert steps[0].hints.guess
+        handle.needed()
+        until(lambda: not steps[0].hints.guess)
+
+
 def test_a_cancelled_handle_says_so():
     with replicated(lmc.Mock(latency=5.0), lmc.Mock(latency=5.0)) as (backend, _):
         handle = ask(backend, "a")

@@ -64,6 +64,10 @@ class PipeHandle:
         """Stops what is unfinished; its results, and those of everything that depends on them, fail with CancelledError."""
         self.held.backend.post(["cancel", self.held.id])
 
+    def needed(self) -> None:
+        """It was a guess, and is none any more."""
+        self.held.backend.post(["needed", self.held.id])
+
 
 class PipeTemplate:
     """The chat template of the backend over there, which is asked once for each role and what came before."""

@@ -85,11 +85,14 @@ class PipeServer:
         elif kind == "drop":
             self.pins.discard(number)
             self.handles.pop(number, None)
-        elif kind in ("cancel", "release"):
+        elif kind in ("cancel", "release", "needed"):
             handle = self.handles.get(number)
             if handle is not None and not isinstance(handle, BaseException):
                 if kind == "cancel":
                     handle.cancel()
+                elif kind == "needed":
+                    if (needed := getattr(handle, "needed", None)) is not None:
+                        needed()
                 else:
                     self.pins.discard(number)
                     self._backend.release(handle)

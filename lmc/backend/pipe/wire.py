@@ -1,6 +1,6 @@
 """What crosses the pipe: JSON, of which reading executes nothing. A frame is a list of messages, in order.
 
-    to the backend    ["submit" | "prefill", handle, parent | null, segments, hints | null, wait]    ["cancel" | "release" | "drop", handle]
+    to the backend    ["submit" | "prefill", handle, parent | null, segments, hints | null, wait]    ["cancel" | "release" | "needed" | "drop", handle]
                       ["call", number, method, …]
     from it           ["hello", VERSION, of the backend]    ["feed", handle, index, delta, scored]    ["done", handle, index, output]
                       ["fail", handle, index | null, error]    ["return" | "raise", number, value]
@@ -35,7 +35,7 @@ from lmc.prompt import (
     Text,
 )
 
-VERSION = 2
+VERSION = 3
 Message = list[Any]
 
 

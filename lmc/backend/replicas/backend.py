@@ -116,6 +116,14 @@ class ReplicaHandle:
         if self.node.handle is not None:
             self.node.handle.cancel()
 
+    def needed(self) -> None:
+        """It was a guess, and is none any more."""
+        node = self.node
+        if node.hints is not None:
+            node.hints = node.hints._replace(guess=False)
+        if node.handle is not None:
+            node.handle.needed()
+
 
 class Replicas:
     """A backend over replicas, which are its own from now on. `words`: the tokenizer and whole chat template of their model."""

@@ -82,7 +82,7 @@ def devices_of(device: str, count: int) -> list[str]:
     if kind == "auto":
         kind = "cuda" if gpus else "cpu"
     if kind != "cuda":
-        return ["cpu"] * count
+        return [kind if kind == "cpu" and not first else str(device)] * count  # another name is refused where it is loaded
     begin = int(first or 0)
     if begin + count > gpus:
         raise ModelLoadError(f"device {device!r}: {count} GPUs are needed (tp × dp), from GPU {begin} on, and this machine has {gpus} that this process can use")
