@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
+from lmc.frontend.capture import containers, table
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
 from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
@@ -101,16 +101,12 @@ class Calls:
             return self._pure_method(x, kind, name, args, kwargs)
         methods = METHODS.get(kind)
         if methods is not None:
-            rule = methods.get(name)
-            if rule is None:
-                if hasattr(kind, name):
-                    self.lose(x, None)
-                    return self.unknown_code(None, args, kwargs)
-                raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
-            try:
-                return rule(self, x, args, kwargs)
-            except Undecided as undecided:
-                return self.operation("." + name, (x, *args), undecided.deps)
+            if name in methods:
+                return containers.call(self, x, name, args, kwargs)
+            if hasattr(kind, name):
+                self.lose(x, None)
+                return self.unknown_code(None, args, kwargs)
+            raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
         if kind is State or kind is StateGroup:
             return self._state_method(x, name, args, kwargs)
         if isinstance(x, Unknown):
@@ -137,8 +133,6 @@ class Calls:
                 args = [op.text_of(self, a, "s") if type(a) is Object else a for a in args]
         elif kind is re_pattern and any(isinstance(a, str) and len(a) > op.LARGEST_REGEX_TEXT for a in args):
             raise Stop("a text is too large for a regular expression")
-        if kind is tuple:
-            return METHODS[tuple][name](self, x, args, kwargs)
         return table.pure(self, getattr(x, name), "." + name, args, kwargs)
 
     def _join(self: Evaluation, separator: str, items: Any) -> Any:

@@ -81,7 +81,6 @@ PURE_METHODS: Mapping[type, frozenset[str]] = {
     range: frozenset({"index", "count"}),
     re.Match: frozenset({"group", "groups", "groupdict", "start", "end", "span", "expand"}),
     re.Pattern: frozenset({"match", "search", "findall", "fullmatch", "split", "sub", "subn", "finditer"}),
-    tuple: frozenset({"index", "count"}),
     frozenset: frozenset({"union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint", "copy"}),
 }
 _MODULES: Mapping[Any, str] = {
@@ -354,34 +353,6 @@ def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Raised(StopIteration())
 
 
-@rule(enumerate)
-def _enumerate(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    start = args[1] if len(args) > 1 else kwargs.get("start", 0)
-    if isinstance(start, Unknown):
-        raise Undecided(start.deps)
-    return Items(enumerate(op.iterate(ev, args[0]), start))
-
-
-@rule(zip)
-def _zip(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    parts = [op.iterate(ev, a) for a in args]
-    strict = kwargs.get("strict") is True
-
-    def together() -> Any:
-        try:
-            yield from zip(*parts, strict=strict)
-        except ValueError as error:
-            raise Raised(error) from None
-
-    return Items(together())
-
-
-@rule(map)
-def _map(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    parts = [op.iterate(ev, a) for a in args[1:]]
-    return Items(ev.call(args[0], list(items), {}) for items in zip(*parts, strict=False))
-
-
 def _holds(ev: Evaluation, test: Any, item: Any) -> bool:
     known = op.truth(ev, item if test is None else ev.call(test, [item], {}))
     if isinstance(known, Unknown):
@@ -389,31 +360,41 @@ def _holds(ev: Evaluation, test: Any, item: Any) -> bool:
     return known
 
 
-def _kept(ev: Evaluation, test: Any, items: Any, wanted: bool) -> Any:
-    for item in items:
-        if _holds(ev, test, item) is wanted:
-            yield item
+_LAZY: Mapping[Any, str] = {
+    zip: "i", enumerate: "iv", map: "fi", filter: "ti", itertools.filterfalse: "ti", itertools.takewhile: "ti", itertools.dropwhile: "ti",
+    itertools.starmap: "fi", itertools.islice: "iv", itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv",
+    itertools.zip_longest: "i", itertools.pairwise: "i", itertools.product: "i", itertools.permutations: "iv", itertools.combinations: "iv",
+    itertools.combinations_with_replacement: "iv",
+}  # fmt: skip
+"""What they take: i iterables, f functions, t tests, v what has to be known, x anything; the last letter stands for all arguments that follow."""
 
 
-@rule(itertools.islice)
-def _islice(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    for a in args[1:]:
-        if isinstance(a, Unknown):
-            raise Undecided(a.deps)
-    return Items(op.native(itertools.islice, op.iterate(ev, args[0]), *args[1:]))
-
-
-def _combined(fn: Any, several: bool) -> Rule:
+def _lazy(fn: Any, letters: str) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        parts = [list(op.iterate(ev, a)) for a in args] if several else [list(op.iterate(ev, args[0])), *args[1:]]
-        return Items(fn(*parts, **kwargs))
+        for name, x in kwargs.items():
+            if name != "fillvalue":
+                _known(ev, x)
+        given = [_TAKEN[letters[min(i, len(letters) - 1)]](ev, a) for i, a in enumerate(args)]
+        return Items(_natively(op.native(fn, *given, **kwargs)))
 
     return made
 
 
-for _fn, _several in ((itertools.product, True), (itertools.permutations, False), (itertools.combinations, False), (itertools.pairwise, False),
-                      (itertools.combinations_with_replacement, False)):  # fmt: skip
-    rule(_fn)(_combined(_fn, _several))
+_TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
+    "i": lambda ev, x: op.iterate(ev, x), "f": lambda ev, fn: lambda *given: ev.call(fn, list(given), {}),
+    "t": lambda ev, test: lambda item: _holds(ev, test, item), "v": lambda ev, x: _known(ev, x), "x": lambda ev, x: x,
+}  # fmt: skip
+_END = object()
+
+
+def _natively(items: Any) -> Any:
+    """The items of an iterator of Python's."""
+    while (item := op.native(next, items, _END)) is not _END:
+        yield item
+
+
+for _fn, _letters in _LAZY.items():
+    rule(_fn)(_lazy(_fn, _letters))
 
 
 @rule(itertools.accumulate)
@@ -635,31 +616,10 @@ def _wraps(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return Partial(wrap)
 
 
-@rule(functools.cache)
+@rule(functools.cache, functools.lru_cache)
 def _cache(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    fn, results = args[0], dict[Any, Any]()
-
-    def cached(more: list[Any], named: dict[str, Any]) -> Any:
-        deps = op.need(ev, [*more, *named.values()])
-        if deps is None or deps:
-            return ev.call(fn, more, named)
-        key = (*more, *sorted(named.items()))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise Raised(error) from None
-        if key not in results:
-            results[key] = ev.call(fn, more, named)
-        return results[key]
-
-    return Partial(cached)
-
-
-@rule(functools.lru_cache)
-def _lru_cache(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args and type(args[0]) in (Closure, Partial):
-        return _cache(ev, args, {})
-    return Partial(lambda more, _: _cache(ev, more, {}))
+    """Called anew each time: that costs steps alone."""
+    return args[0] if args and type(args[0]) in (Closure, Partial) else Partial(lambda more, _: more[0])
 
 
 @rule(operator.itemgetter)
@@ -825,13 +785,6 @@ _SHORT: Mapping[Any, Rule] = {
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: op.length(ev, args[0]),
-    itertools.zip_longest: lambda ev, args, kwargs: Items(itertools.zip_longest(*[op.iterate(ev, a) for a in args], **kwargs)),
-    filter: lambda ev, args, kwargs: Items(_kept(ev, args[0], op.iterate(ev, args[1]), True)),
-    itertools.filterfalse: lambda ev, args, kwargs: Items(_kept(ev, args[0], op.iterate(ev, args[1]), False)),
-    itertools.takewhile: lambda ev, args, kwargs: Items(itertools.takewhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1]))),
-    itertools.dropwhile: lambda ev, args, kwargs: Items(itertools.dropwhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1]))),
-    itertools.chain: lambda ev, args, kwargs: Items(item for a in args for item in op.iterate(ev, a)),
-    itertools.cycle: lambda ev, args, kwargs: Items(itertools.cycle(list(op.iterate(ev, args[0])))),
     reversed: lambda ev, args, kwargs: Items(reversed(list(op.iterate(ev, args[0])))),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
     print: lambda ev, args, kwargs: None,
@@ -843,8 +796,6 @@ _SHORT: Mapping[Any, Rule] = {
     object: lambda ev, args, kwargs: Object(object, {}),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
     time.sleep: lambda ev, args, kwargs: None,
-    itertools.count: lambda ev, args, kwargs: Items(op.native(itertools.count, *args, **kwargs)),
-    itertools.repeat: lambda ev, args, kwargs: Items(op.native(itertools.repeat, *args, **kwargs)),
     **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
     **dict.fromkeys((asyncio.wait_for, asyncio.shield), lambda ev, args, kwargs: args[0]),
     **dict.fromkeys((hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),
