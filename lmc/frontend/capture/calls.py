@@ -23,7 +23,6 @@ from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
     NOTHING,
     Abandoned,
-    Class,
     Closure,
     Coroutine,
     Deps,
@@ -208,7 +207,7 @@ class Calls:
         """Calls a function of the program's; of a program, `program` is its state."""
         code = fn.code
         frame = self.frame(bind(fn, args, kwargs), fn.outer, code, fn.module)
-        frame.owner, frame.first = fn.owner, args[0] if args else None
+        frame.first = args[0] if args else None
         for name in code.writes_globals:
             self.snapshot.changed.add((id(fn.module), name))
         if self.frames and code.python is not None and code.python in self.frames:
@@ -328,7 +327,7 @@ class Calls:
         args = [Unknown(self.lost[id(a)]) if self.is_lost(a) else a for a in args]
         kwargs = {k: Unknown(self.lost[id(v)]) if self.is_lost(v) else v for k, v in kwargs.items()}
         for x in (*args, *kwargs.values()):
-            if type(x) in (Object, Closure, Class, Method, Items):
+            if type(x) in (Object, Closure, Method, Items):
                 args, kwargs = [_outside(x) for x in args], {k: _outside(x) for k, x in kwargs.items()}
                 break
         if id(fn) in table.ASKS:
@@ -487,7 +486,7 @@ class Calls:
     def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if id(cls) in table.FUNCTIONS or id(cls) in table.PURE:
             return self._of_table(cls, args, kwargs)
-        if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors") and not isinstance(cls, Class):
+        if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors"):
             return op.native(cls, *args, **kwargs)
         if is_plain(cls):
             return self.instance(cls, args, kwargs)
@@ -507,7 +506,7 @@ def _inert(x: Any) -> Any:
 
 def _outside(x: Any) -> Any:
     """Of a tool or schema of the program's, what it is outside, if it is something there."""
-    return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Class, Method, Items) else x
+    return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
 
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -600,7 +599,6 @@ _CALLS: dict[type, Any] = {
     types.FunctionType: lambda ev, fn, args, kwargs: ev.call_function(fn, args, kwargs),
     Method: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
-    Class: lambda ev, fn, args, kwargs: ev.instance(fn, args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
     Object: _called_object,
     types.MethodType: _bound_method,

@@ -50,7 +50,6 @@ from lmc.frontend.capture import backtracking
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.values import (
     NOTHING,
-    Class,
     Closure,
     Coroutine,
     Items,
@@ -241,7 +240,7 @@ class _Callback:
 
 
 def callback(ev: Evaluation, fn: Any) -> Any:
-    return fn if fn is None or not (callable(fn) or type(fn) in (Closure, Method, Partial, Class)) else _Callback(ev, fn)
+    return fn if fn is None or not (callable(fn) or type(fn) in (Closure, Method, Partial)) else _Callback(ev, fn)
 
 
 # -- conversions -----------------------------------------------------------------------------------------------------
@@ -558,7 +557,7 @@ def _callable(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if isinstance(x, Unknown):
         return ev.operation("callable", args, x.deps)
-    return type(x) in (Closure, Method, Partial, Class) or (type(x) is Object and ev.special(x, "__call__") is not None) or callable(x)
+    return type(x) in (Closure, Method, Partial) or (type(x) is Object and ev.special(x, "__call__") is not None) or callable(x)
 
 
 @rule(getattr)
@@ -650,7 +649,7 @@ def _copy(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def deep_copy(ev: Evaluation, x: Any, memo: dict[int, Any]) -> Any:
     """A copy of a value of the evaluation and all that it holds."""
     kind = type(x)
-    if kind in op.ATOMS or isinstance(x, (Unknown, type, Class, Closure, types.FunctionType)):
+    if kind in op.ATOMS or isinstance(x, (Unknown, type, Closure, types.FunctionType)):
         return x
     if ev.is_lost(x):
         return Unknown(ev.lost[id(x)])
@@ -699,13 +698,6 @@ def manager_of(ev: Evaluation, items: Any) -> Any:
     return Manager(lambda: op.take(ev, items)[1], leave)
 
 
-@rule(dataclasses.dataclass)
-def _dataclass(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not args:
-        return Partial(lambda more, _: ev.make_dataclass(more[0], kwargs))
-    return ev.make_dataclass(args[0], kwargs)
-
-
 @rule(dataclasses.asdict)
 def _asdict(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     def plain(x: Any) -> Any:
@@ -726,14 +718,6 @@ def _replace(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     names = ev.dataclass_fields(x) if type(x) is Object else None
     return Unknown(None) if names is None else ev.call(x.cls, [], {**{n: x.attributes[n] for n in names if n in x.attributes}, **kwargs})
-
-
-def _descriptor(kind: Any) -> Rule:
-    return lambda ev, args, kwargs: Object(kind, {"fget": args[0] if args else kwargs.get("fget"), "fset": args[1] if len(args) > 1 else kwargs.get("fset")})
-
-
-for _kind in (property, staticmethod, classmethod, functools.cached_property):
-    rule(_kind)(_descriptor(_kind))
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
@@ -792,7 +776,6 @@ _SHORT: Mapping[Any, Rule] = {
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, lambda _: False),
     contextlib.contextmanager: lambda ev, args, kwargs: Partial(lambda more, named: manager_of(ev, ev.call(args[0], more, named))),
-    dataclasses.field: lambda ev, args, kwargs: Object(dataclasses.Field, dict(kwargs)),
     object: lambda ev, args, kwargs: Object(object, {}),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
     time.sleep: lambda ev, args, kwargs: None,
