@@ -500,7 +500,7 @@ def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
         if text:
             parts.append("".join(text))
             text = []
-        parts.append(("image", part.source, part.num_frames, part.detail) if isinstance(part, Image) else part)
+        parts.append(("image", part.source, part.frames, part.detail) if isinstance(part, Image) else part)
     if text:
         parts.append("".join(text))
     return id(prompt.handle), tuple([part for part in parts if part != ""])

@@ -19,8 +19,13 @@ BUDGET = 50_000
 _TYPES: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
 
 
+ANY = object()
+"""The example of an argument that is left unknown though it has a default."""
+
+
 def graph_of(function: Function, /, **examples: Any) -> Graph:
-    """The graph of a program. Arguments that `examples` does not name are their defaults, or unknown: parameters of the graph.
+    """The graph of a program. Arguments that `examples` does not name are their defaults, or unknown: parameters of the graph. So is one whose
+    example is `ANY`, whatever its default.
 
     Nothing of the program runs, and no model is asked.
     """
@@ -72,9 +77,9 @@ def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for _, p in parameters):
         kwargs.update({name: x for name, x in given.items() if name not in dict(parameters)})
     for name, p in parameters:
-        if name in given:
+        if name in given and given[name] is not ANY:
             x: Any = given[name]
-        elif p.default is not inspect.Parameter.empty:
+        elif p.default is not inspect.Parameter.empty and name not in given:
             x = p.default
         elif p.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
@@ -106,4 +111,4 @@ def _end(evaluation: Evaluation, emitter: GraphEmitter, outcome: Outcome) -> Non
         domain.returns(evaluation, outcome.value)
 
 
-__all__ = ["graph_of", "traced"]
+__all__ = ["ANY", "graph_of", "traced"]

@@ -86,8 +86,11 @@ class Recording(Asking):
             return Text(ctx.parts, join(ctx.deps, text.deps))
         return ctx.plus(text if isinstance(text, str) else text.spelling)
 
-    def image(self, ctx: Text, source: Any, num_frames: Any = None, detail: str = "auto", loc: Any = None) -> Text:
+    def image(self, ctx: Text, source: Any, detail: str = "auto", loc: Any = None) -> Text:
         return ctx.plus(f"<image {source}>")
+
+    def video(self, ctx: Text, source: Any, num_frames: Any = None, fps: Any = None, loc: Any = None) -> Text:
+        return ctx.plus(f"<video {source}>")
 
     def role_begin(self, ctx: Text, role: str, previous: str | None) -> Text:
         return ctx.plus(f"[{role}:" if self.template is None else plain(self.template.begin(role, previous)))
