@@ -1,4 +1,4 @@
-"""Scopes of Python: the names that a function, a class body or a comprehension binds."""
+"""Scopes of Python: the names that a function or a comprehension binds."""
 
 # pyright: reportUnknownArgumentType=false
 
@@ -61,10 +61,6 @@ class Bindings(ast.NodeVisitor):
         if node.rest:
             self.bound.add(node.rest)
         self.generic_visit(node)
-
-
-class ClassBindings(Bindings):
-    """Names bound in a class body; functions inside it do not see them."""
 
 
 class Comprehension:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
+from lmc.frontend.capture import containers, table
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
 from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
@@ -23,7 +23,6 @@ from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
     NOTHING,
     Abandoned,
-    Class,
     Closure,
     Coroutine,
     Deps,
@@ -101,16 +100,12 @@ class Calls:
             return self._pure_method(x, kind, name, args, kwargs)
         methods = METHODS.get(kind)
         if methods is not None:
-            rule = methods.get(name)
-            if rule is None:
-                if hasattr(kind, name):
-                    self.lose(x, None)
-                    return self.unknown_code(None, args, kwargs)
-                raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
-            try:
-                return rule(self, x, args, kwargs)
-            except Undecided as undecided:
-                return self.operation("." + name, (x, *args), undecided.deps)
+            if name in methods:
+                return containers.call(self, x, name, args, kwargs)
+            if hasattr(kind, name):
+                self.lose(x, None)
+                return self.unknown_code(None, args, kwargs)
+            raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
         if kind is State or kind is StateGroup:
             return self._state_method(x, name, args, kwargs)
         if isinstance(x, Unknown):
@@ -137,8 +132,6 @@ class Calls:
                 args = [op.text_of(self, a, "s") if type(a) is Object else a for a in args]
         elif kind is re_pattern and any(isinstance(a, str) and len(a) > op.LARGEST_REGEX_TEXT for a in args):
             raise Stop("a text is too large for a regular expression")
-        if kind is tuple:
-            return METHODS[tuple][name](self, x, args, kwargs)
         return table.pure(self, getattr(x, name), "." + name, args, kwargs)
 
     def _join(self: Evaluation, separator: str, items: Any) -> Any:
@@ -214,7 +207,7 @@ class Calls:
         """Calls a function of the program's; of a program, `program` is its state."""
         code = fn.code
         frame = self.frame(bind(fn, args, kwargs), fn.outer, code, fn.module)
-        frame.owner, frame.first = fn.owner, args[0] if args else None
+        frame.first = args[0] if args else None
         for name in code.writes_globals:
             self.snapshot.changed.add((id(fn.module), name))
         if self.frames and code.python is not None and code.python in self.frames:
@@ -334,7 +327,7 @@ class Calls:
         args = [Unknown(self.lost[id(a)]) if self.is_lost(a) else a for a in args]
         kwargs = {k: Unknown(self.lost[id(v)]) if self.is_lost(v) else v for k, v in kwargs.items()}
         for x in (*args, *kwargs.values()):
-            if type(x) in (Object, Closure, Class, Method, Items):
+            if type(x) in (Object, Closure, Method, Items):
                 args, kwargs = [_outside(x) for x in args], {k: _outside(x) for k, x in kwargs.items()}
                 break
         if id(fn) in table.ASKS:
@@ -493,7 +486,7 @@ class Calls:
     def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if id(cls) in table.FUNCTIONS or id(cls) in table.PURE:
             return self._of_table(cls, args, kwargs)
-        if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors") and not isinstance(cls, Class):
+        if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors"):
             return op.native(cls, *args, **kwargs)
         if is_plain(cls):
             return self.instance(cls, args, kwargs)
@@ -513,7 +506,7 @@ def _inert(x: Any) -> Any:
 
 def _outside(x: Any) -> Any:
     """Of a tool or schema of the program's, what it is outside, if it is something there."""
-    return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Class, Method, Items) else x
+    return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
 
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -606,7 +599,6 @@ _CALLS: dict[type, Any] = {
     types.FunctionType: lambda ev, fn, args, kwargs: ev.call_function(fn, args, kwargs),
     Method: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
-    Class: lambda ev, fn, args, kwargs: ev.instance(fn, args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
     Object: _called_object,
     types.MethodType: _bound_method,

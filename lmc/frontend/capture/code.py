@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.errors import Loc
 from lmc.frontend.capture.outside import is_users
 from lmc.frontend.capture.scan import Effects, bound_once, effects
-from lmc.frontend.scopes import Bindings, ClassBindings, Comprehension
+from lmc.frontend.scopes import Bindings, Comprehension
 from lmc.frontend.source import FunctionNode, NoSource, find
 
 if TYPE_CHECKING:
@@ -31,12 +31,11 @@ class NotUnderstood(Exception):
 
 
 class Scope:
-    """The names of a function, class body or comprehension while it is compiled."""
+    """The names of a function or comprehension while it is compiled."""
 
     def __init__(self, bindings: Any, parent: Scope | None, file: str, free: Sequence[str] = (), class_name: str | None = None) -> None:
         self.bindings, self.parent, self.file, self.class_name = bindings, parent, file, class_name
         self.free = frozenset(free)  # of a function of the outside: names in its cells
-        self.is_class = isinstance(bindings, ClassBindings)
         self.is_comprehension = isinstance(bindings, Comprehension)
 
     def kind(self, name: str) -> str:
@@ -50,7 +49,7 @@ class Scope:
             if name in scope.free:
                 return "outer"
             scope = scope.parent
-            if scope is not None and not scope.is_class and name in scope.bindings.bound:
+            if scope is not None and name in scope.bindings.bound:
                 return "outer"
         return "global"
 

@@ -1,4 +1,4 @@
-"""Methods of lists, dicts, sets and other containers of an evaluation, which may hold unknown values."""
+"""Methods of lists, dicts, sets and other containers of an evaluation, which may hold unknown values: natively once what decides them is known."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -7,216 +7,86 @@
 from __future__ import annotations
 
 import collections
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.table import pure, sort
-from lmc.frontend.capture.values import NOTHING, Items, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.scan import MUTATING
+from lmc.frontend.capture.table import sort
+from lmc.frontend.capture.values import NOTHING, Deps, Items, Undecided, join
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation
 
-MethodRule = Callable[["Evaluation", Any, list[Any], dict[str, Any]], Any]
+
+def _names(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
-def _stores(name: str) -> MethodRule:
-    """A method that puts its argument into the container, whatever it is."""
+_STORES = _names("append appendleft insert")  # their arguments are kept, whatever they are
+_KEYED = _names("get pop setdefault add discard move_to_end")  # the first argument decides
+_GIVEN_ITEMS = _names("extend extendleft")
+_GIVEN_KEYS = _names(
+    "update subtract union intersection difference symmetric_difference intersection_update difference_update symmetric_difference_update "
+    "issubset issuperset isdisjoint"
+)
+_COMPARES = _names("index count remove")  # with each item
+_WHOLE = _names("most_common total elements")  # all that the container holds decides
+_VIEWS = _names("keys values items")
+_OTHERS = _names("copy clear reverse sort popitem popleft rotate")
+_KNOWN = _STORES | _KEYED | _GIVEN_ITEMS | _GIVEN_KEYS | _COMPARES | _WHOLE | _VIEWS | _OTHERS
+_GIVES = _names("pop popitem popleft setdefault")  # of those that change the container, what gives something
+METHODS: Mapping[type, frozenset[str]] = {
+    kind: frozenset(name for name in dir(kind) if name in _KNOWN)
+    for kind in (list, dict, set, tuple, collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict)
+}
+"""What is understood, by type."""
 
-    def run(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+
+def call(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """`x.name(*args, **kwargs)` of a method in `METHODS`."""
+    changes = name in MUTATING and name != "copy"
+    try:
+        given, deps = _decided(ev, x, name, args, kwargs)
+    except Undecided as undecided:
+        given, deps = args, undecided.deps
+    if changes:
         ev.changes(x)
-        return None if ev.is_lost(x) else op.native(getattr(x, name), *args)
-
-    return run
-
-
-def _changes(name: str) -> MethodRule:
-    """A method whose arguments have to be known, and that changes the container."""
-
-    def run(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        ev.changes(x)
-        deps = join(NOTHING, *(ev.need_key(a) if not kwargs else op.need(ev, a) for a in args))
-        if ev.is_lost(x) or deps is None or deps:
+    if ev.is_lost(x):
+        deps = join(deps, ev.lost[id(x)])
+    if deps is None or deps:
+        if changes:
             ev.lose(x, deps)
-            return ev.operation("." + name, (x, *args), ev.lost[id(x)])
-        return op.native(getattr(x, name), *args, **kwargs)
-
-    return run
-
-
-def _reads(name: str) -> MethodRule:
-    """A method that looks at all items and changes nothing."""
-
-    def run(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return pure(ev, lambda items, *more: getattr(items, name)(*more), "." + name, [x, *args], kwargs)
-
-    return run
+        return None if changes and name not in _GIVES else ev.operation("." + name, (x, *args), deps)
+    if name == "sort":
+        x[:] = given
+        return None
+    found = op.native(getattr(x, name), *given, **kwargs)
+    return list(found) if name in _VIEWS else Items(found) if name == "elements" else found
 
 
-def _extend(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    ev.changes(x)
-    if ev.is_lost(x):
-        return
-    try:
-        for item in list(op.iterate(ev, args[0])):
-            x.append(item)
-    except Undecided as undecided:
-        ev.lose(x, undecided.deps)
-
-
-def _index_of(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if ev.is_lost(x) or len(args) > 1:
-        return _reads("index")(ev, x, args, kwargs)
-    for i, item in enumerate(x):
-        if _equal(ev, item, args[0]):
-            return i
-    raise Raised(ValueError("item is not in list"))
-
-
-def _equal(ev: Evaluation, a: Any, b: Any) -> bool:
-    if a is b and not isinstance(a, Unknown):
-        return True
-    known = op.truth(ev, op.compare(ev, "eq", operator.eq, a, b))
-    if isinstance(known, Unknown):
-        raise Undecided(known.deps)
-    return known
-
-
-def _remove(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    ev.changes(x)
-    if ev.is_lost(x):
-        return
-    try:
-        del x[_index_of(ev, x, args, {})]
-    except Undecided as undecided:
-        ev.lose(x, undecided.deps)
-
-
-def _count_of(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if ev.is_lost(x):
-        return Unknown(ev.lost[id(x)])
-    try:
-        return sum([_equal(ev, item, args[0]) for item in x])
-    except Undecided as undecided:
-        return ev.operation(".count", (x, *args), undecided.deps)
-
-
-def _sort(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    ev.changes(x)
-    if ev.is_lost(x):
-        return
-    try:
-        x[:] = sort(ev, x, kwargs)
-    except Undecided as undecided:
-        ev.lose(x, undecided.deps)
-
-
-def _copy(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Unknown(ev.lost[id(x)]) if ev.is_lost(x) else x.copy()
-
-
-def _get(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    key = args[0]
-    deps = ev.need_key(key)
-    if deps is None or deps or ev.is_lost(x):
-        return ev.operation(".get", (x, *args), join(deps, op.need(ev, x)))
-    return op.native(x.get, *args)
-
-
-def _pop(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    ev.changes(x)
-    deps = join(NOTHING, *(ev.need_key(a) for a in args[:1]))
-    if deps is None or deps or ev.is_lost(x):
-        ev.lose(x, deps)
-        return ev.operation(".pop", (x, *args), ev.lost[id(x)])
-    return op.native(x.pop, *args)
-
-
-def _setdefault(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    deps = ev.need_key(args[0])
-    if deps is None or deps or ev.is_lost(x):
-        ev.changes(x)
-        ev.lose(x, deps)
-        return Unknown(ev.lost[id(x)])
-    if args[0] not in x:
-        ev.changes(x)
-    return Unknown(ev.lost[id(x)]) if ev.is_lost(x) else op.native(x.setdefault, *args)
-
-
-def _view(name: str) -> MethodRule:
-    def run(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if ev.is_lost(x):
-            return Unknown(ev.lost[id(x)])
+def _decided(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Deps]:
+    """The arguments for native code, and what has to be known before it may run."""
+    if name in _STORES:
+        return args, join(*(op.need(ev, a) for a in args[:-1]))
+    if name == "sort":
+        return ([], NOTHING) if ev.is_lost(x) else (sort(ev, x, kwargs), NOTHING)
+    if name in _GIVEN_ITEMS:
+        return [list(op.iterate(ev, a)) for a in args], NOTHING
+    if name == "update" and type(x) in op.MAPPINGS and type(x) is not collections.Counter:
+        found: dict[Any, Any] = {}
+        for a in args:
+            ev.update_mapping(found, a)
+        return [found], NOTHING
+    if name in _GIVEN_KEYS:
+        given = [a if type(a) in op.MAPPINGS else list(op.iterate(ev, a)) for a in args]
+        whole = NOTHING if name in MUTATING else op.need(ev, x)
+        return given, join(whole, *(op.need(ev, a) for a in (*given, *kwargs.values())))
+    if name in _COMPARES and type(x) is not set:
+        ev.count(len(x))
+        return args, join(*map(ev.need_key, (*args, *(() if ev.is_lost(x) else x))))
+    if name in _VIEWS:
         ev.count(len(x) >> 2)
-        return list(getattr(x, name)())
-
-    return run
-
-
-def _update(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    ev.changes(x)
-    if ev.is_lost(x):
-        return
-    try:
-        if args:
-            ev.update_mapping(x, args[0])
-        x.update(kwargs)
-    except Undecided as undecided:
-        ev.lose(x, undecided.deps)
-
-
-def _update_items(name: str) -> MethodRule:
-    """`update` and the like of sets and counters: with iterables."""
-
-    def run(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        try:
-            given = [a if type(a) in op.MAPPINGS else list(op.iterate(ev, a)) for a in args]
-        except Undecided as undecided:
-            given = [Unknown(undecided.deps)]
-        deps = join(NOTHING, *(op.need(ev, g) for g in (*given, *kwargs.values())))
-        if not name.endswith("update") and name != "subtract":
-            whole = join(deps, ev.lost.get(id(x), NOTHING) if ev.is_lost(x) else NOTHING)
-            return ev.operation("." + name, (x, *args), whole) if whole is None or whole else op.native(getattr(x, name), *given)
-        ev.changes(x)
-        if deps is None or deps or ev.is_lost(x):
-            return ev.lose(x, deps)
-        return op.native(getattr(x, name), *given, **kwargs)
-
-    return run
-
-
-def _most_common(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return pure(ev, collections.Counter.most_common, ".most_common", [x, *args], kwargs)
-
-
-def _elements(ev: Evaluation, x: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Unknown(op.need(ev, x)) if op.need(ev, x) != NOTHING else Items(x.elements())
-
-
-_LIST: dict[str, MethodRule] = {
-    "append": _stores("append"), "insert": _stores("insert"), "extend": _extend, "pop": _pop, "remove": _remove, "index": _index_of, "count": _count_of,
-    "copy": _copy, "clear": _changes("clear"), "reverse": _changes("reverse"), "sort": _sort,
-}  # fmt: skip
-_DICT: dict[str, MethodRule] = {
-    "get": _get, "items": _view("items"), "keys": _view("keys"), "values": _view("values"), "pop": _pop, "setdefault": _setdefault, "update": _update,
-    "copy": _copy, "clear": _changes("clear"), "popitem": _changes("popitem"),
-}  # fmt: skip
-_SET: dict[str, MethodRule] = {
-    **{n: _changes(n) for n in ("add", "discard", "remove", "clear", "pop")}, "copy": _copy,
-    **{n: _update_items(n) for n in ("update", "intersection_update", "difference_update", "symmetric_difference_update", "union", "intersection",
-                                     "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint")},
-}  # fmt: skip
-METHODS: Mapping[type, Mapping[str, MethodRule]] = {
-    list: _LIST,
-    dict: _DICT,
-    collections.OrderedDict: {**_DICT, "move_to_end": _changes("move_to_end")},
-    collections.defaultdict: _DICT,
-    collections.Counter: {**_DICT, "update": _update_items("update"), "subtract": _update_items("subtract"), "most_common": _most_common,
-                          "elements": _elements, "total": _reads("total")},
-    set: _SET,
-    collections.deque: {**{k: v for k, v in _LIST.items() if k not in ("sort", "insert")}, "popleft": _changes("popleft"),
-                        "appendleft": _stores("appendleft"), "rotate": _changes("rotate")},
-    tuple: {"index": _index_of, "count": _count_of},
-}  # fmt: skip
-"""By type and name."""
+    if name in _KEYED or name in _COMPARES:
+        return args, join(*map(ev.need_key, args[:1]))
+    return args, join(*(op.need(ev, a) for a in (*args, *((x,) if name in _WHOLE else ()))))

@@ -31,13 +31,13 @@ _MISSING = object()
 
 
 class Frame:
-    """The names of a call, a comprehension or a class body.
+    """The names of a call or a comprehension.
 
     live       locals of the frame of Python's that runs this function now; None: there is none
     undecided  an answer may decide that it has returned already (False: not so)
     """
 
-    __slots__ = ("annotations", "cells", "code", "ev", "first", "generator", "is_class", "is_program", "live", "loops", "module", "outer", "owner", "result", "undecided", "vars")
+    __slots__ = ("cells", "code", "ev", "first", "generator", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
 
     def __init__(self, ev: Evaluation, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
@@ -45,17 +45,15 @@ class Frame:
         self.loops: list[Any] = []
         self.undecided: Any = False
         self.live: Mapping[str, Any] | None = None
-        self.is_class = self.is_program = False
-        self.owner: Any = None  # the class that the function belongs to, and its first argument, for `super()`
-        self.first: Any = None
+        self.is_program = False
+        self.first: Any = None  # argument, for `super()`
         self.cells: Mapping[str, Any] | None = None  # of a frame that stands for the cells of a function of the outside
-        self.annotations: list[str] = []
         self.generator: Any = None  # of a generator function, its running body
 
     def inner(self) -> Frame:
-        """The frame of a comprehension or class body in this one."""
+        """The frame of a comprehension in this one."""
         frame = Frame(self.ev, {}, self, self.code, self.module)
-        frame.loops, frame.owner, frame.first = self.loops, self.owner, self.first
+        frame.loops, frame.first = self.loops, self.first
         return frame
 
     def peek(self, name: str) -> Any:
@@ -70,17 +68,10 @@ class Frame:
     def outer_value(self, name: str) -> Any:
         frame = self.outer
         while frame is not None:
-            if name in frame.vars and not frame.is_class:
+            if name in frame.vars:
                 return frame.vars[name]
             frame = frame.outer
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
-
-    def lookup(self, name: str) -> Any:
-        """A name of a class body that the body has not bound."""
-        try:
-            return self.outer_value(name)
-        except Raised:
-            return self.ev.global_value(self.module, name)
 
     def store(self, name: str, x: Any, kind: str) -> None:
         if kind == "local":
@@ -91,7 +82,7 @@ class Frame:
             self.ev.set_global(self.module, name, x)
         else:
             frame = self.outer
-            while frame is not None and (name not in frame.vars or frame.is_class):
+            while frame is not None and name not in frame.vars:
                 frame = frame.outer
             holder = self.outer if frame is None else frame
             holder.vars[name] = x
@@ -106,10 +97,6 @@ class Frame:
             return x
         self.ev.resumed += 1
         return self.ev.locals.adopt(self.live[name])
-
-    def annotated(self, name: str | None) -> None:
-        if name is not None and self.is_class:
-            self.annotations.append(name)
 
 
 @dataclass
@@ -328,7 +315,7 @@ class Evaluation(Calls, Objects, Havoc):
         """What has to be known to use a value as a key."""
         if type(key) in op.PLAIN:
             return NOTHING
-        if isinstance(key, (type, types.FunctionType, State, op.Closure, op.Class)) or (type(key) is op.Object and self.hashes_by_identity(key)):
+        if isinstance(key, (type, types.FunctionType, State, op.Closure)) or (type(key) is op.Object and self.hashes_by_identity(key)):
             return NOTHING
         return op.need(self, key)
 

@@ -37,7 +37,7 @@ def _constant(node: ast.Constant, scope: Scope) -> Eval:
 
 def _name(node: ast.Name, scope: Scope) -> Eval:
     name, kind = scope.mangled(node.id), scope.kind(node.id)
-    if kind == "local" and not scope.is_class:
+    if kind == "local":
 
         def local(frame: Frame) -> Any:
             try:
@@ -46,8 +46,6 @@ def _name(node: ast.Name, scope: Scope) -> Eval:
                 raise Raised(UnboundLocalError(f"cannot access local variable '{name}' where it is not associated with a value")) from None
 
         return local
-    if kind == "local":
-        return lambda frame: frame.vars[name] if name in frame.vars else frame.lookup(name)
     if kind == "outer":
         return lambda frame: frame.outer_value(name)
     return lambda frame: frame.ev.global_value(frame.module, name)
@@ -373,10 +371,7 @@ def function(node: Any, scope: Scope, name: str) -> Eval:
                 made.append(Code(node, inner, name, None))
             except NotUnderstood:
                 return Unknown(None)
-        outer = frame
-        while outer.is_class:
-            outer = outer.outer  # functions do not see the names of the class body around them
-        return Closure(made[0], outer, name, tuple([d(frame) for d in defaults]), {k: d(frame) for k, d in named}, module=frame.module)
+        return Closure(made[0], frame, name, tuple([d(frame) for d in defaults]), {k: d(frame) for k, d in named}, module=frame.module)
 
     return run
 

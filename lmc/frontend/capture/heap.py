@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.values import Class, Closure, Method, Object, Unknown
+from lmc.frontend.capture.values import Closure, Method, Object, Unknown
 from lmc.frontend.emitter import Gathered, Scoped, Stored
 from lmc.frontend.state import State, StateGroup
 
@@ -52,7 +52,7 @@ class Heap:
                 yield from x
             case tuple() | frozenset():
                 yield from x
-            case Object() | Class():
+            case Object():
                 yield x.attributes
             case StateGroup():
                 yield x.states

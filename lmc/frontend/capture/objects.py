@@ -11,7 +11,6 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Mapping
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from lmc.frontend.capture import table
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.values import (
     NOTHING,
-    Class,
     Closure,
     Deps,
     Items,
@@ -73,7 +71,7 @@ class Objects:
             return x.states if name == "states" else x.parent if name == "parent" else Method(name, x)
         if kind is Closure or kind is Partial:
             return self._of_function(x, name)
-        if kind is Class or isinstance(x, type):
+        if isinstance(x, type):
             return self._of_class(x, name)
         if kind is Super:
             return self._of_super(x, name)
@@ -136,10 +134,7 @@ class Objects:
         """What a class and those it derives from hold under a name, as it stands there; `_MISSING` if nothing."""
         one: Any
         for one in self.mro(cls):
-            if type(one) is Class:
-                if name in one.attributes:
-                    return one.attributes[name]
-            elif one.__module__ != "builtins" and name in vars(one):
+            if one.__module__ != "builtins" and name in vars(one):
                 raw = vars(one)[name]
                 if type(raw) is types.MemberDescriptorType:
                     continue  # a slot: it is among the object's attributes
@@ -160,14 +155,14 @@ class Objects:
         return self.adopt(self.snapshot.first((id(cls), name), raw))
 
     def mro(self: Evaluation, cls: Any) -> tuple[Any, ...]:
-        return cls.mro if type(cls) is Class else cls.__mro__ if isinstance(cls, type) else ()
+        return cls.__mro__ if isinstance(cls, type) else ()
 
     def _of_class(self: Evaluation, cls: Any, name: str) -> Any:
         if name in ("__name__", "__qualname__"):
-            return cls.name if type(cls) is Class else cls.__name__
+            return cls.__name__
         if type(cls) is EnumMeta and is_plain_enum(cls):
             return self._of_enum(cls, name)
-        if type(cls) is not Class and not is_plain(cls):
+        if not is_plain(cls):
             if cls.__module__ in ("builtins", "collections", "itertools", "asyncio", "contextlib", "functools", "datetime"):
                 made = table.CLASS_METHODS.get((cls, name))
                 if made is not None:
@@ -242,12 +237,11 @@ class Objects:
         order = self.mro(cls)
         rest: Any = order[order.index(x.after) + 1 :] if x.after in order else ()
         for one in rest:
-            held = one.attributes if type(one) is Class else vars(one)
-            if name not in held or one is object:
+            if name not in vars(one) or one is object:
                 continue
-            found = held[name] if type(one) is Class else self._of_outside_class(one, name, held[name])  # pyright: ignore[reportArgumentType]
-            if isinstance(one, type) and issubclass(one, BaseException) and one.__module__ == "builtins":
+            if issubclass(one, BaseException) and one.__module__ == "builtins":
                 break
+            found = self._of_outside_class(one, name, vars(one)[name])
             if type(found) is Object and found.cls in _DESCRIPTORS:
                 return self._bound(found, x.receiver if type(x.receiver) is Object else None, cls)
             return Method(found, x.receiver) if type(found) in (Closure, types.FunctionType) else found
@@ -259,14 +253,11 @@ class Objects:
         return Unknown(None)
 
     def super_of(self: Evaluation, frame: Frame) -> Any:
-        """`super()` in a method."""
-        owner = frame.owner
-        if owner is None:  # a method of a class of the outside has its class in a cell
-            try:
-                owner = frame.outer_value("__class__")
-            except Raised:
-                return Unknown(None)
-        return Super(owner, frame.first)
+        """`super()` in a method, which has its class in a cell."""
+        try:
+            return Super(frame.outer_value("__class__"), frame.first)
+        except Raised:
+            return Unknown(None)
 
     def set_attribute(self: Evaluation, x: Any, name: str, value: Any) -> None:
         """`x.name = value`."""
@@ -284,7 +275,7 @@ class Objects:
             if x.outside is not None and not self.snapshot.is_captured(x.outside):
                 self.snapshot.changed.add((id(x.outside), name))
                 x.attributes[name] = Unknown(None)
-        elif kind in (Closure, Class):
+        elif kind is Closure:
             x.attributes[name] = value
         elif kind is State and name == "ret_value":
             x.ret_value = value
@@ -303,7 +294,7 @@ class Objects:
             raise Raised(AttributeError(f"{self.type_name(x)!r} object has no attribute {name!r}"))
 
     def delete_attribute(self: Evaluation, x: Any, name: str) -> None:
-        if type(x) in (Object, Closure, Class):
+        if type(x) in (Object, Closure):
             if name not in x.attributes:
                 raise Raised(AttributeError(name))
             del x.attributes[name]
@@ -323,42 +314,7 @@ class Objects:
 
     # -- classes and instances
 
-    def make_class(self: Evaluation, name: str, bases: list[Any], body: Frame) -> Any:
-        """A class that a class statement makes."""
-        for base in bases:
-            if type(base) is not Class and not (isinstance(base, type) and (is_plain(base) or base is object or (issubclass(base, BaseException) and base.__module__ == "builtins"))):
-                return Unknown(None)
-        if len(bases) > 1 and any(len(self.mro(b)) > 2 for b in bases):
-            order = _merged([list(self.mro(b)) for b in bases], bases)
-        else:
-            order = tuple(dict.fromkeys([*[one for b in bases for one in self.mro(b) if one is not object], object]))
-        made = Class(name, tuple(bases), body.vars, order)
-        made.attributes["__annotations__"] = list(dict.fromkeys(body.annotations))
-        for value in body.vars.values():
-            for fn in (value, *(value.attributes.values() if type(value) is Object else ())):
-                if type(fn) is Closure and fn.owner is None:
-                    fn.owner = made
-        return made
-
-    def make_dataclass(self: Evaluation, cls: Any, options: Mapping[str, Any]) -> Any:
-        if type(cls) is not Class:
-            return Unknown(None)
-        inherited: list[Any] = []
-        for base in reversed(cls.mro[1:]):
-            inherited += list(self._fields(base) or ())
-        own = [(n, cls.attributes.get(n, _MISSING)) for n in cls.attributes["__annotations__"]]
-        named = dict(inherited) | dict(own)
-        cls.fields, cls.frozen = tuple(named.items()), options.get("frozen") is True
-        for n, default in own:
-            if type(default) is Object and default.cls is dataclasses.Field:
-                cls.attributes.pop(n)
-                if "default" in default.attributes:
-                    cls.attributes[n] = default.attributes["default"]
-        return cls
-
     def _fields(self: Evaluation, cls: Any) -> tuple[Any, ...] | None:
-        if type(cls) is Class:
-            return cls.fields if cls.fields is not None else next((f for b in cls.mro[1:] if (f := self._fields(b)) is not None), None)
         held = getattr(cls, "__dataclass_fields__", None) if isinstance(cls, type) else None
         return None if held is None else tuple((n, f) for n, f in held.items() if f._field_type is dataclasses._FIELD)  # type: ignore[attr-defined]
 
@@ -368,19 +324,15 @@ class Objects:
         return None if fields is None else tuple(n for n, _ in fields)
 
     def _is_frozen(self: Evaluation, cls: Any) -> bool:
-        if type(cls) is Class:
-            return cls.frozen
         params = getattr(cls, "__dataclass_params__", None)
-        return params is not None and params.frozen and self.building == 0
-
-    building = 0
+        return params is not None and params.frozen
 
     def instance(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A new object of a plain class."""
         made = Object(cls, {}, tuple(args))
         init = self.class_attribute(cls, "__init__")
         generated = _is_generated(init)
-        fields = self._fields(cls) if generated or init is _MISSING or (type(cls) is Class and all(init is not held for held in cls.attributes.values()) and type(init) is not Closure) else None
+        fields = self._fields(cls) if generated or init is _MISSING else None
         if fields is not None:
             return self._initialized(made, fields, args, kwargs)
         if init is _MISSING or type(init) not in (Closure, types.FunctionType):
@@ -393,23 +345,13 @@ class Objects:
     def _initialized(self: Evaluation, made: Object, fields: tuple[Any, ...], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What the generated `__init__` of a dataclass does."""
         given = list(args)
-        for name, default in fields:
-            if isinstance(default, dataclasses.Field):
-                options: dict[str, Any] = {"init": default.init, "kw_only": default.kw_only is True}
-                if default.default is not dataclasses.MISSING:
-                    options["default"] = self.adopt(default.default)
-                if default.default_factory is not dataclasses.MISSING:
-                    options["default_factory"] = default.default_factory
-            elif type(default) is Object and default.cls is dataclasses.Field:
-                options = default.attributes
-            else:
-                options = {} if default is _MISSING else {"default": default}
-            if options.get("init", True) is not True or (name not in kwargs and (not given or options.get("kw_only"))):
-                if "default_factory" in options:
-                    made.attributes[name] = self.call(options["default_factory"], [], {})
-                elif "default" in options:
-                    made.attributes[name] = options["default"]
-                elif options.get("init", True) is True:
+        for name, field in fields:
+            if not field.init or (name not in kwargs and (not given or field.kw_only is True)):
+                if field.default_factory is not dataclasses.MISSING:
+                    made.attributes[name] = self.call(field.default_factory, [], {})
+                elif field.default is not dataclasses.MISSING:
+                    made.attributes[name] = self.adopt(field.default)
+                elif field.init:
                     raise Raised(TypeError(f"{self.type_name(made)}.__init__() missing 1 required positional argument: '{name}'"))
             elif name in kwargs:
                 made.attributes[name] = kwargs.pop(name)
@@ -426,7 +368,7 @@ class Objects:
         return self.name_of(x.cls if type(x) is Object else type(x))
 
     def name_of(self: Evaluation, cls: Any) -> str:
-        name: str = cls.name if type(cls) is Class else cls.__name__
+        name: str = cls.__name__
         return _SHOWN.get(name, name)
 
     def hashes_by_identity(self: Evaluation, x: Object) -> bool:
@@ -451,7 +393,7 @@ class Objects:
         for k in all_:
             if k in order or (isinstance(k, type) and k.__module__ in ("collections.abc", "numbers") and type(x) is not Object and isinstance(x, k)):
                 return True
-            if not isinstance(k, (type, Class)):
+            if not isinstance(k, type):
                 return Unknown(None)
         return False
 
@@ -462,7 +404,7 @@ class Objects:
 
     def exception(self: Evaluation, x: Any) -> Any:
         """What `raise x` raises."""
-        if isinstance(x, type) or type(x) is Class:
+        if isinstance(x, type):
             x = self.call(x, [], {})
         if isinstance(x, (BaseException, Unknown)) or self.is_exception(x):
             return x
@@ -473,7 +415,7 @@ class Objects:
         all_ = [k for each in (kinds if type(kinds) is tuple else (kinds,)) for k in (each if type(each) is tuple else (each,))]
         order = self.mro(value.cls) if type(value) is Object else type(value).__mro__
         if isinstance(value, Unknown):
-            if Exception in all_ or BaseException in all_:
+            if any(k is Exception or k is BaseException for k in all_):
                 return True
             raise Undecided(value.deps)
         if any(k in order for k in all_ if not isinstance(k, Unknown)):
@@ -561,16 +503,3 @@ def _is_generated(fn: Any) -> bool:
 
 _SHOWN = {"Closure": "function", "Items": "generator"}
 _GENERATORS = (os.sep + "dataclasses.py", os.sep + "reprlib.py")
-
-
-def _merged(orders: list[list[Any]], bases: list[Any]) -> tuple[Any, ...]:
-    """The resolution order of a class (C3)."""
-    found: list[Any] = []
-    rest = [*orders, list(bases)]
-    while rest := [o for o in rest if o]:
-        head = next((o[0] for o in rest if not any(o[0] in other[1:] for other in rest)), None)
-        if head is None:
-            raise Raised(TypeError("Cannot create a consistent method resolution order (MRO)"))
-        found.append(head)
-        rest = [[x for x in o if x is not head] for o in rest]
-    return tuple(found)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES, is_plain_enum, is_users
 from lmc.frontend.capture.values import (
     NOTHING,
-    Class,
     Closure,
     Coroutine,
     Deps,
@@ -44,7 +43,7 @@ LARGEST_TEXT = 2_000_000
 LARGEST_NUMBER = 20_000
 """Bits."""
 LARGEST_REGEX_TEXT = 100_000
-_OPAQUE = (Object, Class, Closure, Method, Partial, Items, Coroutine, Manager, State, StateGroup, Expr)
+_OPAQUE = (Object, Closure, Method, Partial, Items, Coroutine, Manager, State, StateGroup, Expr)
 
 
 def need(ev: Evaluation, x: Any) -> Deps:
@@ -250,7 +249,7 @@ def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
         for state in a.states:
             append(ev, name, state, b)
         return a
-    if type(b) is Object or type(b) is Closure or type(b) is Method or type(b) is Class:
+    if type(b) is Object or type(b) is Closure or type(b) is Method:
         b = object()  # lmc refuses it
     native(a.__iadd__, b)
     return a

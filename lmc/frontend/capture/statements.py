@@ -18,7 +18,6 @@ from lmc.frontend.capture.expressions import expression, function
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
 from lmc.frontend.capture.values import NOTHING, Abandoned, NotFollowed, Raised, Undecided, Unknown, join
-from lmc.frontend.scopes import ClassBindings
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
@@ -167,15 +166,8 @@ def _assign(node: ast.Assign, scope: Scope) -> Eval:
 
 def _annotated(node: ast.AnnAssign, scope: Scope) -> Eval:
     if node.value is None:
-        name = node.target.id if isinstance(node.target, ast.Name) else None
-        return lambda frame: frame.annotated(name)
-    value, bind, named = expression(node.value, scope), target(node.target, scope), node.target.id if isinstance(node.target, ast.Name) else None
-
-    def run(frame: Frame) -> None:
-        bind(frame, value(frame))
-        frame.annotated(named)
-
-    return run
+        return lambda _: None
+    return _assign(ast.copy_location(ast.Assign([node.target], node.value), node), scope)
 
 
 def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
@@ -530,22 +522,12 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eva
 
 
 def _class(node: ast.ClassDef, scope: Scope) -> Eval:
-    inner = Scope(ClassBindings(node), scope, scope.file, class_name=node.name)
-    body, bind = block(node.body, inner), _bind_name(scope.mangled(node.name), scope.kind(node.name))
-    bases, decorators = [expression(b, scope) for b in node.bases], [expression(d, scope) for d in node.decorator_list]
-    strange = bool(node.keywords)
+    """A class that a program defines is unknown until Python has made it."""
+    bind = _bind_name(scope.mangled(node.name), scope.kind(node.name))
 
     def run(frame: Frame) -> None:
-        ev = frame.ev
-        wrap = [d(frame) for d in decorators]
-        inside = frame.inner()
-        inside.is_class = True
-        known = [b(frame) for b in bases]
-        body(inside)
-        x = Unknown(None) if strange else ev.make_class(node.name, known, inside)
-        for decorator in reversed(wrap):
-            x = ev.call(decorator, [x], {})
-        bind(frame, x)
+        frame.ev.outcome.entire = False
+        bind(frame, Unknown(None))
 
     return run
 

@@ -50,7 +50,6 @@ from lmc.frontend.capture import backtracking
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.values import (
     NOTHING,
-    Class,
     Closure,
     Coroutine,
     Items,
@@ -81,7 +80,6 @@ PURE_METHODS: Mapping[type, frozenset[str]] = {
     range: frozenset({"index", "count"}),
     re.Match: frozenset({"group", "groups", "groupdict", "start", "end", "span", "expand"}),
     re.Pattern: frozenset({"match", "search", "findall", "fullmatch", "split", "sub", "subn", "finditer"}),
-    tuple: frozenset({"index", "count"}),
     frozenset: frozenset({"union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint", "copy"}),
 }
 _MODULES: Mapping[Any, str] = {
@@ -242,7 +240,7 @@ class _Callback:
 
 
 def callback(ev: Evaluation, fn: Any) -> Any:
-    return fn if fn is None or not (callable(fn) or type(fn) in (Closure, Method, Partial, Class)) else _Callback(ev, fn)
+    return fn if fn is None or not (callable(fn) or type(fn) in (Closure, Method, Partial)) else _Callback(ev, fn)
 
 
 # -- conversions -----------------------------------------------------------------------------------------------------
@@ -354,34 +352,6 @@ def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     raise Raised(StopIteration())
 
 
-@rule(enumerate)
-def _enumerate(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    start = args[1] if len(args) > 1 else kwargs.get("start", 0)
-    if isinstance(start, Unknown):
-        raise Undecided(start.deps)
-    return Items(enumerate(op.iterate(ev, args[0]), start))
-
-
-@rule(zip)
-def _zip(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    parts = [op.iterate(ev, a) for a in args]
-    strict = kwargs.get("strict") is True
-
-    def together() -> Any:
-        try:
-            yield from zip(*parts, strict=strict)
-        except ValueError as error:
-            raise Raised(error) from None
-
-    return Items(together())
-
-
-@rule(map)
-def _map(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    parts = [op.iterate(ev, a) for a in args[1:]]
-    return Items(ev.call(args[0], list(items), {}) for items in zip(*parts, strict=False))
-
-
 def _holds(ev: Evaluation, test: Any, item: Any) -> bool:
     known = op.truth(ev, item if test is None else ev.call(test, [item], {}))
     if isinstance(known, Unknown):
@@ -389,31 +359,41 @@ def _holds(ev: Evaluation, test: Any, item: Any) -> bool:
     return known
 
 
-def _kept(ev: Evaluation, test: Any, items: Any, wanted: bool) -> Any:
-    for item in items:
-        if _holds(ev, test, item) is wanted:
-            yield item
+_LAZY: Mapping[Any, str] = {
+    zip: "i", enumerate: "iv", map: "fi", filter: "ti", itertools.filterfalse: "ti", itertools.takewhile: "ti", itertools.dropwhile: "ti",
+    itertools.starmap: "fi", itertools.islice: "iv", itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv",
+    itertools.zip_longest: "i", itertools.pairwise: "i", itertools.product: "i", itertools.permutations: "iv", itertools.combinations: "iv",
+    itertools.combinations_with_replacement: "iv",
+}  # fmt: skip
+"""What they take: i iterables, f functions, t tests, v what has to be known, x anything; the last letter stands for all arguments that follow."""
 
 
-@rule(itertools.islice)
-def _islice(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    for a in args[1:]:
-        if isinstance(a, Unknown):
-            raise Undecided(a.deps)
-    return Items(op.native(itertools.islice, op.iterate(ev, args[0]), *args[1:]))
-
-
-def _combined(fn: Any, several: bool) -> Rule:
+def _lazy(fn: Any, letters: str) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        parts = [list(op.iterate(ev, a)) for a in args] if several else [list(op.iterate(ev, args[0])), *args[1:]]
-        return Items(fn(*parts, **kwargs))
+        for name, x in kwargs.items():
+            if name != "fillvalue":
+                _known(ev, x)
+        given = [_TAKEN[letters[min(i, len(letters) - 1)]](ev, a) for i, a in enumerate(args)]
+        return Items(_natively(op.native(fn, *given, **kwargs)))
 
     return made
 
 
-for _fn, _several in ((itertools.product, True), (itertools.permutations, False), (itertools.combinations, False), (itertools.pairwise, False),
-                      (itertools.combinations_with_replacement, False)):  # fmt: skip
-    rule(_fn)(_combined(_fn, _several))
+_TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
+    "i": lambda ev, x: op.iterate(ev, x), "f": lambda ev, fn: lambda *given: ev.call(fn, list(given), {}),
+    "t": lambda ev, test: lambda item: _holds(ev, test, item), "v": lambda ev, x: _known(ev, x), "x": lambda ev, x: x,
+}  # fmt: skip
+_END = object()
+
+
+def _natively(items: Any) -> Any:
+    """The items of an iterator of Python's."""
+    while (item := op.native(next, items, _END)) is not _END:
+        yield item
+
+
+for _fn, _letters in _LAZY.items():
+    rule(_fn)(_lazy(_fn, _letters))
 
 
 @rule(itertools.accumulate)
@@ -577,7 +557,7 @@ def _callable(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if isinstance(x, Unknown):
         return ev.operation("callable", args, x.deps)
-    return type(x) in (Closure, Method, Partial, Class) or (type(x) is Object and ev.special(x, "__call__") is not None) or callable(x)
+    return type(x) in (Closure, Method, Partial) or (type(x) is Object and ev.special(x, "__call__") is not None) or callable(x)
 
 
 @rule(getattr)
@@ -635,31 +615,10 @@ def _wraps(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return Partial(wrap)
 
 
-@rule(functools.cache)
+@rule(functools.cache, functools.lru_cache)
 def _cache(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    fn, results = args[0], dict[Any, Any]()
-
-    def cached(more: list[Any], named: dict[str, Any]) -> Any:
-        deps = op.need(ev, [*more, *named.values()])
-        if deps is None or deps:
-            return ev.call(fn, more, named)
-        key = (*more, *sorted(named.items()))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise Raised(error) from None
-        if key not in results:
-            results[key] = ev.call(fn, more, named)
-        return results[key]
-
-    return Partial(cached)
-
-
-@rule(functools.lru_cache)
-def _lru_cache(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args and type(args[0]) in (Closure, Partial):
-        return _cache(ev, args, {})
-    return Partial(lambda more, _: _cache(ev, more, {}))
+    """Called anew each time: that costs steps alone."""
+    return args[0] if args and type(args[0]) in (Closure, Partial) else Partial(lambda more, _: more[0])
 
 
 @rule(operator.itemgetter)
@@ -690,7 +649,7 @@ def _copy(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def deep_copy(ev: Evaluation, x: Any, memo: dict[int, Any]) -> Any:
     """A copy of a value of the evaluation and all that it holds."""
     kind = type(x)
-    if kind in op.ATOMS or isinstance(x, (Unknown, type, Class, Closure, types.FunctionType)):
+    if kind in op.ATOMS or isinstance(x, (Unknown, type, Closure, types.FunctionType)):
         return x
     if ev.is_lost(x):
         return Unknown(ev.lost[id(x)])
@@ -739,13 +698,6 @@ def manager_of(ev: Evaluation, items: Any) -> Any:
     return Manager(lambda: op.take(ev, items)[1], leave)
 
 
-@rule(dataclasses.dataclass)
-def _dataclass(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not args:
-        return Partial(lambda more, _: ev.make_dataclass(more[0], kwargs))
-    return ev.make_dataclass(args[0], kwargs)
-
-
 @rule(dataclasses.asdict)
 def _asdict(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     def plain(x: Any) -> Any:
@@ -766,14 +718,6 @@ def _replace(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     names = ev.dataclass_fields(x) if type(x) is Object else None
     return Unknown(None) if names is None else ev.call(x.cls, [], {**{n: x.attributes[n] for n in names if n in x.attributes}, **kwargs})
-
-
-def _descriptor(kind: Any) -> Rule:
-    return lambda ev, args, kwargs: Object(kind, {"fget": args[0] if args else kwargs.get("fget"), "fset": args[1] if len(args) > 1 else kwargs.get("fset")})
-
-
-for _kind in (property, staticmethod, classmethod, functools.cached_property):
-    rule(_kind)(_descriptor(_kind))
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
@@ -825,13 +769,6 @@ _SHORT: Mapping[Any, Rule] = {
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: op.length(ev, args[0]),
-    itertools.zip_longest: lambda ev, args, kwargs: Items(itertools.zip_longest(*[op.iterate(ev, a) for a in args], **kwargs)),
-    filter: lambda ev, args, kwargs: Items(_kept(ev, args[0], op.iterate(ev, args[1]), True)),
-    itertools.filterfalse: lambda ev, args, kwargs: Items(_kept(ev, args[0], op.iterate(ev, args[1]), False)),
-    itertools.takewhile: lambda ev, args, kwargs: Items(itertools.takewhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1]))),
-    itertools.dropwhile: lambda ev, args, kwargs: Items(itertools.dropwhile(lambda item: _holds(ev, args[0], item), op.iterate(ev, args[1]))),
-    itertools.chain: lambda ev, args, kwargs: Items(item for a in args for item in op.iterate(ev, a)),
-    itertools.cycle: lambda ev, args, kwargs: Items(itertools.cycle(list(op.iterate(ev, args[0])))),
     reversed: lambda ev, args, kwargs: Items(reversed(list(op.iterate(ev, args[0])))),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
     print: lambda ev, args, kwargs: None,
@@ -839,12 +776,9 @@ _SHORT: Mapping[Any, Rule] = {
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, lambda _: False),
     contextlib.contextmanager: lambda ev, args, kwargs: Partial(lambda more, named: manager_of(ev, ev.call(args[0], more, named))),
-    dataclasses.field: lambda ev, args, kwargs: Object(dataclasses.Field, dict(kwargs)),
     object: lambda ev, args, kwargs: Object(object, {}),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
     time.sleep: lambda ev, args, kwargs: None,
-    itertools.count: lambda ev, args, kwargs: Items(op.native(itertools.count, *args, **kwargs)),
-    itertools.repeat: lambda ev, args, kwargs: Items(op.native(itertools.repeat, *args, **kwargs)),
     **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
     **dict.fromkeys((asyncio.wait_for, asyncio.shield), lambda ev, args, kwargs: args[0]),
     **dict.fromkeys((hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),

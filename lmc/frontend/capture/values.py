@@ -108,31 +108,18 @@ class Abandoned(BaseException):
 class Closure:
     """A function of the program: its code, where it was made, its defaults. `own` is the function of the outside that it stands for."""
 
-    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own", "owner")
+    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own")
 
     def __init__(
         self, code: Code, outer: Frame | None, name: str, defaults: tuple[Any, ...], kwdefaults: Mapping[str, Any], *, module: dict[str, Any], own: Any = None
     ) -> None:
         self.code, self.outer, self.name, self.defaults, self.kwdefaults, self.own = code, outer, name, defaults, kwdefaults, own
         self.module = module  # its globals
-        self.owner: Any = None  # the class whose body defines it, for `super()`
         self.attributes: dict[str, Any] = {}
 
 
-class Class:
-    """A class that the program defines while it runs; `bases` are such classes, or plain ones of the outside."""
-
-    __slots__ = ("attributes", "bases", "fields", "frozen", "mro", "name")
-
-    def __init__(self, name: str, bases: tuple[Any, ...], attributes: dict[str, Any], mro: tuple[Any, ...]) -> None:
-        self.name, self.bases, self.attributes = name, bases, attributes
-        self.mro: tuple[Any, ...] = (self, *mro)
-        self.fields: tuple[Any, ...] | None = None  # of a dataclass
-        self.frozen = False
-
-
 class Object:
-    """An instance of a plain class with source. `cls` is a `Class` or a class of the outside; `args` those of an exception."""
+    """An instance of `cls`, a plain class with source; `args` are those of an exception."""
 
     __slots__ = ("args", "attributes", "cls", "outside")
 
