@@ -58,7 +58,10 @@ def _apart_as(ways: Ways, kind: str, a: Shape, b: Shape, depth: int) -> bool:
     if kind in ("integer", "number"):
         return a.bounds.apart(b.bounds)
     if kind == "string":
-        return are_apart(characters(ways.work, a), characters(ways.work, b), ways.work)
+        key = a.texts, a.length, a.excluded_texts, b.texts, b.length, b.excluded_texts
+        if (found := ways.apart.get(key)) is None:
+            found = ways.apart[key] = are_apart(characters(ways.work, a), characters(ways.work, b), ways.work)
+        return found
     if kind == "object":
         return depth > 0 and (_needs_apart(ways, a, b, depth) or _needs_absent(ways, a, b) or _needs_absent(ways, b, a))
     if kind == "array":
@@ -123,7 +126,7 @@ def characters(work: Work, shape: Shape) -> Node:
     found = ANY_TEXT if implied else repeat(ANY, *shape.length) if is_possible(shape.length) else NOTHING
     for language in shape.texts:
         found = language if found == ANY_TEXT else both(found, language, work)
-    return less(work, found, [text(v) if v else EMPTY for v in shape.excluded if isinstance(v, str)])
+    return less(work, found, [text(v) if v else EMPTY for v in shape.excluded_texts])
 
 
 def less(work: Work, language: Node, texts: Sequence[Node]) -> Node:
