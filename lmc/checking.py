@@ -11,6 +11,7 @@ from lmc import dollars, explain
 from lmc.backend.base import Backend
 from lmc.dollars import Dollars
 from lmc.errors import LmcError, Loc
+from lmc.fsm.collisions import collisions
 from lmc.fsm.sources import automaton_of
 from lmc.ir.core import Graph, Op, Value
 from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
@@ -55,7 +56,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
     """What there is to say of a program, by its lines, and what a run costs. `context`: tokens that the model can see."""
     graph = program.graph()
     section = explain.section(program, program.planner.planned(graph, program.target))
-    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_data_of_users(graph)]
+    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_collisions(graph), *_data_of_users(graph)]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
 
@@ -134,6 +135,16 @@ def _choices(graph: Graph) -> Iterator[Finding]:
             for short, long in permutations(choices, 2):
                 if short != long and long.startswith(short):
                     yield Finding(f"{_named(op)}: {short!r} is how {long!r} begins; a model that wants the longer may be read as wanting the shorter", op.loc)
+
+
+def _collisions(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if isinstance(source := op.attr("lark"), str):
+            try:
+                for a, b, text in collisions(source):
+                    yield Finding(f"terminals {a} and {b} of {_named(op)} both match {text!r}: a parser with a lexer takes it for one of them, wherever the other is meant", op.loc)
+            except LmcError:  # refused where it is asked
+                continue
 
 
 def _data_of_users(graph: Graph) -> Iterator[Finding]:

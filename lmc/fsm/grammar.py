@@ -135,7 +135,7 @@ class Grammar:
         """Without what derives no text. Raises ConstraintError if all of it derives none."""
         productive = self._productive
         derives = _Derives(productive)
-        if all([derives(tree) for tree in (self.start, *self.rules.values())]) and derives.whole:
+        if all(derives(tree) for tree in (self.start, *self.rules.values())) and derives.whole:
             return self
         known: dict[int, Node] = {}
         rules = {name: _within(body, productive, known) for name, body in self.rules.items() if name in productive}
@@ -199,9 +199,10 @@ class _Derives:
 
     def _of(self, node: Concat | Union | Repeat | Graph) -> bool:
         if isinstance(node, Concat):
-            return all([self(part) for part in node.parts if type(part) is not Chars or not part.ranges])
+            return all(self(part) for part in node.parts if type(part) is not Chars or not part.ranges)
         if isinstance(node, Union):
-            return any([self(arm) for arm in node.arms])
+            found = [self(arm) for arm in node.arms]  # each is looked at
+            return any(found)
         if isinstance(node, Repeat):
             return self(node.body) or node.low == 0
         before: dict[int, list[int]] = {}
