@@ -365,6 +365,10 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     below   nodes, with their states, below which nothing was looked at
     runs    of which nothing was looked at
     """
+    if below and below[0][0] == 0:  # the root, and so all there is: level by level without lists of nodes
+        walked = vocabulary.trie.walk(dfa, below[0][1])
+        nodes = np.flatnonzero(walked >= 0)
+        return Walked(vocabulary.flags(walked), nodes, walked[nodes], (), ())
     nodes, states = _pairs(legal)
     if runs:
         flags = runs[0].flags.copy()
