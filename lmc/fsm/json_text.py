@@ -353,6 +353,35 @@ def lengths(tree: Node) -> tuple[int, int | None]:
     return least, together(highs or [0]) if len(highs) == len(parts) else None
 
 
+def limited(tree: Node, low: int, high: int | None) -> Node | None:
+    """The texts of a tree of so many characters, where counts of its repeats say that: of `a[bc]*` up to five characters are `a[bc]{0,4}`.
+    None where more than one part of a sequence has texts of several lengths."""
+    least, most = lengths(tree)
+    if least >= low and (high is None or (most is not None and most <= high)):
+        return tree
+    if (high is not None and least > high) or (most is not None and most < low):
+        return NOTHING
+    if isinstance(tree, Union):
+        arms = [limited(arm, low, high) for arm in tree.arms]
+        return None if None in arms else one_of([arm for arm in arms if arm is not None])
+    if isinstance(tree, Repeat):
+        size, longest = lengths(tree.body)
+        if size != longest or not size:
+            return None
+        turns = [n for n in (tree.high, None if high is None else high // size) if n is not None]
+        fewest, many = max(tree.low, -(-low // size)), min(turns, default=None)
+        return NOTHING if many is not None and many < fewest else repeat(tree.body, fewest, many)
+    if not isinstance(tree, Concat):
+        return None
+    sizes = list(map(lengths, tree.parts))
+    open_ = [i for i, (a, b) in enumerate(sizes) if a != b]
+    if len(open_) != 1:
+        return None
+    [i], rest = open_, sum(a for a, b in sizes if a == b)
+    part = limited(tree.parts[i], max(low - rest, 0), None if high is None else high - rest)
+    return None if part is None else seq(*tree.parts[:i], part, *tree.parts[i + 1 :])
+
+
 def refers(tree: Node) -> frozenset[str]:
     """The rules that a tree names."""
     found: set[str] = set()
