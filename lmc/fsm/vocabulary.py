@@ -184,13 +184,12 @@ class Vocabulary:
         if found is None:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            long = [] if node else [(i, self.tokens[i]) for i in self.long_ids]
-            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node, long)
+            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node, () if node else self.long_ids)
         return found
 
     @cached_property
     def _texts(self) -> Texts:
-        return Texts(self.tokens, self.trie, self._ids, self.ends, lambda nodes: self.held(nodes, 0)[0], self.words * 32)
+        return Texts(self.tokens, self.trie, self._ids, self.ends, self.held, self.words * 32)
 
     @property
     def short_ids(self) -> np.ndarray:
