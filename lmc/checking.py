@@ -12,6 +12,7 @@ from lmc.backend.base import Backend
 from lmc.dollars import Dollars, costliest
 from lmc.errors import LmcError, Loc
 from lmc.frontend.tracing import ANY, graph_of
+from lmc.fsm.collisions import collisions
 from lmc.fsm.sources import automaton_of
 from lmc.ir.analysis import always
 from lmc.ir.core import Graph, Op, Value
@@ -57,7 +58,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
     """Return what is likely wrong with a program, in the order of its lines, and what a run costs. `context`: tokens that the model can see."""
     graph = program.graph()
     section = explain.section(program, program.planner.planned(graph, program.target))
-    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_data_of_users(program)]
+    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_collisions(graph), *_data_of_users(program)]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
 
@@ -136,6 +137,16 @@ def _choices(graph: Graph) -> Iterator[Finding]:
             for short, long in permutations(choices, 2):
                 if short != long and long.startswith(short):
                     yield Finding(f"{_named(op)}: {long!r} begins with {short!r}, so an answer meant as the longer one may be taken for the shorter; choose texts that differ from the start", op.loc)
+
+
+def _collisions(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if isinstance(source := op.attr("lark"), str):
+            try:
+                for a, b, text in collisions(source):
+                    yield Finding(f"terminals {a} and {b} of {_named(op)} both match {text!r}: a parser with a lexer takes it for one of them, wherever the other is meant", op.loc)
+            except LmcError:  # refused where it is asked
+                continue
 
 
 def _data_of_users(program: Program) -> Iterator[Finding]:

@@ -126,6 +126,16 @@ def test_check_names_what_is_likely_wrong(lmc_cli):
     assert lines[6].startswith("fine: no findings; a run: 2 calls, at most about ")
 
 
+def test_check_names_terminals_of_a_grammar_that_match_one_text(lmc_cli, tmp_path):
+    (tmp_path / "grammar.py").write_text(
+        'import lmc\n\n@lmc.function\ndef words(s):\n'
+        '    s += lmc.gen("w", lark="start: NAME | WORD\\nNAME: /[a-z_]+/\\nWORD: /[a-z]{2,}/")\n    return s["w"]\n'
+    )
+    code, out, _ = lmc_cli("check", "grammar.py")
+    assert code == 1
+    assert out.splitlines()[0].startswith("grammar.py:5: terminals NAME and WORD of the gen 'w' both match 'aa'")
+
+
 def test_check_of_one_program_that_is_fine(lmc_cli):
     code, out, _ = lmc_cli("check", "checked.py:fine")
     assert code == 0 and out.count("\n") == 1

@@ -6,7 +6,7 @@ Both are determinised over one division of characters into classes; the answer i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -81,8 +81,11 @@ def are_apart(a: Node, b: Node, work: Work | None = None) -> bool:
     return True
 
 
-def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[S], bool], alphabet: str) -> Node:
-    """The language of a machine: its states are whatever `step` makes of them, None where a character is not legal."""
+def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[S], bool], alphabet: Sequence[str]) -> Node:
+    """The language of a machine: its states are whatever `step` makes of them, None where a character is not legal.
+
+    alphabet   characters that it never tells apart, together
+    """
     numbers: dict[S, int] = {start: 0}
     order = [start]
     rows: list[list[int]] = []
@@ -97,7 +100,7 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
                 order.append(target)
             row.append(DEAD if target is None else numbers[target])
         rows.append(row)
-    return _graph(rows, [is_final(state) for state in order], [((ord(c), ord(c)),) for c in alphabet])
+    return _graph(rows, [is_final(state) for state in order], [merged((ord(c), ord(c)) for c in chars) for chars in alphabet])
 
 
 def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Work) -> Node:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.errors import ConstraintError
-from lmc.fsm.regex import shown
+from lmc.fsm.regex import Node, shown
 
 MAX_SOURCE = 256_000  # characters of a source: what is linear in it takes ten seconds at most
 MAX_WORK = 150_000  # transitions looked at while languages are combined: about half a second
@@ -19,9 +20,10 @@ class TooLarge(Exception):
 
 @dataclass
 class Work:
-    """How many transitions may still be looked at for one constraint."""
+    """How many transitions may still be looked at for one constraint; languages that were found for it, by what they were asked by."""
 
     left: int = MAX_WORK
+    languages: dict[Hashable, Node] = field(default_factory=dict[Hashable, Node])
 
     def spend(self, transitions: int) -> None:
         self.left -= transitions

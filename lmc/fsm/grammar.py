@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -33,9 +34,14 @@ class Grammar:
     styles: Sequence[Style] = ()
 
     @cached_property
+    def named(self) -> Mapping[str, frozenset[str]]:
+        """The rules that each rule names, and marks."""
+        return {name: refers(body) for name, body in self.rules.items()}
+
+    @cached_property
     def recursive(self) -> frozenset[str]:
         """Rules that lead to themselves."""
-        ways = {name: refers(body) for name, body in self.rules.items()}
+        ways = self.named
         ahead = {name: len(named) for name, named in ways.items()}
         before = _turned(ways)
         todo = [name for name, count in ahead.items() if not count] + [name for name in before if name not in ways]
@@ -128,13 +134,14 @@ class Grammar:
     def productive(self) -> Grammar:
         """Without what derives no text. Raises ConstraintError if all of it derives none."""
         productive = self._productive
+        derives = _Derives(productive)
+        if all(derives(tree) for tree in (self.start, *self.rules.values())) and derives.whole:
+            return self
         known: dict[int, Node] = {}
         rules = {name: _within(body, productive, known) for name, body in self.rules.items() if name in productive}
         start = _within(self.start, productive, known)
         if start == NOTHING:
             raise ConstraintError("the grammar derives no text at all")
-        if start is self.start and len(rules) == len(self.rules) and all(body is self.rules[name] for name, body in rules.items()):
-            return self
         return Grammar(start, rules, self.styles)
 
     @cached_property
@@ -143,8 +150,8 @@ class Grammar:
         found: set[str] = set()
         before = len(found) - 1
         while before < len(found):
-            before, known = len(found), dict[int, bool]()
-            found.update(name for name, body in self.rules.items() if name not in found and _derives(body, found, known))
+            before, derives = len(found), _Derives(found)
+            found.update(name for name, body in self.rules.items() if name not in found and derives(body))
         return frozenset(found)
 
 
@@ -168,28 +175,45 @@ def _reached(start: Iterable[_T], ways: Mapping[_T, Iterable[_T]]) -> set[_T]:
     return found
 
 
-def _derives(node: Node, rules: set[str], known: dict[int, bool]) -> bool:
-    """Whether a tree derives some text with these rules. `known`: by id."""
-    if isinstance(node, Chars):
-        return bool(node.ranges)
-    if isinstance(node, Ref):
-        return node.rule in rules or is_mark(node)
-    found = known.get(id(node))
-    if found is None:
-        if isinstance(node, Concat):
-            found = all(_derives(part, rules, known) for part in node.parts)
-        elif isinstance(node, Union):
-            found = any(_derives(arm, rules, known) for arm in node.arms)
-        elif isinstance(node, Repeat):
-            found = node.low == 0 or _derives(node.body, rules, known)
+class _Derives:
+    """Whether a tree derives some text with some rules.
+
+    whole   of all parts of the trees so far: each derives some, and each state of a graph leads to an end
+    """
+
+    def __init__(self, rules: Set[str]) -> None:
+        self.rules, self.whole = rules, True
+        self._known: dict[int, bool] = {}  # by id
+
+    def __call__(self, node: Node) -> bool:
+        if isinstance(node, Ref):
+            found = node.rule in self.rules or is_mark(node)
+        elif isinstance(node, Chars):
+            found = bool(node.ranges)
         else:
-            ways: dict[int, list[int]] = {}
-            for a, body, b in node.edges:
-                if _derives(body, rules, known):
-                    ways.setdefault(a, []).append(b)
-            found = not node.final.isdisjoint(_reached((0,), ways))
-        known[id(node)] = found
-    return found
+            found = self._known.get(id(node))
+            if found is None:
+                found = self._known[id(node)] = self._of(node)
+        self.whole &= found
+        return found
+
+    def _of(self, node: Concat | Union | Repeat | Graph) -> bool:
+        if isinstance(node, Concat):
+            return all(self(part) for part in node.parts if type(part) is not Chars or not part.ranges)
+        if isinstance(node, Union):
+            found = [self(arm) for arm in node.arms]  # each is looked at
+            return any(found)
+        if isinstance(node, Repeat):
+            return self(node.body) or node.low == 0
+        before: dict[int, list[int]] = {}
+        states = {0}
+        for a, body, b in node.edges:
+            states |= {a, b}
+            if self(body):
+                before.setdefault(b, []).append(a)
+        ends = _reached(node.final, before)
+        self.whole &= states <= ends
+        return 0 in ends
 
 
 def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
@@ -203,8 +227,9 @@ def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
     if isinstance(node, Graph):
         found = _graph_within(node, rules, known)
     else:
-        parts = [_within(part, rules, known) for part in parts_of(node)]
-        if all(a is b for a, b in zip(parts, parts_of(node))):
+        given = parts_of(node)
+        parts = [part if type(part) is Chars else _within(part, rules, known) for part in given]
+        if all(map(operator.is_, parts, given)):
             found = node
         elif isinstance(node, Repeat):
             found = repeat(parts[0], node.low, node.high)

@@ -23,7 +23,7 @@ from lmc.fsm.json_shapes import (
     same,
     type_of,
 )
-from lmc.fsm.json_text import ANY_TEXT, lengths, one_of, repeat, text
+from lmc.fsm.json_text import ANY_TEXT, limited, one_of, repeat, text
 from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def _apart_as(ways: Ways, kind: str, a: Shape, b: Shape, depth: int) -> bool:
     if kind in ("integer", "number"):
         return a.bounds.apart(b.bounds)
     if kind == "string":
-        return are_apart(characters(ways.work, a), characters(ways.work, b), ways.work)
+        key = a.texts, a.length, a.excluded_texts, b.texts, b.length, b.excluded_texts
+        if (found := ways.apart.get(key)) is None:
+            found = ways.apart[key] = are_apart(characters(ways.work, a), characters(ways.work, b), ways.work)
+        return found
     if kind == "object":
         return depth > 0 and (_needs_apart(ways, a, b, depth) or _needs_absent(ways, a, b) or _needs_absent(ways, b, a))
     if kind == "array":
@@ -119,16 +122,27 @@ def admit(ways: Ways, places: All, value: Any) -> bool:
 
 def characters(work: Work, shape: Shape) -> Node:
     """The characters of the strings of a shape."""
-    implied = any(_is_part(lengths(language), shape.length) for language in shape.texts)
-    found = ANY_TEXT if implied else repeat(ANY, *shape.length) if is_possible(shape.length) else NOTHING
-    for language in shape.texts:
-        found = language if found == ANY_TEXT else both(found, language, work)
-    return less(work, found, [text(v) if v else EMPTY for v in shape.excluded if isinstance(v, str)])
+    key = shape.texts, shape.length, shape.excluded_texts
+    if (found := work.languages.get(key)) is None:
+        found = work.languages[key] = _characters(work, shape)
+    return found
+
+
+def _characters(work: Work, shape: Shape) -> Node:
+    if not is_possible(shape.length):
+        return NOTHING
+    languages, found = list(shape.texts), repeat(ANY, *shape.length)
+    for i, language in enumerate(languages):
+        if (part := limited(language, *shape.length)) is not None:
+            languages[i], found = part, ANY_TEXT
+            break
+    for language in languages:
+        found = language if found == ANY_TEXT else NOTHING if language == NOTHING else both(found, language, work)
+        if found == NOTHING:
+            return NOTHING
+    return less(work, found, [text(v) if v else EMPTY for v in shape.excluded_texts])
 
 
 def less(work: Work, language: Node, texts: Sequence[Node]) -> Node:
     return without(language, one_of(texts), work) if texts and language != NOTHING else language
 
-
-def _is_part(lengths: tuple[int, int | None], limits: tuple[int, int | None]) -> bool:
-    return lengths[0] >= limits[0] and (limits[1] is None or (lengths[1] is not None and lengths[1] <= limits[1]))

@@ -84,6 +84,7 @@ class Keywords:
     def __init__(self, root: Any, wide: bool, notes: Notes) -> None:
         self.root, self.wide, self.notes = root, wide, notes
         self.references = References(root)
+        self._spoken: dict[int, tuple[Any, frozenset[str]]] = {}  # by id of a schema, which it keeps alive
 
     def check_later(self, pointer: str, why: str) -> None:
         """A keyword is left out, so that more is allowed than the schema says, and said to be."""
@@ -91,6 +92,12 @@ class Keywords:
 
     def spoken(self, place: Place) -> frozenset[str]:
         """Keywords of a schema that say something; those that are unknown are noted."""
+        found = self._spoken.get(id(place.schema))
+        if found is None:
+            found = self._spoken[id(place.schema)] = place.schema, self._read(place)
+        return found[1]
+
+    def _read(self, place: Place) -> frozenset[str]:
         for keyword in place.schema:
             if keyword == OPTIONS and place.pointer:
                 raise wrong(place.pointer, f"has {OPTIONS}, which stands at the root of a schema only")

@@ -46,7 +46,7 @@ from lmc.fsm.json_text import (
 )
 from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node, Ref, parse, parts_of
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Graph, Node, Ref, parse, parts_of
 
 _LARGE = 500  # nodes of a tree, from which on it is a rule
 _REFERENCES = frozenset(REFERENCES) | {""}
@@ -161,7 +161,7 @@ class _Compiler:
     def size(self, node: Node) -> int:
         """Nodes of a tree as it is written, what is shared counted each time."""
         if id(node) not in self.sizes:
-            self.sizes[id(node)] = node, 1 + sum(map(self.size, parts_of(node)))
+            self.sizes[id(node)] = node, 1 + sum([1 if type(part) is Chars else self.size(part) for part in parts_of(node)])
         return self.sizes[id(node)][1]
 
     def followed(self, place: Place) -> Place:
@@ -355,6 +355,8 @@ _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
 
 def _few_texts(language: Node) -> list[bytes] | None:
     """All of them, where they are few and soon found."""
+    if isinstance(language, Graph) and any(source == to for source, _, to in language.edges):
+        return None  # each of its states is on the way to an end
     try:
         return all_endings(LazyDFA(language, {}, frozenset()), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
     except ConstraintError:  # too many ways to read a text

@@ -99,6 +99,10 @@ class Shape:
     absent: frozenset[str] = frozenset()  # properties that are not there
     contains: tuple[tuple[Place, int, int | None], ...] = ()  # how many items are of a schema
 
+    @property
+    def excluded_texts(self) -> tuple[str, ...]:
+        return tuple([v for v in self.excluded if isinstance(v, str)])
+
     def with_(self, other: Shape) -> Shape | None:
         """Both; None if nothing can be both."""
         types = self.types & other.types

@@ -55,13 +55,14 @@ class Styles:
     """The marks of a grammar as its styles have them, a sequence at a time. Nodes are known by their ids: they live on.
 
     rules, recursive   of the grammar
+    named              by each rule, where that is known: the rules that it names
     """
 
-    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style]) -> None:
+    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style], named: Mapping[str, frozenset[str]] | None = None) -> None:
         self._recursive, self._styles = recursive, styles
         self._marked: dict[int, bool] = {}
         self._parts: dict[tuple[int, At | None], Sequence[tuple[Node, At | None]]] = {}
-        self._rules = leading_to(_MARKS, {name: refers(body) for name, body in rules.items()}) if styles else frozenset[str]()
+        self._rules = leading_to(_MARKS, named or {name: refers(body) for name, body in rules.items()}) if styles else frozenset[str]()
 
     @property
     def starts(self) -> Sequence[At | None]:

@@ -23,7 +23,7 @@ from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, 
 
 
 def text(literal: str) -> Node:
-    return seq(*map(_literal, literal))
+    return _literal(literal) if len(literal) == 1 else Concat(tuple(map(_literal, literal)))
 
 
 @lru_cache(4096)
@@ -32,10 +32,15 @@ def _literal(char: str) -> Chars:
 
 
 def seq(*parts: Node) -> Node:
-    if NOTHING in parts:
-        return NOTHING
-    kept = tuple(q for p in parts for q in (p.parts if isinstance(p, Concat) else (p,)))
-    return kept[0] if len(kept) == 1 else Concat(kept)
+    kept: list[Node] = []
+    for part in parts:
+        if isinstance(part, Concat):
+            kept += part.parts
+        elif isinstance(part, Union) and not part.arms:
+            return NOTHING
+        else:
+            kept.append(part)
+    return kept[0] if len(kept) == 1 else Concat(tuple(kept))
 
 
 def one_of(arms: Sequence[Node]) -> Node:
@@ -210,6 +215,7 @@ def _places(x: Decimal) -> int:
     return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
+@lru_cache(512)
 def _decimals(bounds: Bounds, places: int) -> Node:
     """Decimals of at most `places` digits behind the point: those from zero up, and those below with their sign."""
     zero = Decimal(0)
@@ -249,7 +255,8 @@ def _magnitudes(bounds: Bounds, places: int) -> Node:
     scale = max(places, _places(bounds.step)) if bounds.step is not None else 0
     step = int(bounds.step.scaleb(scale)) if bounds.step is not None else 1
 
-    def step_by(at: _At, char: str) -> _At | None:
+    def step_by(at: _At, chars: str) -> _At | None:
+        char = chars[0]
         if char == ".":
             if at.places >= 0 or not at.whole or not places:
                 return None
@@ -282,7 +289,18 @@ def _magnitudes(bounds: Bounds, places: int) -> Node:
             and at.rest * 10 ** (scale - done) % step == 0
         )
 
-    return automaton(_At(0, -1, 0, 0, 0), step_by, is_final, "0123456789." if places else "0123456789")
+    digits = _alike(low, high) if step == 1 else list("0123456789")
+    return automaton(_At(0, -1, 0, 0, 0), step_by, is_final, [*digits, "."] if places else digits)
+
+
+def _alike(*bounds: _Digits) -> list[str]:
+    """Digits that compare alike with each digit of some bounds; 0 by itself."""
+    marks = {0, *(int(digit) for bound in bounds if bound is not None for part in bound for digit in part)}
+    groups: dict[tuple[int, ...], str] = {}
+    for digit in range(10):
+        key = tuple([(digit > mark) - (digit < mark) for mark in sorted(marks)])
+        groups[key] = groups.get(key, "") + str(digit)
+    return list(groups.values())
 
 
 _Digits = tuple[str, str] | None  # of a bound: before the point and behind it
@@ -335,6 +353,35 @@ def lengths(tree: Node) -> tuple[int, int | None]:
     return least, together(highs or [0]) if len(highs) == len(parts) else None
 
 
+def limited(tree: Node, low: int, high: int | None) -> Node | None:
+    """The texts of a tree of so many characters, where counts of its repeats say that: of `a[bc]*` up to five characters are `a[bc]{0,4}`.
+    None where more than one part of a sequence has texts of several lengths."""
+    least, most = lengths(tree)
+    if least >= low and (high is None or (most is not None and most <= high)):
+        return tree
+    if (high is not None and least > high) or (most is not None and most < low):
+        return NOTHING
+    if isinstance(tree, Union):
+        arms = [limited(arm, low, high) for arm in tree.arms]
+        return None if None in arms else one_of([arm for arm in arms if arm is not None])
+    if isinstance(tree, Repeat):
+        size, longest = lengths(tree.body)
+        if size != longest or not size:
+            return None
+        turns = [n for n in (tree.high, None if high is None else high // size) if n is not None]
+        fewest, many = max(tree.low, -(-low // size)), min(turns, default=None)
+        return NOTHING if many is not None and many < fewest else repeat(tree.body, fewest, many)
+    if not isinstance(tree, Concat):
+        return None
+    sizes = list(map(lengths, tree.parts))
+    open_ = [i for i, (a, b) in enumerate(sizes) if a != b]
+    if len(open_) != 1:
+        return None
+    [i], rest = open_, sum(a for a, b in sizes if a == b)
+    part = limited(tree.parts[i], max(low - rest, 0), None if high is None else high - rest)
+    return None if part is None else seq(*tree.parts[:i], part, *tree.parts[i + 1 :])
+
+
 def refers(tree: Node) -> frozenset[str]:
     """The rules that a tree names."""
     found: set[str] = set()
@@ -344,7 +391,7 @@ def refers(tree: Node) -> frozenset[str]:
         node = todo.pop()
         if isinstance(node, Ref):
             found.add(node.rule)
-        elif not isinstance(node, Chars) and id(node) not in seen:
+        elif id(node) not in seen:
             seen.add(id(node))
-            todo.extend(parts_of(node))
+            todo += [part for part in parts_of(node) if type(part) is not Chars]  # which most are
     return frozenset(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,7 @@ class Ways(Keywords):
         super().__init__(root, wide, notes or Notes())
         self.work = Work()
         self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
+        self.apart: dict[Hashable, bool] = {}  # of languages that were compared: whether they are
         self._looked = 0  # at schemas
         self._deciding = False  # which shapes cannot be
 

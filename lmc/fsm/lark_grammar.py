@@ -36,6 +36,15 @@ def compile_lark(source: str) -> Grammar:
         raise ConstraintError("lark: the grammar is nested too deep") from None
 
 
+def patterns_of(source: str) -> Mapping[str, str]:
+    """The regular expressions among the terminals of a grammar, those that are unused left out. Raises ConstraintError as `compile_lark`."""
+    from lark.lexer import PatternRE
+
+    compile_lark(source)
+    terminals, *_ = _loaded(source).compile(["start"], None)
+    return {str(t.name): t.pattern.to_regexp() for t in terminals if isinstance(t.pattern, PatternRE)}
+
+
 _BUNDLED = ("common", "lark", "python", "unicode")  # grammars that lark brings along
 
 

@@ -61,6 +61,7 @@ class LazyDFA:
 
     rules   of a grammar that is not left-recursive and of which each rule derives some text
     styles  in one of which each text is written, where trees have marks (json_styles.py)
+    named   by each rule, where that is known: the rules that it names
 
     sets    the classes of characters that the grammar has
 
@@ -70,8 +71,10 @@ class LazyDFA:
     These are replaced by longer ones when they are full, and never resized: arrays.py reads them as they are.
     """
 
-    def __init__(self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = ()) -> None:
-        marks = Styles(rules, recursive, styles)
+    def __init__(
+        self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = (), named: Mapping[str, frozenset[str]] | None = None
+    ) -> None:
+        marks = Styles(rules, recursive, styles, named)
         alphabet = Alphabet.of_all((start, *rules.values(), *marks.texts))
         self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)

@@ -40,7 +40,7 @@ class Texts:
     tokens  the bytes of each id
     ids     int64 [texts]
     ends    int64 [nodes]: behind the last text that begins with that of a node
-    at      the ids at some nodes
+    at      the ids at some nodes, and of each what its node has beside it
     flags   how many a row of flags has, by id
     """
 
@@ -48,7 +48,7 @@ class Texts:
     trie: Trie
     ids: np.ndarray
     ends: np.ndarray
-    at: Callable[[np.ndarray], np.ndarray]
+    at: Callable[[np.ndarray, np.ndarray | int], tuple[np.ndarray, np.ndarray]]
     flags: int
 
 
@@ -79,7 +79,7 @@ class Run:
     _entered: dict[Ranges, np.ndarray] = field(default_factory=dict[Ranges, np.ndarray])
 
     @staticmethod
-    def of(ranges: Ranges, texts: Texts, node: int, long: Iterable[tuple[int, bytes]]) -> Run:
+    def of(ranges: Ranges, texts: Texts, node: int, long: Sequence[int]) -> Run:
         trie, dfa = texts.trie, ArrayDFA.of(build(Repeat(Chars(ranges), 0, None)))
         found = _below(dfa, trie, node)
         firsts = dfa.row(0) >= 0
@@ -91,12 +91,12 @@ class Run:
         exits = found.exits[left]
         leaving = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
         begun = inside[states > 0][dfa.singular[states[states > 0]]]
-        parts = [(i, text[0], *_within(dfa, text)) for i, text in long]
+        spelled = [texts.tokens[i] for i in long]
+        parts = [(i, text[0], *within) for i, text, within in zip(long, spelled, _within(dfa, spelled))]
         flags, chars = np.zeros(texts.flags, bool), np.zeros(texts.flags, np.uint8)
-        for many in range(1, int(found.chars.max(initial=0)) + 1):
-            ids = texts.at(inside[found.chars[clean] == many])
-            flags[ids], chars[ids] = True, many
-        return Run(ranges, texts, firsts, flags, chars, texts.at(begun), leaving, parts, exits, found.before[left])
+        ids, counts = texts.at(inside, found.chars[clean])
+        flags[ids], chars[ids] = True, counts
+        return Run(ranges, texts, firsts, flags, chars, texts.at(begun, 0)[0], leaving, parts, exits, found.before[left])
 
     @property
     def nbytes(self) -> int:
@@ -172,17 +172,23 @@ def _add(tail: Tail, text: bytes, at: int, token: int) -> None:
     tail.ids.append(token)
 
 
-def _within(dfa: ArrayDFA, text: bytes) -> tuple[int, int]:
-    """How many bytes of a text are whole characters of the class, up to the first that is not; -1 if all that there is of it is. And
-    how many characters these are."""
-    state, whole, chars = 0, 0, 0
-    for at, byte in enumerate(text):
-        if state == 0:
-            whole, chars = at, chars + 1
-        state = dfa.step(state, bytes((byte,)))
-        if state < 0:
-            return whole, chars - 1
-    return -1, chars
+def _within(dfa: ArrayDFA, texts: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Of each text: how many bytes of it are whole characters of the class, up to the first that is not; -1 if all that there is of it
+    is. And how many characters these are."""
+    lengths = np.array([len(text) for text in texts], np.int64)
+    bytes_ = np.frombuffer(b"".join(texts), np.uint8).astype(np.int64)
+    begins = np.cumsum(lengths) - lengths
+    state, whole, chars = (np.zeros(len(texts), np.int64) for _ in range(3))
+    live, at = np.flatnonzero(lengths > 0), 0
+    while len(live):
+        starting = live[state[live] == 0]
+        whole[starting] = at
+        chars[starting] += 1
+        state[live] = dfa.following(state[live], bytes_[begins[live] + at])
+        at += 1
+        live = live[(state[live] >= 0) & (lengths[live] > at)]
+    left = state < 0
+    return list(zip(np.where(left, whole, -1).tolist(), (chars - left).tolist()))
 
 
 def _differing(a: Ranges, b: Ranges) -> Iterable[tuple[int, int]]:

@@ -347,7 +347,7 @@ class Terms:
     def _sum(self, parts: Iterable[Node]) -> int:
         found = 0
         for part in parts:
-            found += self._bytes(part)
+            found += 1 if type(part) is Chars else self._bytes(part)
             if found >= _ENOUGH:
                 break
         return found

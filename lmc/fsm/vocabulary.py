@@ -184,13 +184,12 @@ class Vocabulary:
         if found is None:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            long = [] if node else [(i, self.tokens[i]) for i in self.long_ids]
-            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node, long)
+            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node, () if node else self.long_ids)
         return found
 
     @cached_property
     def _texts(self) -> Texts:
-        return Texts(self.tokens, self.trie, self._ids, self.ends, lambda nodes: self.held(nodes, 0)[0], self.words * 32)
+        return Texts(self.tokens, self.trie, self._ids, self.ends, self.held, self.words * 32)
 
     @property
     def short_ids(self) -> np.ndarray:
@@ -365,6 +364,10 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     below   nodes, with their states, below which nothing was looked at
     runs    of which nothing was looked at
     """
+    if below and below[0][0] == 0:  # the root, and so all there is: level by level without lists of nodes
+        walked = vocabulary.trie.walk(dfa, below[0][1])
+        nodes = np.flatnonzero(walked >= 0)
+        return Walked(vocabulary.flags(walked), nodes, walked[nodes], (), ())
     nodes, states = _pairs(legal)
     if runs:
         flags = runs[0].flags.copy()

@@ -18,11 +18,13 @@ from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import _Endings
+from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_formats import FORMATS
 from lmc.fsm.json_keywords import KEYWORDS
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_shapes import type_of
-from lmc.fsm.json_text import NOTHING, Bounds, integer, number
+from lmc.fsm.json_text import NOTHING, Bounds, integer, limited, number
+from lmc.fsm.regex import Graph, parse, parts_of
 from lmc.fsm.sources import automaton_of, ebnf_of, lazily, machine_of
 from tests.fsm.random_schemas import VALUES, random_schema
 from tests.fsm.schemas import LATER, RECURSIVE, REFUSED, SCHEMAS
@@ -492,3 +494,26 @@ def test_the_type_of_a_number_with_a_large_exponent_is_known_at_once():
     check = compile_schema('{"type": ["integer", "string"], "not": {"const": 3}}').check
     assert check is None or check("1e999999999") is None
     assert type_of(Decimal("1e999999999")) == "integer" and type_of(Decimal("1.5")) == "number"
+
+
+LIMITED = {  # patterns of which a length is a matter of counts, or None where it is not
+    "[ab]+": True, "a[bc]*": True, "(ab){2,5}": True, "a|[ab]c*b": True, "[ab]{3}": True, "c[ab]{2,4}|a*": True, "(a|b)c+": True, "a?": True,
+    "(ab|c)*": False, "a+b+": False, "(a|bc)d*": False, "(a*b)*": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", LIMITED)
+@pytest.mark.parametrize("low, high", [(0, 3), (2, None), (2, 4), (4, 4), (0, 0), (9, 9)])
+def test_lengths_beside_a_pattern_are_counts_of_its_repeats(pattern, low, high):
+    """So no product of automata is made, and states that are far from the bound are alike."""
+    tree = parse(pattern)
+    found = limited(tree, low, high)
+    if found is None:
+        assert not LIMITED[pattern]
+        return
+    texts = ["".join(t) for n in range(6) for t in itertools.product("abcd", repeat=n)]
+    wanted = [t for t in texts if re.fullmatch(pattern, t) and low <= len(t) and (high is None or len(t) <= high)]
+    made = lazily(Grammar(found, {})) if found != NOTHING else None
+    assert [t for t in texts if made is not None and made.accepts(t.encode())] == wanted
+    if LIMITED[pattern]:
+        assert not any(isinstance(node, Graph) for node in (found, *parts_of(found)))

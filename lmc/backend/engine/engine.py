@@ -66,7 +66,7 @@ _SURPRISED = 0.5
 _FULL = 2048
 """Rows from which on a pass takes hardly less time for each: no pass waits for more to arrive (measured; docs/performance.md)."""
 _COLLECTIONS = 100
-"""Passes of the garbage collector through younger objects for one through all, which holds every thread up for 0.1 s, and so the device."""
+"""Passes of the garbage collector through younger objects for one through all, which holds every thread up for 0.1 s: a mask, and the device."""
 _T = TypeVar("_T")
 
 
@@ -344,13 +344,14 @@ class EngineCore:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        if not isinstance(self._runner, AheadRunner):
-            return self._work()
-        attach: Callable[[], None] | None = getattr(self._runner, "attach", None)
-        if attach is not None:
-            attach()
-        with _short_turns, few_full_collections(_COLLECTIONS):
-            self._work()
+        with few_full_collections(_COLLECTIONS):
+            if not isinstance(self._runner, AheadRunner):
+                return self._work()
+            attach: Callable[[], None] | None = getattr(self._runner, "attach", None)
+            if attach is not None:
+                attach()
+            with _short_turns:
+                self._work()
 
     def _work(self) -> None:
         while True:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 
 from lmc.backend.base import Hints, ProgramRun
+from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.pace import Pace
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock
@@ -178,3 +180,13 @@ def test_passes_that_had_little_to_do_teach_nothing():
     for _ in range(20):
         pace.learn(8, 0.01)
     assert pace.rows(()) == 64
+
+
+def test_full_collections_are_put_off_while_an_engine_works():
+    """On a CPU, too: one took as long as a hundred masks, wherever an answer had just come to."""
+    seen = []
+    core = object.__new__(EngineCore)
+    core._runner, core._work = object(), lambda: seen.append(gc.get_threshold())  # pyright: ignore[reportAttributeAccessIssue]
+    before = gc.get_threshold()
+    core._loop()
+    assert seen[0][2] > before[2] and gc.get_threshold() == before
