@@ -711,6 +711,6 @@ def test_a_misspelt_service_is_refused_with_the_forms(lmc_cli, name, says):
 
 
 def test_warmup_prepares_a_model_of_this_process_only(lmc_cli):
-    assert lmc_cli("warmup", "openai:gpt")[::2] == (2, "error: openai:gpt is no model in this process, and only such a one is prepared\n")
+    assert lmc_cli("warmup", "openai:gpt")[::2] == (2, "error: openai:gpt does not run in this process; only models that do can be warmed up\n")
     code, _, err = lmc_cli("warmup", "/nowhere.gguf")
     assert code == 2 and "there is no such file or folder" in err

@@ -124,7 +124,7 @@ class Chat:
             case "help":
                 print(_HELP)
             case _:
-                say(f"/{name}: there is no such command, or it lacks something; /help lists them")
+                say(f"/{name}: no such command, or an argument is missing; /help lists the commands")
         return True
 
     def _save(self, path: Path) -> None:
@@ -155,7 +155,7 @@ class Chat:
                 self.turns.append(("tool", self._called(call), call))
             if not calls:
                 return
-        say(f"the model called tools {_MOST_CALLS} times in a row; say how to go on")
+        say(f"the model called tools {_MOST_CALLS} times in a row; type how to continue")
 
     def _asked(self) -> tuple[str, list[Any]]:
         """One answer, printed as it grows, and the calls that it wants."""

@@ -87,7 +87,7 @@ class Planner:
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
                     found = Annotations()
                 except Exception as fault:
-                    _log.warning("a fault of lmc, which changes nothing but time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
+                    _log.warning("a bug in lmc, which costs only time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
                     found = Annotations()
                 self._annotations[key] = found
                 self._templates.append(template)  # so that its id stays its own
