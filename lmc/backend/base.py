@@ -554,6 +554,7 @@ class Capabilities:
     select: bool = False
     logprobs: bool = False
     images: bool = False
+    videos: bool = False
     documents: bool = False  # PDFs
     n: bool = False
     streams: bool = False
@@ -641,6 +642,8 @@ def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
             continue
         if isinstance(seg, Image) and not able.images:
             raise UnsupportedOpError(f"{seg.kind} input", able.name, "use a vision-language model" if seg.detail != DOCUMENT else _READERS, loc=seg.loc)
+        if isinstance(seg, Image) and seg.frames is not None and not able.videos:
+            raise UnsupportedOpError("video input", able.name, "append some of its frames as images", loc=seg.loc)
         if isinstance(seg, Image) and seg.detail == DOCUMENT and not able.documents:
             raise UnsupportedOpError("document input", able.name, _READERS, loc=seg.loc)
         if isinstance(seg, Select) and not able.select:

@@ -246,6 +246,7 @@ class LocalBackend:
             select=True,
             logprobs=True,
             images=self._asker.eyes is not None,
+            videos=self._asker.eyes is not None and self._asker.eyes.sight.video_token is not None,
             n=True,
             streams=True,
             tools=self._asker.compiler is not None,
@@ -304,8 +305,10 @@ class LocalBackend:
         return found if eyes is None else eyes.counters(found)
 
     def flush_cache(self) -> None:
-        """Drops all cached KV that nothing running needs; returns when it is gone."""
+        """Drops all cached KV that nothing running needs, and what was seen of pictures; returns when it is gone."""
         self._core.call(self._scheduler.flush)
+        if self._asker.eyes is not None:
+            self._core.call(self._asker.eyes.flush)
 
     def server_info(self) -> dict[str, Any]:
         return {

@@ -79,7 +79,7 @@ OPS: dict[str, OpSpec] = {
         OpSpec("ctx.new", (), ("ctx",), "pure", "The empty prompt."),
         OpSpec("append", ("ctx", "*str"), ("ctx",), "pure", "The prompt followed by literal text, special tokens and marks."),
         OpSpec("image", ("ctx", "any"), ("ctx",), "pure", "The prompt followed by an image."),
-        OpSpec("video", ("ctx", "any", "any"), ("ctx",), "pure", "The prompt followed by frames of a video."),
+        OpSpec("video", ("ctx", "any", "any", "any"), ("ctx",), "pure", "The prompt followed by frames of a video: how many, or how many a second."),
         OpSpec("role.begin", ("ctx",), ("ctx",), "pure", "Opens a message.", ("role", "previous"), frozenset({"traced"})),
         OpSpec("role.end", ("ctx",), ("ctx",), "pure", "Closes the open message.", ("role",), frozenset({"traced"})),
         OpSpec("ctx.text", ("ctx",), ("str",), "pure", "The text of a prompt."),

@@ -145,7 +145,8 @@ class Scheduler:
         self.waiting.clock += 1
         self._held.land_copies()
         closed = self.runs.close()  # now that what follows on their last answers has arrived
-        if closed or (self.waiting and self.runs.lapse()):
+        lapsed = len(self.waiting) > 0 and self.runs.lapse()
+        if closed or lapsed:
             self._held.changes += 1
         self.waiting.promote()
         self._turn()

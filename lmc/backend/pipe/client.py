@@ -178,7 +178,7 @@ class PipeBackend:
             raise self._error()
         check_supported(self.capabilities, segments)
         before = None if parent is None else self._own(parent)
-        written = wire.write_segments(segments, self.capabilities.name)
+        written = wire.write_segments(segments)
         held = _Held(self, next(self._numbers))
         results = tuple([_PipeResult(held) for segment in segments if isinstance(segment, Gen | Select)])
         if results:

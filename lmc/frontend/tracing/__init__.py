@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from lmc.frontend.capture.evaluation import Evaluation, Frame, Outcome
@@ -48,22 +47,12 @@ def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome
 
 
 class _GraphEvaluation(Evaluation):
-    """An evaluation that keeps what it is told of unknown arguments, and shows a fork of unknown size as one branch."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        adopt: Callable[[Any], Any] = self.outside.adopt
-
-        def keeping(x: Any) -> Any:
-            return x if isinstance(x, Unknown) else adopt(x)
-
-        self.adopt = keeping
+    """An evaluation that shows a fork of unknown size as one branch."""
 
     def _state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "fork" and any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):
             args, kwargs = [1], {}
         return super()._state_method(x, name, args, kwargs)
-
 
     def _run(self, frame: Frame) -> Any:
         """Calls a function. Of a helper that asks nothing and cannot be followed to its end, nothing is left but the call."""

@@ -46,7 +46,7 @@ def exact():
 def judge():
     """transformers' own model over our dequantized weights, float32."""
     transformers = pytest.importorskip("transformers")
-    file = gguf.read(loader.embedded_path())
+    file = gguf.read(gguf.embedded_path())
     config = loader.gguf_config(file)
     theirs = transformers.LlamaConfig(
         vocab_size=config.vocab_size,
@@ -520,7 +520,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(small, monkeypatch, tmp_path
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path / "file")
     with caplog.at_level(logging.WARNING, "lmc"):
-        assert cache.entry(loader.embedded_path(), "float32") is None
+        assert cache.entry(gguf.embedded_path(), "float32") is None
     assert "every load converts the model again; set LMC_CACHE_DIR" in caplog.text
 
 

