@@ -21,14 +21,14 @@ from lmc.config import config
 from lmc.errors import LmcError
 from lmc.userfiles import UsageError
 
-_HELP = """  /help             this
+_HELP = """  /help             this list
   /history          the conversation so far
-  /reset            begin anew; the system prompt stays
-  /system TEXT      another system prompt, from the next message on
+  /reset            start over, keeping the system prompt
+  /system TEXT      change the system prompt, from the next message on
   /retry            ask for the last answer again
   /save FILE        the conversation as JSON messages
   /quit             end (or Ctrl-D); Ctrl-C stops an answer
-A line that ends with \\ goes on in the next one; so does all between two lines of \"\"\"."""
+End a line with \\ to continue it on the next, or put a message between two lines of \"\"\"."""
 _MOST_CALLS = 8  # of tools, before the user is asked again
 
 
