@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 REMEDY = (
-    "start what you use in the process that uses it (in the child, after the fork), or begin processes afresh: "
+    "start what you use in the process that uses it (in the child, after the fork), or create processes with "
     'multiprocessing.get_context("spawn")'
 )
 

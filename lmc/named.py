@@ -43,7 +43,7 @@ def open_service(name: str, **options: Any) -> Any:
     if not _is_service(name):
         raise ParameterError(f"backend {name!r} is in this process, and takes no {', '.join(options)}")
     if not rest:
-        raise ParameterError(f"backend {name!r} names no {'URL' if kind in _SERVERS else 'model'}; expected {FORMS}")
+        raise ParameterError(f"backend {name!r} names no {'URL' if kind in _SERVERS else 'model'}; expected one of: {FORMS}")
     return _SERVICES[kind](rest, **options)
 
 
@@ -77,11 +77,11 @@ def check_model(name: str) -> None:
     """Refuse what can be no model."""
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ParameterError(f"the folder {name} has no config.json, so it holds no model; expected {FORMS}")
+        raise ParameterError(f"the folder {name} has no config.json, so it holds no model; expected one of: {FORMS}")
     if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
         near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1)
         hint = f"did you mean {near[0]}{':…' if near[0] in _SERVICES else ''}? " if near else ""
-        raise ParameterError(f"no model {without_userinfo(name)!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected is {FORMS}")
+        raise ParameterError(f"no model {without_userinfo(name)!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected one of: {FORMS}")
 
 
 def _api(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -213,7 +213,7 @@ box-sizing:border-box;font:14px/1.45 system-ui,sans-serif;max-width:1600px;margi
 .lmc .ops:has(input.few:checked) tr.pure,.lmc .ops:has(input.crit:checked) tr:not(.critical):not(.head),.lmc tr.missed{display:none}
 .lmc .block{margin-top:.7rem}.lmc .block>summary{font:600 13px ui-monospace,monospace}.lmc .block>summary .quiet{font-weight:400}.lmc .long summary{list-style-position:outside}
 .lmc .filter label{margin-right:1.2rem;display:inline-block}.lmc .tools{display:flex;gap:.5rem;align-items:center;margin:.3rem 0;flex-wrap:wrap}.lmc .tools input{min-width:min(16rem,100%)}
-.lmc svg.fsm{text-anchor:middle}.lmc svg.fsm text{font-size:11px;stroke:light-dark(#fff,#16181c);stroke-width:3;paint-order:stroke}
+.lmc svg.fsm{text-anchor:middle}.lmc svg.fsm text{font-size:11px;stroke:light-dark(#fff,#16181c);stroke-width:6;stroke-linejoin:round;paint-order:stroke}
 .lmc svg.fsm circle{fill:light-dark(#fff,#16181c);stroke:var(--text);stroke-width:1.3}.lmc svg.fsm marker path{fill:var(--quiet);stroke:none}.lmc svg.fsm #chain-tip path{fill:var(--link)}
 .lmc svg.fsm .chain path{stroke:var(--link);stroke-width:2.2}.lmc svg.fsm .chain text{fill:var(--link)}
 .lmc .card{border:1px solid var(--line);border-radius:6px;padding:.7rem .9rem;margin:.8rem 0}

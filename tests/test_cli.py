@@ -213,7 +213,7 @@ def test_dump_ir_formats(lmc_cli, format, start):
 
 def test_trace_writes_what_perfetto_reads(lmc_cli, folder):
     code, _, err = lmc_cli("trace", "prog.py:echo", "--arg", "text=a", "--backend", "mock")
-    assert code == 0 and "1 runs are in trace.json" in err
+    assert code == 0 and "wrote 1 run to trace.json" in err
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
     code, _, err = lmc_cli("trace", "prog.py:picky", "--arg", "text=bad", "--backend", "mock", "-o", "bad.json")
     assert code == 1 and "1 of 1 items" in err and "raised ValueError" in Path("bad.json").read_text()
@@ -723,6 +723,6 @@ def test_a_misspelt_service_is_refused_with_the_forms(lmc_cli, name, says):
 
 
 def test_warmup_prepares_a_model_of_this_process_only(lmc_cli):
-    assert lmc_cli("warmup", "openai:gpt")[::2] == (2, "error: openai:gpt is no model in this process, and only such a one is prepared\n")
+    assert lmc_cli("warmup", "openai:gpt")[::2] == (2, "error: openai:gpt does not run in this process; only models that do can be warmed up\n")
     code, _, err = lmc_cli("warmup", "/nowhere.gguf")
     assert code == 2 and "there is no such file or folder" in err

@@ -82,7 +82,7 @@ def test_commands_change_the_conversation(lmc_cli, tmp_path):
     _, _, err = lmc_cli("chat", "-b", "mock", "--max-tokens", "8", said="one\n/reset\n/system New.\ntwo\n/retry\n/save talk.json\n/what\n/save\n/quit\nnever")
     talk = json.loads((tmp_path / "talk.json").read_text())
     assert [m["content"] for m in talk[:2]] == ["New.", "two"] and len(talk) == 3
-    assert "/what: there is no such command" in err and err.count("/help lists them") == 2
+    assert "/what: no such command" in err and err.count("/help lists the commands") == 2
 
 
 def test_tools_of_a_file_are_called(lmc_cli, tmp_path, monkeypatch):

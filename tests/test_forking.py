@@ -17,7 +17,7 @@ from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine_fakes import backend
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-FORKED = r"process \d+, and this is a fork of it: start what you use in the process that uses it .*multiprocessing\.get_context\(\"spawn\"\)"
+FORKED = r"process \d+, of which this one is a fork: start what you use in the process that uses it .*multiprocessing\.get_context\(\"spawn\"\)"
 
 
 def in_child(work: Callable[[], object]) -> str:
@@ -54,7 +54,7 @@ def test_an_engine_of_the_parent_is_none_of_the_childs():
     engine, _ = backend()
     expected = one.run(backend=engine).text()
     for use in (lambda: one.run(backend=engine).text(), lambda: lmc.compile(one)(backend=engine).text(), lambda: engine.submit(None, [Text(("x",)), gen()]), lambda: engine.flush_cache()):
-        assert re.search("BackendError: .*the engine was started by the " + FORKED, in_child(use)), use
+        assert re.search("BackendError: .*the engine was started by " + FORKED, in_child(use)), use
     assert in_child(lambda: engine.health().state) == "ended"
     assert in_child(engine.close) == "None", "and closing it holds nobody up"
     assert one.run(backend=engine).text() == expected, "the parent's goes on"
@@ -75,7 +75,7 @@ def test_an_answer_on_its_way_is_none_of_the_childs():
     assert inside.wait(60)
     said = [in_child(lambda r=result: r.output()) for result in handle.results]
     go_on.set()
-    assert all("this is a fork of it" in s for s in said), said
+    assert all("of which this one is a fork" in s for s in said), said
     assert [r.output().text for r in handle.results]
     engine.close()
 
@@ -97,7 +97,7 @@ def test_a_mock_works_in_a_child_and_what_was_asked_before_does_not():
     assert in_child(lambda: one.run(backend=mock).text()) == expected
     slow = lmc.Mock(latency=60)
     state = one.run(backend=slow)
-    assert "this is a fork of it" in in_child(lambda: state["a"])
+    assert "of which this one is a fork" in in_child(lambda: state["a"])
     slow.close()
     mock.close()
 
@@ -132,7 +132,7 @@ def test_a_journal_of_the_parent_is_written_by_the_parent_alone(tmp_path):
         journal.sync()
 
     before = Path(path).read_bytes()
-    assert "JournalError" in (said := in_child(work)) and "it is written by the process" in said and "this is a fork of it" in said
+    assert "JournalError" in (said := in_child(work)) and "it is written by process" in said and "of which this one is a fork" in said
     assert Path(path).read_bytes().startswith(before)
     journal.close()
     again = Journal.open(path, header, lambda: 1)

@@ -283,7 +283,7 @@ class Mock:
         self._lock = threading.Lock()
         pending, self._pending = self._pending, set()
         for handle in pending:
-            self._fail(handle, BackendError(f"it was asked by the process {parent}, and this is a fork of it: {REMEDY}"))
+            self._fail(handle, BackendError(f"it was first used by process {parent}, of which this one is a fork: {REMEDY}"))
 
     # -- the protocol
 

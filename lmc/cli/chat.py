@@ -21,14 +21,14 @@ from lmc.config import config
 from lmc.errors import LmcError
 from lmc.userfiles import UsageError
 
-_HELP = """  /help             this
+_HELP = """  /help             this list
   /history          the conversation so far
-  /reset            begin anew; the system prompt stays
-  /system TEXT      another system prompt, from the next message on
+  /reset            start over, keeping the system prompt
+  /system TEXT      change the system prompt, from the next message on
   /retry            ask for the last answer again
   /save FILE        the conversation as JSON messages
   /quit             end (or Ctrl-D); Ctrl-C stops an answer
-A line that ends with \\ goes on in the next one; so does all between two lines of \"\"\"."""
+End a line with \\ to continue it on the next, or put a message between two lines of \"\"\"."""
 _MOST_CALLS = 8  # of tools, before the user is asked again
 
 
@@ -124,7 +124,7 @@ class Chat:
             case "help":
                 print(_HELP)
             case _:
-                say(f"/{name}: there is no such command, or it lacks something; /help lists them")
+                say(f"/{name}: no such command, or an argument is missing; /help lists the commands")
         return True
 
     def _save(self, path: Path) -> None:
@@ -155,7 +155,7 @@ class Chat:
                 self.turns.append(("tool", self._called(call), call))
             if not calls:
                 return
-        say(f"the model called tools {_MOST_CALLS} times in a row; say how to go on")
+        say(f"the model called tools {_MOST_CALLS} times in a row; type how to continue")
 
     def _asked(self) -> tuple[str, list[Any]]:
         """One answer, printed as it grows, and the calls that it wants."""

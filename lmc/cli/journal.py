@@ -120,7 +120,7 @@ def resolve(
             waiting = opened.answer(_parsed(opened, answer, item, effect), item, effect)
         else:
             waiting = opened.resolve(None if result is None else _json("--result", result), item, effect, error=None if error is None else RuntimeError(error))
-    say(f"item {waiting.item}, {waiting.call}: noted; the same call with this journal goes on from there")
+    say(f"item {waiting.item}, {waiting.call}: recorded; repeat the same call with this journal to continue")
 
 
 @journal.command()
@@ -150,7 +150,7 @@ def compact(
     """Rewrites the file without what no run needs any more. A run that was deleted cannot be resumed, and is not made again."""
     with as_usage():
         before, now, deleted = _open(path, key_file).compact(_seconds(older_than), new_key=None if new_key_file is None else _key(new_key_file))
-    say(f"{path}: {before} bytes before, {now} now" + (f"; {deleted} runs deleted" if older_than else ""))
+    say(f"{path}: {before} bytes before, {now} now" + (f"; {deleted} run{'s'[: deleted != 1]} deleted" if older_than else ""))
 
 
 # -- what is given, and what is shown ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from lmc.userfiles import UsageError
 def warmup(model: Annotated[str, typer.Argument(help="A .gguf file, a directory with safetensors, a hub id, or smollm2.")]) -> None:
     """Prepare this machine, or the image of one, for a model: load it once, and compile and cache all that its passes use."""
     if not named.is_model(model):
-        raise UsageError(f"{model} is no model in this process, and only such a one is prepared")
+        raise UsageError(f"{model} does not run in this process; only models that do can be warmed up")
     began = time.monotonic()
     engine = open_backend(model)
     with engine:

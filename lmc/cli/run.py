@@ -85,7 +85,7 @@ def run(
     if interpret and target.endswith(".lmcp"):
         raise UsageError(f"{target} is a saved program, which has no source to interpret; leave --interpret out, or give FILE.py:FUNCTION")
     if deadline is not None and journal is None:
-        raise UsageError("--deadline needs --journal FOLDER: what is submitted takes up to a day, and the same command goes on from there if it is stopped")
+        raise UsageError("--deadline needs --journal FOLDER: batches take up to a day, and with a journal the same command continues where it was stopped")
     program = userfiles.load_program(target)
     options = sampling(temperature, max_tokens, seed)
     waited = {} if deadline is None else {"deadline": deadline}
@@ -203,7 +203,7 @@ def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any,
                 write(place, state)
             say(_kept(results, len(items.arguments)))
             if "deadline" in options and "journal" in options:
-                say("batches that were submitted go on at the server; the same command takes their answers, and pays for nothing twice")
+                say("submitted batches continue on the server; run the same command again to collect their answers, without paying twice")
             raise
     say(_summary(len(todo), time.perf_counter() - started, target.counters() - before))
     return sorted(failed), len(todo)

@@ -87,7 +87,7 @@ def serve(
     hosts = main.loopback_names(host) if main.is_loopback(host) else frozenset[str]()
     names_of_host = hosts | {each.lower() for each in allow_host or ()}
     if not main.is_loopback(host) and not keys:
-        say(f"warning: {host} can be reached from the network, and nobody is asked for a key (--api-keys FILE)")
+        say(f"warning: {host} can be reached from the network, and requests need no key; use --api-keys FILE")
     model = backend or config().model or "smollm2"
     use_devices(model, tp, dp)
     where = supervisor.inherited()
@@ -108,7 +108,7 @@ def serve(
             ready=lambda url: say(f"serving {names[0]} at {url}"),
         )  # fmt: skip
     if broken is not None:
-        say(f"the engine will not answer any more: {broken.reason}")
+        say(f"the engine has failed and will not answer again: {broken.reason}")
         os._exit(supervisor.BROKEN)  # at once: it may be in native code that does not end
 
 
@@ -123,7 +123,7 @@ def _api_keys(path: Path | None) -> Collection[Key]:
     if not keys:
         raise UsageError(f"{path} holds no key: one per line is expected")
     if any(key.name.startswith("line ") for key in keys):
-        say(f"warning: {path} has keys in plain text; lmc new-key NAME makes one of which the file has the digest alone")
+        say(f"warning: {path} has keys in plain text; lmc new-key NAME makes keys of which the file holds only the digest")
     return keys
 
 
@@ -133,7 +133,7 @@ def _workers(targets: Sequence[str], count: int, memory: int, cpu: int | None) -
     if not count:
         return None
     if not targets:
-        raise UsageError("--workers runs programs, and none is named: lmc serve FILE.py:FUNCTION --workers N")
+        raise UsageError("--workers is for programs, and none is named; write lmc serve FILE.py:FUNCTION --workers N")
     made = WorkerOptions(tuple(targets), count, memory << 20, cpu)
     if not made.possible:
         raise UsageError("--workers needs a system with process groups (Linux, macOS); leave it out, and programs run in the server's process")
@@ -179,4 +179,4 @@ def new_key(
     else:
         with file.open("a", encoding="utf-8") as opened:
             opened.write(line)
-    say(f"the key of {name}, which is nowhere else: {key}")
+    say(f"the key of {name}, shown only this once: {key}")

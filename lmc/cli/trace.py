@@ -16,6 +16,7 @@ from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, Target, 
 from lmc.cli.run import arguments_of, one_source, sampling, states_of
 from lmc.config import config
 from lmc.items import read_items
+from lmc.pages import several
 from lmc.userfiles import UsageError
 
 
@@ -52,6 +53,6 @@ def trace(
         items = read_items(program, input_file).arguments
     with closing(open_backend(backend or config().model or "smollm2")) as model, recorded(output):
         states = list(progress(states_of(program, dict(enumerate(items)), options, model, False), len(items), model))
-    say(f"{len(states)} runs are in {output}; open it at ui.perfetto.dev or chrome://tracing")
+    say(f"wrote {several(len(states), 'run')} to {output}; open it at ui.perfetto.dev or chrome://tracing")
     if failed := [i for i, state in states if state.error() is not None]:
         raise RunFailed(f"{len(failed)} of {len(states)} items ended with an error (index {', '.join(map(str, sorted(failed)[:5]))})")

@@ -105,7 +105,7 @@ class Answers:
         try:
             return output_of(record)
         except (codec.BadData, ValueError, TypeError, IndexError) as error:
-            raise JournalError(f"journal={str(self.journal.path)!r}: an answer that no lmc wrote: {error}") from None
+            raise JournalError(f"journal={str(self.journal.path)!r}: an answer that lmc did not write: {error}") from None
 
     def record(self, places: Sequence[Ask], result: Result) -> Record | None:
         """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""

@@ -274,7 +274,7 @@ class Calls(Answers):
         try:
             yield
         except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self.lost(f"journal={str(self.journal.path)!r}: a result of {name} that no lmc wrote: {error}") from None
+            raise self.lost(f"journal={str(self.journal.path)!r}: a result of {name} that lmc did not write: {error}") from None
 
     def lost(self, what: str) -> JournalError:
         """What ends the run, whatever the program makes of it."""

@@ -74,7 +74,7 @@ class Journal:
         self._sidecar.close()
         self._gathering, self._writing, self._some, self._urgent = threading.Lock(), threading.Lock(), threading.Event(), threading.Event()
         self._held = threading.Lock()
-        self._error = JournalError(f"it is written by the process {parent}, and this is a fork of it: {REMEDY}")
+        self._error = JournalError(f"it is written by process {parent}, of which this one is a fork: {REMEDY}")
         self.entries.clear()
 
     @classmethod

@@ -113,7 +113,7 @@ class Contents:
             for record in self.records.get(item, ()):
                 _TAKE[record[0]](known, record)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError(f"{self.name}: a record of run {item} that no lmc wrote: {type(error).__name__}: {error}") from None
+            raise JournalError(f"{self.name}: a record of run {item} that lmc did not write: {type(error).__name__}: {error}") from None
         _forget_failures(known)
         return known
 
@@ -210,7 +210,7 @@ def _groups(contents: Contents, data: bytes) -> None:
             except JournalError as error:
                 raise JournalError(f"{contents.name}: {error.message}") from None
             except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
-                raise JournalError(f"{contents.name}: a group at byte {contents.size} that no lmc wrote: {type(error).__name__}: {error}") from None
+                raise JournalError(f"{contents.name}: a group at byte {contents.size} that lmc did not write: {type(error).__name__}: {error}") from None
             contents.size, contents.sum, contents.groups = end + 1, found[1], contents.groups + 1
 
 

@@ -74,7 +74,8 @@ def _svg(fsm: CompressedFSM) -> str:
     width = max(x for x, _ in places.values()) + 2 * _RADIUS + 60
     height = max(y for _, y in places.values()) + 2 * _RADIUS + 20
     top = min([0, *(math.floor(_crest(edge, places)) for edge in fsm.edges)])
-    parts = [_arrow(edge, places) for edge in fsm.edges]
+    arrows = [_arrow(edge, places) for edge in fsm.edges]
+    parts = [arrow for arrow, _ in arrows] + [label for _, label in arrows]  # no arrow crosses a label
     for state, (x, y) in places.items():
         if fsm.dfa.final[state]:
             parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS + 4}"/>')
@@ -122,7 +123,8 @@ def _crest(edge: Edge, places: dict[int, tuple[int, int]]) -> float:
     return min(ay, by) - 60 if not length else min(ay, by) - _bend(ax, bx, length) / 2 - 20
 
 
-def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> str:
+def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> tuple[str, str]:
+    """An edge and its label."""
     (ax, ay), (bx, by) = places[edge.source], places[edge.target]
     shown = edge.label if len(edge.label) <= 28 else edge.label[:27] + "…"
     kind = ' class="chain"' if edge.chain else ""
@@ -137,6 +139,9 @@ def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> str:
         start, end = _RADIUS + 1, _RADIUS + 5
         path = f"M{ax + ux * start:.0f} {ay + uy * start:.0f}Q{mx:.0f} {my:.0f} {bx - ux * end:.0f} {by - uy * end:.0f}"
         label_x, label_y = round((ax + 2 * mx + bx) / 4), round((ay + 2 * my + by) / 4) - 6
-    text = f'<text x="{label_x}" y="{label_y}">{escape(shown)}</text>'
+    title = f"<title>{escape(edge.label)}</title>"
     tip = "chain-tip" if edge.chain else "tip"
-    return f"<g{kind}><title>{escape(edge.label)}</title><path d='{path}' marker-end='url(#{tip})'/>{text}</g>"
+    return (
+        f"<g{kind}>{title}<path d='{path}' marker-end='url(#{tip})'/></g>",
+        f'<g{kind}>{title}<text x="{label_x}" y="{label_y}">{escape(shown)}</text></g>',
+    )

@@ -90,7 +90,7 @@ class Planner:
                 except Exception as fault:
                     if interrupts(fault):
                         raise
-                    _log.warning("a fault of lmc, which changes nothing but time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
+                    _log.warning("a bug in lmc, which costs only time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
                     found = Annotations()
                 self._annotations[key] = found
                 self._templates.append(template)  # so that its id stays its own

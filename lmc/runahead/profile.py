@@ -90,7 +90,7 @@ class Profile:
     def fault(self, error: Exception) -> None:
         """An evaluation failed by a fault of lmc's: said once, and kept for tests."""
         if not self.faults:
-            _log.warning("a fault of lmc, which costs time and changes nothing: nothing more is asked ahead in this run; please report it", exc_info=error)
+            _log.warning("a bug in lmc, which costs only time: nothing more is requested ahead in this run; please report it", exc_info=error)
         self.faults.append(error)
 
     def right(self, site: Loc | None) -> None:

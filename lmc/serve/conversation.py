@@ -74,9 +74,9 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
 def _told(request: ChatRequest, backend: Backend) -> str:
     """The tools, for a chat API."""
     if not backend.capabilities.tools:
-        raise bad("tools: the API beneath this server is not told of tools", "tools", "unsupported")
+        raise bad("tools: the API behind this server takes no tools", "tools", "unsupported")
     if request.tool_choice not in (None, "auto"):
-        raise bad("tool_choice: the API beneath this server is left to choose; send auto or none", "tool_choice", "unsupported")
+        raise bad("tool_choice: the API behind this server chooses by itself; send auto or none", "tool_choice", "unsupported")
     try:
         return described([tool.model_dump(exclude_none=True) for tool in request.tools or ()])
     except (ArgumentError, ParameterError) as error:

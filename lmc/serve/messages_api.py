@@ -41,7 +41,7 @@ class MessagesRequest(Body):
 def as_chat(request: MessagesRequest) -> Json:
     """The request as one of a chat completion."""
     if request.thinking is not None and request.thinking.get("type") != "disabled":
-        raise bad("thinking: this server does not part it from the answer; leave it out", "thinking", "unsupported")
+        raise bad("thinking: this server does not separate it from the answer; leave it out", "thinking", "unsupported")
     messages: list[Json] = []
     if request.system:
         messages.append({"role": "system", "content": _text(request.system, "system")})

@@ -171,7 +171,7 @@ class OpenAIApi:
         if request.model is not None:
             self._check_model(request.model)
         if request.cache_salt is not None and self._backend.capabilities.lookahead:
-            raise bad("cache_salt: this server passes requests on to an API, whose cache it does not part", "cache_salt", "unsupported")
+            raise bad("cache_salt: this server passes requests on to an API, whose cache it cannot partition", "cache_salt", "unsupported")
         if request.stop_regex and self._backend.capabilities.lookahead:
             raise bad("stop_regex: this server passes requests on to an API and does not search its answers", "stop_regex", "unsupported")
         return Stamp(request.model or self._settings.models[0], kind)

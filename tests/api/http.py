@@ -23,6 +23,7 @@ class Answer:
     events: Sequence[Body] | None = None
     sentinel: str | None = "[DONE]"
     data: bytes | None = None
+    counted: bool = True  # False: it reports no usage that anybody adds up
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class Server:
                 return False
             if fault is not None and fault.kind == "slow":
                 await asyncio.sleep(fault.seconds)
-            ended = None if i == len(answer.events or ()) else _ended((answer.events or ())[i])
+            ended = None if i == len(answer.events or ()) else _ended((answer.events or ())[i]) if answer.counted else None
             if ended is not None:
                 seen.answers += 1
                 seen.reported = {k: (seen.reported or {}).get(k, 0) + (ended[k] if type(ended[k]) is int else 0) for k in ("prompt_tokens", "completion_tokens")}
@@ -248,6 +249,8 @@ def _ended(event: Body) -> Body | None:
 
 def _reported(answer: Answer) -> Body | None:
     """The usage that an answer tells: OpenAI's, or SGLang's of one prompt or of several."""
+    if not answer.counted:
+        return None
     if answer.events is not None:
         last = next((e for e in reversed(answer.events) if e.get("usage") or e.get("meta_info")), {})
         return last.get("usage") or last.get("meta_info")

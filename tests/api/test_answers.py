@@ -335,3 +335,61 @@ def test_nobody_at_an_address_with_a_password(opened):
         with pytest.raises(lmc.ParameterError, match="is not a URL") as raised:
             make(f"ftp://tom:{PASSWORD}@host")
         assert PASSWORD not in str(raised.value)
+
+
+# -- whatever stands there ------------------------------------------------------------------------------------------------
+
+ODD = (None, 5, -1.5, True, "x", [], {}, [None], [[1]], {"x": None}, ...)  # ...: it is not there
+LOGPROBS = {"content": [{"token": "Yes", "logprob": -0.1, "bytes": None, "top_logprobs": []}]}
+SAYS = {
+    "chat": (chat(content="Yes."), "chat"),
+    "a call": (chat(content=None, tool_calls=CALL, finish="tool_calls"), "chat"),
+    "responses": (responses(TEXT, items=[THOUGHT]), "responses"),
+    "anthropic": (messages({"type": "text", "text": "Yes."}, {"type": "tool_use", "id": "c", "name": "f", "input": {}}), "anthropic"),
+}
+
+
+def changed(data):
+    """The data with one of its values replaced, or taken out: each in turn, by each odd value."""
+    if isinstance(data, dict | list):
+        for key in data if isinstance(data, dict) else range(len(data)):
+            for odd in ODD:
+                copy = data.copy()
+                if odd is not ...:
+                    copy[key] = odd
+                elif isinstance(copy, dict):
+                    del copy[key]
+                else:
+                    continue
+                yield copy
+            for inner in changed(data[key]):
+                copy = data.copy()
+                copy[key] = inner
+                yield copy
+
+
+@pytest.mark.parametrize("streamed", (False, True), ids=("whole", "stream"))
+@pytest.mark.parametrize("kind", SAYS)
+def test_whatever_a_server_says_is_an_answer_or_an_error_of_lmcs(opened, kind, streamed):
+    """Each value of an answer replaced by each odd one."""
+    (whole, stream), api = SAYS[kind]
+    said = [whole]
+    server = opened(Server(lambda path, body: said[0]))
+    if api == "anthropic":
+        pytest.importorskip("anthropic")
+    once = Patience(0, 60.0, 0.0, 0.0)
+    backend = lmc.Anthropic("claude", api_key="k", base_url=server.url, patience=once) if api == "anthropic" else lmc.OpenAI("m", base_url=f"{server.url}/v1", api=api, patience=once)
+    opened(backend)
+    cases = changed(stream.events) if streamed else changed(whole.body)
+    tried = 0
+    for case in cases:
+        said[0] = Answer({}, events=case, sentinel=stream.sentinel, counted=False) if streamed else Answer(case, counted=False)
+        try:
+            state = one.run(backend=backend, stream=streamed)
+            if streamed:
+                "".join(state.text_iter("a"))
+            assert isinstance(state["a"], str), case
+        except lmc.LmcError as error:
+            assert error.loc is not None and error.loc.file == __file__, (case, error)
+        tried += 1
+    assert tried > 100

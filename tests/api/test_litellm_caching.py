@@ -105,5 +105,5 @@ def test_gemini_is_marked_if_that_is_wanted(cached):
     marks = [part["cache_control"] for body, _ in asked for m in body["messages"] if isinstance(m["content"], list) for part in m["content"] if "cache_control" in part]
     assert marks and all(mark == {"type": "ephemeral", "ttl": "300s"} for mark in marks)
     assert all(len(b.marks) <= 1 for _, b in asked) and backend.spent().usage.cached_tokens >= 5 * 6300
-    with pytest.raises(lmc.ParameterError, match="no cache that is marked"):
+    with pytest.raises(lmc.ParameterError, match="not known to have a prompt cache"):
         cached("ollama/llama3", cache="1h")

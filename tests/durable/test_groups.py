@@ -260,7 +260,7 @@ def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any
     changed = [["r", record[1], *outcome] if record[0] == "r" else record for record in found.records[0]]
     for way in (calls.run, lmc.compile(calls)):
         lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
-        with pytest.raises(JournalError, match=r"that no lmc wrote|cannot be resumed"):
+        with pytest.raises(JournalError, match=r"that lmc did not write|cannot be resumed"):
             way(backend=lmc.Mock(), journal=tmp_path / "k")
 
 
@@ -270,5 +270,5 @@ def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, meta
     found = records.read(tmp_path / "j")
     changed = [[*record[:3], texts, metas, *record[5:]] if record[0] == "a" else record for record in found.records[0]]
     lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
-    with pytest.raises(JournalError, match="an answer that no lmc wrote"):
+    with pytest.raises(JournalError, match="an answer that lmc did not write"):
         calls.run(backend=lmc.Mock(), journal=tmp_path / "k")

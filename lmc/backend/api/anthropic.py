@@ -13,7 +13,7 @@ from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, S
 from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
 from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally
+from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally, reading
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.streams import UNWATCHED, Watch
@@ -508,10 +508,11 @@ class AnthropicWire:
             async with self._client.messages.with_streaming_response.create(**self._arguments(request)) as response:
                 headers = lowered(response.headers)
                 async for body in events(response.iter_lines(), lambda body: body.get("type") == "message_stop"):
-                    if body.get("type") == "message_start":  # its usage is the prompt's; what the answer cost comes at the end
-                        begun = body["message"].pop("usage", {})
-                    elif body.get("type") == "message_delta":
-                        body["usage"] = {**begun, **body.get("usage", {})}
+                    with reading():
+                        if body.get("type") == "message_start":  # its usage is the prompt's; what the answer cost comes at the end
+                            begun = body["message"].pop("usage", {})
+                        elif body.get("type") == "message_delta":
+                            body["usage"] = {**begun, **body.get("usage", {})}
                     yield Received(body, headers)
         except anthropic.APIError as error:
             raise _fault(error) from None

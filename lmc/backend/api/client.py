@@ -15,7 +15,8 @@ import copy
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -119,6 +120,17 @@ _FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyVi
 
 class Malformed(Fault):
     """An answer that came but is not what was asked for: another model's, or without what it must have."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """While a body is read: what is not where its API says is Malformed, whatever the server has put there."""
+    try:
+        yield
+    except LmcError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise Malformed(f"the answer is not what its API says ({type(error).__name__}: {error})") from error
 
 
 class Wire(Protocol):
@@ -306,7 +318,8 @@ class Client:
             reported = self.usage(usage, received.body)
             account.reported(reported, received.origin)
             self._answered(ticket, sent, reported)
-            return read(received.body)
+            with reading():
+                return read(received.body)
 
         return await self._patiently(request, attempt, tally)
 
@@ -328,10 +341,12 @@ class Client:
                     begun = True
                     self.heard(ticket, last.headers)
                 reported = self.usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
-                into.add(last.body)
+                with reading():
+                    into.add(last.body)
             account.reported(reported, last.origin)
             self._answered(ticket, sent, reported)
-            return into.result()
+            with reading():
+                return into.result()
 
         return await self._patiently(request, attempt, tally)
 
@@ -347,7 +362,8 @@ class Client:
                 received = await waves.answer(sent, tally.identity, first + number)
                 reported = self.usage(usage, received.body)
                 account.reported(reported and replace(reported, batched_calls=reported.calls), received.origin)
-                return read(received.body)
+                with reading():
+                    return read(received.body)
             except Fault as error:
                 fault = error.redacted(self.wire.secrets)
             if isinstance(fault, Malformed):

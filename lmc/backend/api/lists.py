@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lmc.backend.api.backend import Reply, Work
-from lmc.backend.api.client import NOTHING, Body, Client, Fault, Request, Tally
+from lmc.backend.api.client import NOTHING, Body, Client, Fault, Request, Tally, reading
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.fleet import Fleet, Server
 from lmc.backend.api.place import ROOT, Place
@@ -287,10 +287,11 @@ class Listed(Completions):
                 client.heard(ticket, received.headers)
             if not left:
                 continue  # what the server says at the end of them all
-            index = index_of(received.body)
-            if not 0 <= index < len(parts):
-                raise Fault(f"an event of a list is about answer {index} of {len(parts)}")
-            body = parts[index].add(received.body) if index in left else None
+            with reading():
+                index = index_of(received.body)
+                if not 0 <= index < len(parts):
+                    raise Fault(f"an event of a list is about answer {index} of {len(parts)}")
+                body = parts[index].add(received.body) if index in left else None
             if body is not None:
                 self._refused = 0
                 self._came(client, server, ticket, left.pop(index), body)
@@ -322,7 +323,8 @@ class Listed(Completions):
             if member.ask is None:
                 seat.over = True
                 return work.complete(member.place)
-            reply = self.reply_to(member, body)
+            with reading():
+                reply = self.reply_to(member, body)
             after, output = self.output_of(member.place, member.ask, reply, member.tally)
         except Fault as fault:
             return self._again(seat, fault)

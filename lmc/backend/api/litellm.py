@@ -52,7 +52,7 @@ class LiteLLM(Completions):
             raise ParameterError(f"cache={cache!r}: 'auto', '5m', '1h' or 'off'")
         claude, gemini = "claude" in model_name, "gemini" in model_name
         if cache in ("5m", "1h") and not (claude or gemini):
-            raise ParameterError(f"cache={cache!r}: {model_name} has no cache that is marked, as far as is known; leave it out")
+            raise ParameterError(f"cache={cache!r}: {model_name} is not known to have a prompt cache that requests control; leave cache= out")
         if chat_template is not None:
             raise UnsupportedOpError("LiteLLM(chat_template=…)", "LiteLLM", "it takes messages; leave it out")
         try:

@@ -42,7 +42,7 @@ class Loop:
         self._lock = threading.Lock()
         if self._loop is not None:
             self._closed = True
-            self.error = BackendError(f"its connections were opened by the process {parent}, and this is a fork of it: {REMEDY}")
+            self.error = BackendError(f"its connections were opened by process {parent}, of which this one is a fork: {REMEDY}")
 
     @property
     def closed(self) -> bool:

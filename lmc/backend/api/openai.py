@@ -13,7 +13,7 @@ from lmc.backend.api import responses
 from lmc.backend.api.backend import BEGIN, OnRefusal
 from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
-from lmc.backend.api.client import Body, Fault, Patience, Received, Request
+from lmc.backend.api.client import Body, Fault, Patience, Received, Request, reading
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.redaction import without_userinfo
 from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, secrets_of, unanswered
@@ -221,7 +221,8 @@ class OpenAIWire:
                 received = await self._post(other)
             except Fault as fault:
                 received = await self._post(self._without_reasoning(request, other, fault))
-            return replace(received, body=responses.answered(received.body))
+            with reading():
+                return replace(received, body=responses.answered(received.body))
         try:
             return await self._post(request)
         except Fault as fault:
@@ -263,7 +264,8 @@ class OpenAIWire:
     async def _pieces(self, request: Request) -> AsyncIterator[Received]:
         """A response's events as chunks of a chat completion."""
         async for received in self._stream(request, responses.ends):
-            body = responses.piece(received.body)
+            with reading():
+                body = responses.piece(received.body)
             if body is not None:
                 yield replace(received, body=body)
 

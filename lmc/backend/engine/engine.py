@@ -169,7 +169,7 @@ class EngineCore:
 
     def forked(self, parent: int) -> None:
         """The loop's thread is not here, nor is the device for this process."""
-        self.broken = BackendError(f"the engine was started by the process {parent}, and this is a fork of it: {REMEDY}")
+        self.broken = BackendError(f"the engine was started by process {parent}, of which this one is a fork: {REMEDY}")
         self._ended, self._computing, self._resting = True, False, threading.Event()
         self._resting.set()
         self._take(wait=0.0, closing=True)  # what was posted fails, as does what runs

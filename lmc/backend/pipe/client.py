@@ -136,7 +136,7 @@ class PipeBackend:
         belongs_here(self)
 
     def forked(self, parent: int) -> None:
-        self._lost = BackendError(f"its connection belongs to the process {parent}, and this is a fork of it: {REMEDY}")
+        self._lost = BackendError(f"its connection belongs to process {parent}, of which this one is a fork: {REMEDY}")
         self._box = _Nowhere()
         self._connection.close()  # this process's end of it
         self._fail_all()
@@ -265,7 +265,7 @@ class PipeBackend:
 
     def _end(self, why: str) -> None:
         if self._lost is None:
-            self._lost = BackendError(f"{self.capabilities.name} cannot be used any more: {why}")
+            self._lost = BackendError(f"{self.capabilities.name} can no longer be used: {why}")
             self._box.close()
         self._fail_all()
 
