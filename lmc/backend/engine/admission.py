@@ -171,7 +171,7 @@ class Admission:
         if not runs.may_run(req, need, at):
             runs.refused(req, need, at)
             return _Verdict.HELD_BACK
-        if self._held.promises.spare >= need or runs.make_room(need, runs.reclaimable(req)):
+        if self._held.promises.spare >= need or runs.make_room(need, runs.reclaimable(req, self._waiting.age(req))):
             return None
         return _Verdict.NO_ROOM
 

@@ -157,7 +157,7 @@ class Request:
     charged: int = 0  # slots that count to its run while it runs
     away: int = 0  # if it belongs to no run: ticks of the tree since what it goes on from was left
     started: int = 0  # tokens that were there before its run brought in the rest
-    wants: int = 0  # spare slots for lack of which its run was not opened,
+    wants: tuple[int, int] = (0, 0)  # spare slots for lack of which its run was not opened, now and at its peak,
     shared: int = 0  # and cached tokens beside them
     arriving: Fetch | None = None  # while what it goes on from is copied to its slots: it has no rows
     looked_at: bool = False  # it was held back before

@@ -4,8 +4,8 @@
                                       ├── the run ends · its time is well over · an older run needs the room ──► the cache
                                       └── the host has it, and others need the room ──► *parked* until the run goes on
 
-A run is *open* while a request of it runs or it has a lease, be it parked. A new one opens when what it is expected to need at its peak fits beside
-what open ones are still expected to grow by; until then its requests wait, the oldest first. What a program needs, how long its
+A run is *open* while a request of it runs or it has a lease, be it parked. A new one opens when it is expected to fit beside the open ones
+until its end, as all of them grow and those that are nearest to their ends give back what they have (forecast.py); until then its requests wait, the oldest first. What a program needs, how long its
 runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
 and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing.
 If it has come back to what an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from lmc.backend.base import ProgramRun
+from lmc.backend.engine.forecast import Forecast, Peaks
 from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import Node, RadixCache
@@ -32,6 +33,7 @@ _AWAY = 2.0  # seconds that a run may be away from a place that nothing is known
 _WELL_OVER, _SLACK = 3, 1.0  # a lease ends after so many times the usual time, but not before so many seconds beyond it
 _BEYOND, _FADES = 1.5, 0.99  # nor before so many times the longest time lately, which counts for less with every later one
 _LONGEST = 60.0  # seconds: who is usually away for longer (a person) has no room kept, and nobody has it longer for one such time
+_FOR_OTHERS = 128  # passes that a run that goes on waits for others to end, before they give up what they have for it
 _SELDOM, _ENOUGH = 0.1, 8  # the share of runs that come back below which none is expected to, once there were so many
 _RECENT, _PLACES = 32, 1024  # means are over about so many; remembered are so many programs and places
 
@@ -64,19 +66,22 @@ class OpenRun:
     parked     leases that lock nothing: the host tier has what they are on; `away`: tokens of it that the run has brought in
     held       slots of it that are leased, or that its running requests have or were promised; `peak`: the most so far
     places     where it has asked
+    first      slots that its first request needed
     expected   what it is expected to hold at its peak; `growth`: what of that it does not hold yet, while it is open
+    peaks      of earlier runs, that this is known from; None: of none
     """
 
-    __slots__ = ("away", "batch", "ended", "expected", "growth", "held", "lapsed", "leases", "number", "parked", "peak", "places", "program", "requests", "running", "seniority", "was_open")
+    __slots__ = ("away", "batch", "ended", "expected", "first", "growth", "held", "lapsed", "leases", "number", "parked", "peak", "peaks", "places", "program", "requests", "running", "seniority", "was_open")
 
     def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
         self.number, self.program, self.batch = source.number, source.program, source.batch
         self.seniority = seniority
-        self.requests = self.running = self.held = self.peak = self.expected = self.growth = self.away = 0
+        self.requests = self.running = self.held = self.peak = self.expected = self.growth = self.away = self.first = 0
         self.leases: dict[Node, Lease] = {}
         self.parked: dict[Node, Lease] = {}
         self.places: dict[Hashable, None] = {}
         self.lapsed: Lease | None = None
+        self.peaks: Peaks | None = None
         self.ended = self.was_open = False
 
     @property
@@ -111,12 +116,14 @@ class Runs:
         self.must_admit = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
         self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
         self.growth = 0  # of all open runs
+        self.running = 0  # requests of runs
+        self._forecast: Forecast | None = None  # None: what open runs hold has changed
         self.leased = 0  # leases there are
         self.broken = 0  # leases that ended for want of room
         self.parked = 0  # that were parked
         self.lapsed = 0  # because their time was over
-        self._needs: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # mean peak of a program's runs, how many it is over
-        self._arms: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # the same of those that came by a place
+        self._needs: OrderedDict[Hashable, Peaks] = OrderedDict()  # of a program's runs
+        self._arms: OrderedDict[Hashable, Peaks] = OrderedDict()  # of those that came by a place
         self._largest: dict[Hashable, int] = {}  # the same of programs of which no run has ended: what one has held so far
         self._places: OrderedDict[Hashable, _Seen] = OrderedDict()
 
@@ -222,13 +229,14 @@ class Runs:
                 run.held -= lease.own
         parked = self._parked(req) if goes_on else None
         if not (run.is_open or taken):
-            run.expected = self._expected(run, req, need, at)
-            run.was_open = True
+            run.expected, run.peaks = self._expected(run, req, need, at), self._peaks(req)
+            run.was_open, run.first = True, run.first or need
         elif goes_on and (req.growth is not None or (run.program, req.gen) in self._arms):  # it has taken this arm, say
-            run.expected = max(self._expected(run, req, need, at), run.held)
+            run.expected, run.peaks = max(self._expected(run, req, need, at), run.held), self._peaks(req)
         if goes_on and len(run.places) < _RECENT:
             run.places[req.gen] = None
         run.running += 1
+        self.running += 1
         req.charged, req.started = need + taken, at - taken
         if parked is not None:  # `need` has what comes back
             self._unpark(parked)
@@ -238,6 +246,7 @@ class Runs:
         """It was preempted."""
         if (run := req.owner) is not None:
             run.running -= 1
+            self.running -= 1
             self._hold(run, -req.charged)
             req.charged = 0
 
@@ -251,6 +260,7 @@ class Runs:
         own = max(0, node.end - req.started)
         run.requests -= 1
         run.running -= 1
+        self.running -= 1
         run.held -= req.charged
         req.charged = 0
         run.peak = max(run.peak, run.held + own)  # without what was promised in vain
@@ -260,6 +270,7 @@ class Runs:
         if away is not None:
             self._lease(run, node, own, req, away)
         else:
+            self._stay(run, self._now() + _AWAY)
             if req.kind is Kind.PREFILL and (lease := self._above(node, run)) is not None and node not in run.leases:
                 self._lengthen(lease, node, own)
             self._settle(run)
@@ -303,9 +314,9 @@ class Runs:
         del self._runs[run.number]
         if run.peak and run.program is not None:
             self._largest.pop(run.program, None)
-            _average(self._needs, run.program, run.peak)
+            _remember(self._needs, run.program, run)
             for place in run.places:
-                _average(self._arms, (run.program, place), run.peak)
+                _remember(self._arms, (run.program, place), run)
 
     # -- admission ---------------------------------------------------------------------------------------------
 
@@ -314,29 +325,40 @@ class Runs:
         run = req.owner
         if not self._open or self.must_admit or req.preempted or (run is not None and run.is_open):
             return True
-        return self._room >= self._wants(req, need, at)
+        return self._fits(need, self._wants(req, need, at), self._peaks(req))
 
-    @property
-    def _room(self) -> int:
-        """Slots that open runs are not expected to need, those that the host spares the device included."""
-        host = max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0
-        return self._promises.spare + host - self.growth
+    def _fits(self, need: int, peak: int, peaks: Peaks | None) -> bool:
+        """Whether a run that needs so much now, and comes to need its peak, fits beside all open ones until its end."""
+        room = self._promises.spare + (max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0)
+        if peak <= room - self.growth:  # even if all have their peaks at once
+            return True
+        if self._forecast is None:
+            self._forecast = Forecast([(run.held + run.away, run.growth, run.peaks is not None) for run in self._open])
+        return self._forecast.peak_beside(need, max(0, peak - need), peaks is not None) <= room
 
     def may_fit(self, req: Request) -> bool:
         """Whether a request that was refused is worth another look."""
-        return req.preempted > 0 or not self._open or self.must_admit or self._room + req.shared >= req.wants
+        if req.preempted or not self._open or self.must_admit:
+            return True
+        need, peak = req.wants
+        return self._fits(need - req.shared, peak - req.shared, self._peaks(req))
 
     def refused(self, req: Request, need: int, at: int) -> None:
         """What it would take."""
-        req.wants, req.shared = self._wants(req, need, at), at
+        req.wants, req.shared = (need, self._wants(req, need, at)), at
 
     def _wants(self, req: Request, need: int, at: int) -> int:
         return need if req.owner is None else self._expected(req.owner, req, need, at)
 
+    def _peaks(self, req: Request) -> Peaks | None:
+        """Of earlier runs that came by this place, or else of all of its program."""
+        program = req.owner.program if req.owner is not None else None
+        return None if program is None else self._arms.get((program, req.gen)) or self._needs.get(program)
+
     def _expected(self, run: OpenRun, req: Request, need: int, at: int) -> int:
         """Slots that it is expected to hold at its peak, by what runs needed that came by this place; `need`: for this request, behind `at` tokens."""
-        found = self._arms.get((run.program, req.gen)) or self._needs.get(run.program)
-        guess = max(need + (req.head_len - at) * _GROWS, self._largest.get(run.program, 0)) if found is None else found[0]
+        found = self._peaks(req)
+        guess = max(need + (req.head_len - at) * _GROWS, self._largest.get(run.program, 0)) if found is None else found.above(need, run.first or need)
         if req.growth is not None:  # the graph leaves no more
             most = run.held + need + req.growth
             guess = most if found is None else min(guess, most)
@@ -348,12 +370,13 @@ class Runs:
 
     def _settle(self, run: OpenRun) -> None:
         """Whether it is open, and what it is expected to grow by, is as it must be."""
-        growth = 0
+        growth, self._forecast = 0, None
         if run.is_open:
             self._open[run] = None
-            growth = run.expected - run.held - run.away
-            if growth < 0:
-                growth = 0
+            has = run.held + run.away
+            if has > run.expected and run.peaks is not None:  # it is one of the larger ones
+                run.expected = min(self._capacity, max(has, round(run.peaks.above(has, run.first))))
+            growth = max(0, run.expected - has)
         else:
             self._open.pop(run, None)
         self.growth += growth - run.growth
@@ -365,6 +388,7 @@ class Runs:
         """A request's lock becomes a lease."""
         now = self._now()
         until = now + max(away * _WELL_OVER, away + _SLACK, self._longest(req.gen))
+        self._stay(run, until)
         held = run.leases.get(node)
         if held is not None:  # siblings that end at the same place
             self._tree.unlock(node)
@@ -373,6 +397,12 @@ class Runs:
             run.leases[node] = Lease(run, node, own, req.gen, req.space, now, until)
             self.leased += 1
         self._hold(run, own)
+
+    @staticmethod
+    def _stay(run: OpenRun, until: float) -> None:
+        """It has just been here: what it keeps for later, while a sub-program asks, say, is not over before that."""
+        for lease in itertools.chain(run.leases.values(), run.parked.values()):
+            lease.until = max(lease.until, until)
 
     def _lengthen(self, lease: Lease, node: Node, own: int) -> None:
         """It keeps what was computed behind it, too, up to `node`. The caller settles its run."""
@@ -425,12 +455,13 @@ class Runs:
             self._places.popitem(last=False)
 
     def lapse(self) -> bool:
-        """Ends leases whose time is well over. Whether there was one."""
+        """Ends leases whose time is well over; not of runs that are here by other requests, a sub-program's, say. Whether there was one."""
         if not self._open:
             return False
         now = self._now()
-        over = [lease for run in self._open for lease in run.leases.values() if lease.until <= now and not lease.wanted]
-        parked = [lease for run in self._open for lease in run.parked.values() if lease.until <= now]
+        away = [run for run in self._open if not run.requests]
+        over = [lease for run in away for lease in run.leases.values() if lease.until <= now]
+        parked = [lease for run in away for lease in run.parked.values() if lease.until <= now]
         for lease in over:
             self._end(lease)
             lease.run.lapsed = lease
@@ -462,14 +493,15 @@ class Runs:
         found = [lease for lease in run.leases.values() if lease is not goes_on_from]
         return sorted(found, key=lambda lease: (lease.wanted > 0, -lease.until))
 
-    def reclaimable(self, req: Request) -> Iterator[Lease]:
-        """Leases that may end for a waiting request, the first first: those that the host has, whoever has them, are only parked; for what a run
-        that has its memory needs now, or where nobody is expected back, also those of younger runs, and its own."""
+    def reclaimable(self, req: Request, age: int) -> Iterator[Lease]:
+        """Leases that may end for a request that has waited for `age` passes, the first first: those that the host has, whoever has them, are only
+        parked; for what a run that has its memory needs, or where nobody is expected back, also those of younger runs, and its own. As long as
+        others get on it waits for them to end, but not for long: what is given up is computed again."""
         if req.guess and not self.must_admit:
             return
         if not req.guess:
             yield from self.parkable_leases()
-        if self.must_admit or req.is_of_open_run:
+        if self.must_admit or (req.is_of_open_run and not (self.running and age < _FOR_OTHERS)):
             yield from self.younger_leases(req)
             yield from self.own_leases(req)
 
@@ -486,9 +518,9 @@ class Runs:
         if self._promises.spare + self._tree.freed_by(lease.node for lease in ending) < need:
             return False
         for lease in ending:
-            if self._promises.spare >= need:
+            if (lack := need - self._promises.spare) <= 0:
                 break
-            self._break(lease)
+            self._break(lease, lack)
         assert self._promises.spare >= need, "what ended leases give back was miscounted"
         return True
 
@@ -498,14 +530,15 @@ class Runs:
         if not leasing:
             return False
         run = max(leasing, key=lambda run: run.seniority)
-        self._break(next(iter(run.leases.values())))
+        lease = next(iter(run.leases.values()))
+        self._break(lease, lease.own)
         return True
 
-    def _break(self, lease: Lease) -> None:
-        """Parks it, if the host has what it is on."""
+    def _break(self, lease: Lease, lack: int) -> None:
+        """Parks it, if the host has what it is on. Else it gives up as much of its end as is lacking: that is what is computed again."""
         if self._host is None or lease.wanted or not self._host.has(lease.node):
             self.broken += 1
-            return self._end(lease)
+            return self._shorten(lease, lack)
         run = lease.run
         lease.copy = self._host.keep(lease.node)
         if (before := run.parked.get(lease.node)) is not None:
@@ -516,6 +549,21 @@ class Runs:
         self._away_tokens += lease.own
         self.parked += 1
         self._hold(run, -lease.own)
+
+    def _shorten(self, lease: Lease, lack: int) -> None:
+        """Ends what it has on the last tokens that nobody else holds, as few as give what is lacking; all of it if they do not."""
+        run, node, given = lease.run, lease.node, 0
+        while given < lack and node.locks == 1 and node.parent is not None and lease.own > given:
+            given += len(node.ids)
+            node = node.parent
+        if given < lack or given >= lease.own or node in run.leases:
+            return self._end(lease)
+        self._tree.lock(node)
+        self._tree.unlock(lease.node)
+        del run.leases[lease.node]
+        lease.node, lease.own = node, lease.own - given
+        run.leases[node] = lease
+        self._hold(run, -given)
 
     def _unpark(self, lease: Lease) -> None:
         """The caller settles its run."""
@@ -578,16 +626,17 @@ class Runs:
                 assert lease.node is node and node.locks > 0, "a lease on what is not locked"
                 assert lease.wanted == sum(req.lease is lease for req in waits), "a lease is waited for by nobody"
             assert run.requests or not run.ended or run in self.over, f"run {run.number} has ended"
+        assert self.growth == sum(run.growth for run in self._runs.values())
+        assert self.running == sum(run.running for run in self._runs.values())
         assert self.leased == sum(len(run.leases) for run in self._runs.values())
         assert self._away_tokens == sum(run.away for run in self._runs.values())
-        assert self.growth == sum(run.growth for run in self._runs.values())
         assert all(req.owner is None or self._runs.get(req.owner.number) is req.owner for req in (*waiting, *running)), "a run that is gone"
 
 
-def _average(means: OrderedDict[Hashable, tuple[float, int]], key: Hashable, x: float) -> None:
-    """Takes one more into a mean over about the last few."""
-    mean, count = means.pop(key, (0.0, 0))
-    count = min(count + 1, _RECENT)
-    means[key] = mean + (x - mean) / count, count
-    if len(means) > _PLACES:
-        means.popitem(last=False)
+def _remember(peaks: OrderedDict[Hashable, Peaks], key: Hashable, run: OpenRun) -> None:
+    """One more run has ended."""
+    found = peaks.pop(key, None)
+    found = peaks[key] = Peaks() if found is None else found
+    found.add(run.first, run.peak)
+    if len(peaks) > _PLACES:
+        peaks.popitem(last=False)

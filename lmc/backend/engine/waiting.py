@@ -20,6 +20,7 @@ from lmc.backend.engine.request import Request
 _LOOKED_AT = 64  # whose prompts are counted, and kept in the cache
 _WINDOW = 256  # looked at in one pass
 _HELD_BACK = 16  # of those that are held back, looked at in one pass
+_AGAIN = 64  # passes after which what fitted nowhere is looked at again, though nothing has ended: it has become older
 _PATIENCE = 512  # passes after which a request goes first, whatever is cached
 
 Share = tuple[str, float]
@@ -43,6 +44,7 @@ class Waiting:
         self._order = self._orders()[held.policy.schedule]
         self._guesses: OrderedDict[Request, None] = OrderedDict()  # looked at when all others have been
         self._stuck_at = -1  # the changes of the holdings when nothing fitted; -1: something new may fit
+        self._stuck_since = 0  # the pass when that was
         self._kept_in = 0  # the last pass in which something was evicted
         self.clock = 0
 
@@ -182,10 +184,10 @@ class Waiting:
     @property
     def is_stuck(self) -> bool:
         """Nothing that waits fits until something changes."""
-        return self._stuck_at == self._held.changes
+        return self._stuck_at == self._held.changes and self.clock - self._stuck_since < _AGAIN
 
     def stick(self) -> None:
-        self._stuck_at = self._held.changes
+        self._stuck_at, self._stuck_since = self._held.changes, self.clock
 
     @property
     def expects_more(self) -> bool:

@@ -139,6 +139,94 @@ def test_tools_whose_times_differ_a_hundredfold_lose_leases_only_until_that_is_k
     assert 0 < lapsed[1] == lapsed[3]
 
 
+def test_what_waits_for_a_sub_program_is_kept_while_that_is_active():
+    """The sub-program asks again and again for a minute: as long as it does, its caller has not gone."""
+    clock = Clock()
+    engine, core = stepped(200, now=clock, max_context=150)
+    run, other = ProgramRun("caller"), ProgramRun("other")
+    caller = engine.submit(None, [Text(("c" * 60,)), gen(4)], Hints(run=run))
+    drain(core)
+    sub = None
+    for _ in range(40):
+        sub = engine.submit(sub, [Text(("s",)), gen(1)], Hints(run=run))
+        drain(core)
+        clock.now += 1.5
+        held_back = engine.submit(None, [Text(("o" * 120,)), gen(4)], Hints(run=other))
+        core.turn()
+        assert not held_back.results[0].done
+        held_back.cancel()
+        drain(core)
+    more = engine.submit(caller, [Text(("more",)), gen(1)], Hints(run=run))
+    drain(core)
+    assert engine.stats()["lapsed_leases"] == engine.stats()["broken_leases"] == 0
+    assert more.results[0].output().meta["cached_tokens"] > 60
+    engine.check()
+
+
+def test_a_lease_gives_up_no_more_of_its_end_than_is_needed():
+    """The younger run's last turn goes for the older one; of what it has from before nothing is computed again."""
+    engine, core = stepped(300, max_context=280)
+    older, younger = ProgramRun("agent"), ProgramRun("agent")
+    first = engine.submit(None, [Text(("f" * 100,)), gen(4)], Hints(run=older, growth=0))
+    drain(core)
+    second = engine.submit(None, [Text(("s" * 100,)), gen(4)], Hints(run=younger, growth=0))
+    drain(core)
+    for _ in range(2):
+        second = engine.submit(second, [Text(("t" * 20,)), gen(4)], Hints(run=younger))
+        drain(core)
+    assert engine.stats()["leases"] == 2
+    more = engine.submit(first, [Text(("m" * 50,)), gen(4)], Hints(run=older))
+    drain(core)
+    assert more.results[0].done and engine.stats()["broken_leases"] == 1
+    (lease,) = (lease for lease in core.scheduler.runs.leases() if lease.run.number == younger.number)
+    assert 100 < lease.node.end < 150
+    older.end()
+    drain(core)
+    last = engine.submit(second, [Text(("l",)), gen(1)], Hints(run=younger))
+    drain(core)
+    assert last.results[0].output().meta["cached_tokens"] > 100
+    engine.check()
+
+
+def test_nothing_is_given_up_while_others_get_on():
+    """The older run waits for the answer that is being made, which gives room, and what the younger one has stays."""
+    engine, core = stepped(300, max_context=280)
+    older, younger, short = (ProgramRun("agent") for _ in range(3))
+    first = engine.submit(None, [Text(("f" * 100,)), gen(4)], Hints(run=older, growth=0))
+    drain(core)
+    second = engine.submit(None, [Text(("s" * 100,)), gen(4)], Hints(run=younger, growth=0))
+    drain(core)
+    soon = engine.submit(None, [Text(("n" * 40,)), gen(8)], Hints(run=short, growth=0))
+    core.turn()
+    more = engine.submit(first, [Text(("m" * 60,)), gen(4)], Hints(run=older))
+    core.turn()
+    assert not (soon.results[0].done or more.results[0].done)
+    short.end()
+    drain(core)
+    assert soon.results[0].done and more.results[0].done and second.results[0].done
+    assert engine.stats()["broken_leases"] == 0
+    engine.check()
+
+
+def test_who_goes_on_does_not_wait_long_for_others_to_end():
+    """An answer of many tokens is being made: an older run has the room of one that is away before that has ended."""
+    engine, core = stepped(500, max_context=400)
+    older, younger, long = (ProgramRun("agent") for _ in range(3))
+    first = engine.submit(None, [Text(("f" * 60,)), gen(4)], Hints(run=older, growth=0))
+    drain(core)
+    second = engine.submit(None, [Text(("s" * 60,)), gen(4)], Hints(run=younger, growth=0))
+    drain(core)
+    talk = engine.submit(None, [Text(("n" * 40,)), gen(300)], Hints(run=long, growth=0))
+    core.turn()
+    more = engine.submit(first, [Text(("m" * 60,)), gen(4)], Hints(run=older))
+    for _ in range(200):
+        core.turn()
+    assert more.results[0].done and second.results[0].done and not talk.results[0].done
+    assert engine.stats()["broken_leases"] == 1
+    drain(core)
+    engine.check()
+
+
 def test_where_everything_fits_runs_change_nothing():
     found = []
     for policy in (Policy(), Policy(schedule="lpm")):
