@@ -32,7 +32,7 @@ from typing import Any
 
 import lmc
 from benchmarks.pass_workloads import for_passes
-from benchmarks.workloads import Size, Workload, figures, host_overhead, slow_tool
+from benchmarks.workloads import Size, Workload, figures, host_overhead, pictures, slow_tool
 from lmc import named
 from lmc.passes.manager import Target, pipeline_for
 
@@ -71,6 +71,9 @@ class Row:
     forced_tokens: int
     passes: int
     prefill_optimality: float
+    images: int = 0
+    towered: int = 0  # of them, those that the vision tower looked at
+    tower_s: float = 0.0
     equal_texts: float | None = None  # share of items with the same text as the interpreter's
     speedup: float | None = None  # interpreter's median / this one's
     cpu_ratio: float | None = None  # this one's processor time / the interpreter's
@@ -168,7 +171,7 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
     row = Row(workload.name, mode, n, len(mine), median, times[0], times[-1], 1000 * median / n,
               1000 * statistics.median(run.cpu_seconds for run in mine) / n, spent.calls, spent.prompt_tokens,
               spent.prefilled_tokens, spent.unique_tokens, spent.cached_tokens, spent.generated_tokens, spent.forced_tokens,
-              spent.passes, spent.prefill_optimality)
+              spent.passes, spent.prefill_optimality, spent.images, spent.images - spent.image_hits, spent.tower_seconds)
     if mode == "interpreter" or reference is None:
         return row
     pairs = [(a, b) for one, two in zip(mine, reference) for a, b in zip(one.texts, two.texts)]
@@ -188,8 +191,8 @@ def open_backend(name: str, **options: Any) -> Any:
 
 def choose(names: str, size: Size) -> list[Workload]:
     """Workloads by name: `all` are the ten figures, `host` the small programs, `passes` those that passes act on, else a
-    comma-separated list (also `slow-tool`)."""
-    every = {w.name: w for w in (*figures(size), *host_overhead(), *for_passes(size), slow_tool())}
+    comma-separated list (also `slow-tool`, and `pictures` for models that see)."""
+    every = {w.name: w for w in (*figures(size), *host_overhead(), *for_passes(size), slow_tool(), pictures(size))}
     groups = {"all": [w.name for w in figures(size)], "host": [w.name for w in host_overhead()], "passes": [w.name for w in for_passes(size)]}
     wanted = [name for part in names.split(",") for name in groups.get(part, [part])]
     unknown = [name for name in wanted if name not in every]
@@ -229,6 +232,10 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("generated", lambda r: str(r.generated_tokens)),
     ("passes", lambda r: str(r.passes)),
     ("optimality", lambda r: f"{r.prefill_optimality:.4f}"),
+    ("images", lambda r: "" if not r.images else str(r.images)),
+    ("in tower", lambda r: "" if not r.images else str(r.towered)),
+    ("tower s", lambda r: "" if not r.images else f"{r.tower_s:.3f}"),
+    ("images/s", lambda r: "" if not r.images else f"{r.n / r.median_s:.2f}"),
     ("equal", lambda r: "" if r.equal_texts is None else f"{r.equal_texts:.0%}"),
     ("speedup", lambda r: "" if r.speedup is None else f"{r.speedup:.2f}x"),
     ("cpu ratio", lambda r: "" if r.cpu_ratio is None else f"{r.cpu_ratio:.2f}"),

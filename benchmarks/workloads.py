@@ -6,7 +6,9 @@ tokenizer and a few bytes for the mock. `Size` scales them all, so that the same
 
 from __future__ import annotations
 
+import struct
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -233,6 +235,42 @@ def figures(size: Size) -> tuple[Workload, ...]:
         chat(size, "chat-short", 80, 8),
         chat(size, "chat-long", 40, 256),
     )
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def pictures(size: Size) -> Workload:
+    """A picture and a few words on it, and six questions by fork: the tower looks once at each, its tokens are computed once."""
+    length = size.tokens(64)
+
+    @lmc.function
+    def ask(s, picture, caption):
+        s += lmc.user_begin() + lmc.image(picture) + caption
+        forks = s.fork(len(QUESTIONS))
+        for f, question in zip(forks, QUESTIONS, strict=True):
+            f += "\n" + question + lmc.user_end() + lmc.assistant(answer("answer", length))
+        return [f["answer"] for f in forks]
+
+    return Workload("pictures", "a picture, 30 w, fork 6 x (9 w, gen 64)", 64, len(QUESTIONS), ask,
+                    lambda rng: {"picture": picture(rng, 336, 336), "caption": text(rng, size.words(30))})
+
+
+QUESTIONS = (
+    "What is in the middle of it?", "Which colours has it?", "How many things are on it?", "Where was it taken, and when?",
+    "What is strange about it?", "Is the text about it true?",
+)  # fmt: skip
+
+
+def picture(rng: Random, width: int, height: int, square: int = 14) -> bytes:
+    """A PNG of squares of random colours."""
+    rows = []
+    for y in range(height):
+        if y % square == 0:
+            row = b"\0" + b"".join(rng.randbytes(3) * square for _ in range(-(-width // square)))[: 3 * width]
+        rows.append(row)
+    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"".join(rows), 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks)
 
 
 # -- tools that block ----------------------------------------------------------------------------------------------

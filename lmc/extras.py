@@ -17,6 +17,7 @@ DISTRIBUTION = "lmc-lang"  # on a package index; what is imported is lmc
 
 MODULES = {
     "images": ("PIL", "numpy"),
+    "video": ("av", "num2words", "PIL", "numpy"),
     "engine": ("torch", "transformers", "tokenizers", "safetensors", "numpy"),
     "tokens": ("tokenizers", "numpy"),
     "gpu": ("triton",),

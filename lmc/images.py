@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.extras import require
@@ -41,7 +41,10 @@ DETAILS = ("auto", "low", "high")
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "La", "RGBa", "P", "PA", "1")
 _PDF = "application/pdf"
-_DATA_URL = re.compile(r"data:(?:image/[\w.+-]+|application/pdf)(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
+_DATA_URLS = {
+    what: re.compile(rf"data:(?:{kinds})(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
+    for what, kinds in (("image", r"image/[\w.+-]+|application/pdf"), ("video", r"video/[\w.+-]+|image/gif"))
+}
 
 
 def is_remote(source: Any) -> bool:
@@ -51,17 +54,17 @@ def is_remote(source: Any) -> bool:
 
 def read(image: Image) -> Image:
     """The picture as an encoded file; a web address and a video as they are. Raises what is wrong with it, at `image.loc`."""
-    if image.num_frames is not None or is_remote(image.source) or getattr(image.source, "__class__", None) is _Checked:
+    if image.frames is not None or is_remote(image.source) or getattr(image.source, "__class__", None) is Checked:
         return image
     data = _encoded(image.source, image.loc)
     if image.detail == DOCUMENT:
         _check_document(data, image.loc)
     else:
         check(data, image.loc)
-    return Image(_Checked(data), None, image.detail, image.loc)
+    return Image(Checked(data), None, image.detail, image.loc)
 
 
-class _Checked(bytes):
+class Checked(bytes):
     """An encoded file that was looked at."""
 
     __slots__ = ()
@@ -84,9 +87,12 @@ def data_url(image: Image) -> str:
 
 
 def digest(image: Image) -> bytes:
-    """16 bytes that tell pictures apart: of the file, or of the address."""
+    """16 bytes that tell pictures apart: of the file, or of the address; of a video with what is seen of it."""
     source = image.source if is_remote(image.source) else read(image).source
-    return hashlib.blake2b(source.encode() if isinstance(source, str) else source, digest_size=16).digest()
+    found = hashlib.blake2b(source.encode() if isinstance(source, str) else source, digest_size=16)
+    if image.frames is not None:
+        found.update(f"\0{image.frames.num_frames} {image.frames.fps}".encode())
+    return found.digest()
 
 
 def kind_of(data: bytes) -> str | None:
@@ -107,9 +113,9 @@ def _encoded(source: Any, loc: Loc | None) -> bytes:
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, str) and source[:5].lower() == "data:":
-        return _of_url(source, loc)
+        return bytes_of_url(source, "image", loc)
     if isinstance(source, str | os.PathLike):
-        return _of_file(Path(source), loc)
+        return bytes_of_file(Path(source), "image", MOST_BYTES, loc)
     if hasattr(source, "save") and hasattr(source, "getbands"):
         return _as_png(source, loc)
     if hasattr(source, "__array__") or hasattr(source, "detach"):
@@ -119,30 +125,31 @@ def _encoded(source: Any, loc: Loc | None) -> bytes:
     )
 
 
-def _of_url(url: str, loc: Loc | None) -> bytes:
-    found = _DATA_URL.match(url)
+def bytes_of_url(url: str, what: Literal["image", "video"], loc: Loc | None) -> bytes:
+    """What a data URL holds."""
+    found = _DATA_URLS[what].match(url)
     try:
         if found is not None:
             return base64.b64decode(url[found.end() :], validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise ParameterError(f"image({url[:40]!r}…): not a picture's data URL, which is data:image/…;base64,…", loc=loc)
+    raise ParameterError(f"{what}({url[:40]!r}…): not a {'picture' if what == 'image' else what}'s data URL, which is data:{what}/…;base64,…", loc=loc)
 
 
-def _of_file(path: Path, loc: Loc | None) -> bytes:
+def bytes_of_file(path: Path, what: str, most: int, loc: Loc | None) -> bytes:
+    """A file of at most `most` bytes; raises at `loc`."""
     try:
-        size = path.stat().st_size
-        _check_size(size, loc)
+        check_size(path.stat().st_size, what, most, loc)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if isinstance(error, ParameterError):
             raise
-        raise ProgramError(f"image({str(path)!r}): {getattr(error, 'strerror', None) or error}", loc=loc) from None
+        raise ProgramError(f"{what}({str(path)!r}): {getattr(error, 'strerror', None) or error}", loc=loc) from None
 
 
-def _check_size(size: int, loc: Loc | None) -> None:
-    if size > MOST_BYTES:
-        raise ParameterError(f"image(…): {size >> 20} MiB, and the limit is {MOST_BYTES >> 20}; make it smaller", loc=loc)
+def check_size(size: int, what: str, most: int, loc: Loc | None) -> None:
+    if size > most:
+        raise ParameterError(f"{what}(…): {size >> 20} MiB, and the limit is {most >> 20}; make it smaller", loc=loc)
 
 
 def _as_png(picture: Any, loc: Loc | None) -> bytes:
@@ -184,7 +191,7 @@ def _of_array(source: Any, loc: Loc | None) -> Pillow:
 
 def check(data: bytes, loc: Loc | None) -> None:
     """Refuses a file that no model should be asked with."""
-    _check_size(len(data), loc)
+    check_size(len(data), "image", MOST_BYTES, loc)
     if kind_of(data) is None:
         what = "empty" if not data else "a PDF: write lmc.document(…)" if data.startswith(b"%PDF-") else "neither PNG, JPEG, GIF nor WebP"
         raise ParameterError(f"image(…): the file is {what}", loc=loc)

@@ -118,18 +118,38 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Frames:
+    """Which frames of a video a model sees: so many, evenly spread, or so many a second. Neither: as its model is used to."""
+
+    num_frames: int | None = None
+    fps: float | None = None
+
+    @classmethod
+    def of(cls, num_frames: Any, fps: Any) -> Frames:
+        """From the arguments of `video(…)`. Raises what is wrong with them."""
+        if num_frames is not None and fps is not None:
+            raise ArgumentError("video() takes num_frames=… or fps=…, not both")
+        return cls(
+            None if num_frames is None else _integer(1)("video(num_frames)", num_frames), None if fps is None else _number(*_RATES)("video(fps)", fps)
+        )
+
+
+_RATES = 1e-3, 1e3  # frames a second
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """An image, a video or a document. `source`: as given by the user; in a run's prompts the encoded file, or a web address (lmc/images.py)."""
 
     source: Any
-    num_frames: int | None = None
+    frames: Frames | None = None  # of a video; None: it is none
     detail: str = "auto"  # for APIs that take pictures in several sizes: "low", "high" or "auto"; DOCUMENT: a PDF
     loc: Loc | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
         """What it is, for messages."""
-        return "video" if self.num_frames is not None else "document" if self.detail == DOCUMENT else "image"
+        return "video" if self.frames is not None else "document" if self.detail == DOCUMENT else "image"
 
 
 DOCUMENT = "document"

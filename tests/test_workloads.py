@@ -9,7 +9,7 @@ import pytest
 import lmc
 from benchmarks import agent_traces, bench_agents, bench_compile, bench_passes, bench_programs
 from benchmarks.pass_workloads import LATE_POOL
-from benchmarks.workloads import WORDS, Size, figures, host_overhead
+from benchmarks.workloads import WORDS, Size, figures, host_overhead, pictures
 from tests.backend.gated import Gated
 from tests.searching import apart
 
@@ -43,7 +43,7 @@ def test_items_depend_on_the_seed_only(workload):
     assert workload.items(3, seed=1) != workload.items(3, seed=2)
 
 
-@pytest.mark.parametrize("workload", ALL, ids=names(ALL))
+@pytest.mark.parametrize("workload", (*ALL, pictures(SMALL)), ids=(*names(ALL), "pictures"))
 def test_compiled_equals_interpreted_and_asks_as_often(workload):
     backend = bench_programs.open_backend("mock")
     interpreted, compiled = bench_programs.bench(workload, backend, bench_programs.MODES, n=3, reps=1, seed=0)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
+from lmc import videos
 from lmc.backend.base import (
     HEALTHY,
     Capabilities,
@@ -60,7 +61,7 @@ from lmc.images import digest, read
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
-    "mock", KINDS, select=True, logprobs=True, images=True, documents=True, n=True, streams=True, tools=True, seed=0
+    "mock", KINDS, select=True, logprobs=True, images=True, videos=True, documents=True, n=True, streams=True, tools=True, seed=0
 )
 
 # -- what is recorded ------------------------------------------------------------------------------------------------
@@ -203,9 +204,7 @@ class _Picture:
 
 def _picture(image: Image) -> _Picture:
     """Reads an image as chat APIs do; raises at its place for what is none."""
-    if image.num_frames is not None:
-        raise UnsupportedOpError("video input", "mock", "append the frames as images", loc=image.loc)
-    seen = read(image)
+    seen = read(image) if image.frames is None else videos.read(image)
     return _Picture(seen.source, image_tokens(digest(seen)))
 
 

@@ -76,4 +76,4 @@ def _shown_part(part: Any) -> str:
         return part.text()
     if not isinstance(part, Image):
         return str(part)
-    return f"\0image {part.source if part.num_frames is not None else digest(part).hex()}\0"
+    return f"\0image {digest(part).hex()}\0"

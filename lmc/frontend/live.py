@@ -17,8 +17,22 @@ from lmc.frontend.primitives import GenExpr, SelectExpr, typed
 from lmc.frontend.values import Symbolic
 from lmc.images import read as read_image
 from lmc.limits import Limits
-from lmc.prompt import Excerpt, Gen, Image, Mark, Origin, Prompt, SamplingParams, Select, Special, make_gen, make_select
+from lmc.prompt import (
+    Excerpt,
+    Frames,
+    Gen,
+    Image,
+    Mark,
+    Origin,
+    Prompt,
+    SamplingParams,
+    Select,
+    Special,
+    make_gen,
+    make_select,
+)
 from lmc.tools import Described
+from lmc.videos import read as read_video
 
 if TYPE_CHECKING:
     from lmc.durable.run import RunJournal
@@ -119,10 +133,15 @@ class LiveEmitter:
         assert not isinstance(text, Symbolic), "a traced value in a live run"
         return ctx.append(text)
 
-    def image(self, ctx: Prompt, source: Any, num_frames: Any = None, detail: str = "auto", loc: Loc | None = None) -> Prompt:
-        image = Image(source, num_frames, detail, loc)
+    def image(self, ctx: Prompt, source: Any, detail: str = "auto", loc: Loc | None = None) -> Prompt:
+        return self._shown(ctx, Image(source, None, detail, loc))
+
+    def video(self, ctx: Prompt, source: Any, num_frames: Any = None, fps: Any = None, loc: Loc | None = None) -> Prompt:
+        return self._shown(ctx, Image(source, Frames.of(num_frames, fps), loc=loc))
+
+    def _shown(self, ctx: Prompt, image: Image) -> Prompt:
         check_supported(self.run.backend.capabilities, (image,))
-        return ctx.append(read_image(image))
+        return ctx.append(read_image(image) if image.frames is None else read_video(image))
 
     def role_begin(self, ctx: Prompt, role: str, previous: str | None) -> Prompt:
         return ctx.append(*self._template.begin(role, previous), Mark(role, "begin"))

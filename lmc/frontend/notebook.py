@@ -164,7 +164,7 @@ def _error(error: BaseException) -> str:
 
 
 def _image(image: Image) -> str:
-    data = _bytes_of(image.source) if image.num_frames is None else None
+    data = _bytes_of(image.source) if image.frames is None else None
     mime = next((kind for begin, kind in _MIME.items() if data is not None and data.startswith(begin)), None)
     if data is None or mime is None or len(data) > _MOST_BYTES:
         return f'<span class="s">[{image.kind}]</span>'

@@ -204,10 +204,11 @@ class ImageExpr(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VideoExpr(Expr):
-    """`num_frames` frames of a video file."""
+    """A video, as given by the user."""
 
     source: Any
-    num_frames: int | Symbolic
+    num_frames: int | Symbolic | None = None
+    fps: float | Symbolic | None = None
     loc: Loc | None = field(default=None, compare=False)
 
 
@@ -584,9 +585,21 @@ def document(source: Any) -> ImageExpr:
     return ImageExpr(source, DOCUMENT, caller_loc())
 
 
-def video(path: Any, num_frames: int) -> VideoExpr:
-    """A video as `num_frames` frames of the file at `path`."""
-    return VideoExpr(path, num_frames, caller_loc())
+@users_frames
+def video(path: Any, num_frames: int | None = None, fps: float | None = None) -> VideoExpr:
+    """A video, of which a model sees some frames: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA-OneVision, LLaVA-NeXT-Video and SmolVLM on an engine.
+
+    path        a path, the bytes of an MP4, WebM, AVI, GIF … file, or its data URL
+    num_frames  so many frames, evenly spread over the video
+    fps         so many frames a second, instead; without both, as many as the model is used to
+
+    It is read once, where it is appended; what is no video, is damaged or has fewer frames is an error there, before the model is asked.
+    Needs the extra `video`.
+    """
+    loc = caller_loc()
+    if num_frames is not None and fps is not None:
+        raise ArgumentError("video() takes num_frames=… or fps=…, not both", loc=loc)
+    return VideoExpr(path, num_frames, fps, loc)
 
 
 @users_frames

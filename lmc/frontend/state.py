@@ -497,12 +497,12 @@ def _hold(s: State, name: str | None, answer: Answer, held: Taken | None = None,
 
 def _image(s: State, expr: ImageExpr) -> None:
     with _at(expr):
-        s.ctx = s.emitter.image(s.ctx, expr.source, None, expr.detail, expr.loc)
+        s.ctx = s.emitter.image(s.ctx, expr.source, expr.detail, expr.loc)
 
 
 def _video(s: State, expr: VideoExpr) -> None:
     with _at(expr):
-        s.ctx = s.emitter.image(s.ctx, expr.source, expr.num_frames, loc=expr.loc)
+        s.ctx = s.emitter.video(s.ctx, expr.source, expr.num_frames, expr.fps, expr.loc)
 
 
 def _role_begin(s: State, expr: RoleBegin) -> None:

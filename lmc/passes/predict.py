@@ -131,7 +131,7 @@ class _Growth:
         if op.kind == "select":
             texts = choices(op)
             return max(map(self.measure.text, texts), default=0) if all(isinstance(text, str) for text in texts) else None  # pyright: ignore[reportArgumentType]
-        return None if op.kind == "image" or (op.kind == "unknown" and any(x.type == "ctx" for x in op.uses)) else 0
+        return None if op.kind in ("image", "video") or (op.kind == "unknown" and any(x.type == "ctx" for x in op.uses)) else 0
 
     @staticmethod
     def _plus(*parts: int | None) -> int | None:

@@ -75,8 +75,11 @@ class AheadEmitter:
             return Hole(join(_deps(ctx), text.deps), ctx.append(text.begins) if text.begins and isinstance(ctx, Prompt) else ctx)
         return ctx if isinstance(ctx, Hole) else ctx.append(text)
 
-    def image(self, ctx: Any, source: Any, num_frames: Any = None, detail: str = "auto", loc: Loc | None = None) -> Hole:
+    def image(self, ctx: Any, source: Any, detail: str = "auto", loc: Loc | None = None) -> Hole:
         return Hole(None)  # what a file holds is read when the request is made
+
+    def video(self, ctx: Any, source: Any, num_frames: Any = None, fps: Any = None, loc: Loc | None = None) -> Hole:
+        return Hole(None)
 
     def role_begin(self, ctx: Any, role: str, previous: str | None) -> Any:
         parts = self._template.begin(role, previous)  # raises for a role that the template lacks, in the evaluation, too
@@ -266,3 +269,6 @@ class ProgramSource:
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")
         return outcome.waits
+
+    def close(self) -> None:
+        self.snapshot.forget()

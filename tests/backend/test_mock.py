@@ -38,6 +38,7 @@ from lmc.fsm.regex import parse
 from lmc.prompt import (
     ChoicesMethod,
     Constraint,
+    Frames,
     Gen,
     Image,
     Mark,
@@ -609,7 +610,7 @@ def test_many_threads_may_submit() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match="mock does not support"):
-        Mock().submit(None, (Image("x.mp4", num_frames=4),))
+        Mock(capabilities=replace(CAPABILITIES, videos=False)).submit(None, (Image("x.mp4", Frames(4)),))
 
 
 # -- log-probabilities

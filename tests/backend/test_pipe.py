@@ -131,7 +131,7 @@ def test_every_kind_of_request_and_answer_crosses_as_it_is():
     def crossed(data: Any) -> Any:
         return wire.from_bytes(wire.to_bytes([[data]]))[0][0]
 
-    found = wire.read_segments(crossed(wire.write_segments(SEGMENTS, "mock")))
+    found = wire.read_segments(crossed(wire.write_segments(SEGMENTS)))
     assert found == SEGMENTS and [type(s) for s in found] == [type(s) for s in SEGMENTS]
     assert {type(s) for s in SEGMENTS} == set(wire._WRITE), "each kind is tried"
     hints = Hints(True, (1, 2), (3, 4), 5, (1, 2), 6, True, lmc.backend.base.Beyond(3, 1, ("x",)), True, "salt", True, True, None, 2.0, "alice", ((-1, 2.0), (1, 0.5)), 7, (("traceparent", "00-1-2-01"),))
@@ -223,7 +223,7 @@ def test_what_is_no_message_ends_its_connection_or_its_request_alone(frame):
     here, there = Pipe()
     server = PipeServer(mock, there)
     wire.from_bytes(here.recv_bytes())  # hello
-    here.send_bytes(wire.to_bytes([["submit", 7, None, wire.write_segments([Text(("a",)), gen()], "mock"), None, None]]))
+    here.send_bytes(wire.to_bytes([["submit", 7, None, wire.write_segments([Text(("a",)), gen()]), None, None]]))
     until(lambda: mock._pending)
     here.send_bytes(frame)
     if server.join(0.5) is False:  # it was a request that cannot be: that alone fails

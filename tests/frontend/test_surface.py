@@ -38,7 +38,7 @@ WHAT_IS_THERE: dict[Any, str] = {
     lmc.gen_int: GEN.format(min_tokens=""),
     lmc.gen_string: GEN.format(min_tokens=""),
     lmc.select: "name=None, choices=None, temperature=0.0, choices_method=token_length_normalized",
-    lmc.video: "path, num_frames",
+    lmc.video: "path, num_frames=None, fps=None",
     lmc.system: "expr=None",
     lmc.user: "expr=None",
     lmc.assistant: "expr=None",

@@ -243,7 +243,7 @@ class Maker:
         self.emit(scope, "image", (self.prompt(scope), self.any(scope)))
 
     def make_video(self, scope: Scope) -> None:
-        self.emit(scope, "video", (self.prompt(scope), self.any(scope), 8))
+        self.emit(scope, "video", (self.prompt(scope), self.any(scope), 8, None))
 
     def make_role(self, scope: Scope) -> None:
         attrs = {"role": self.draw(roles), "previous": self.draw(st.one_of(st.none(), roles))}

@@ -100,19 +100,9 @@ def _content(content: list[str | Image]) -> str | list[Message]:
             parts.append({"type": "file", "file": {"filename": "document.pdf", "file_data": data_url(piece)}})
         elif isinstance(piece, Image):
             detail = {} if piece.detail == "auto" else {"detail": piece.detail}
-            parts.append({"type": "image_url", "image_url": {"url": image_url(piece), **detail}})
+            parts.append({"type": "image_url", "image_url": {"url": data_url(piece), **detail}})
         elif parts and parts[-1]["type"] == "text":
             parts[-1]["text"] += piece
         else:
             parts.append({"type": "text", "text": piece})
     return parts
-
-
-# -- images ----------------------------------------------------------------------------------------------------------
-
-
-def image_url(image: Image, target: str = "a chat API") -> str:
-    """An image as a URL: a web address as it is, anything else as data. Raises for what is no image."""
-    if image.num_frames is not None:
-        raise UnsupportedOpError("video input", target, "append the frames as images", loc=image.loc)
-    return data_url(image)

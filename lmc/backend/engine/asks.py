@@ -19,7 +19,7 @@ from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, Vocabulary, template_stops
 from lmc.backend.engine.eyes import Eyes, Picture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
-from lmc.backend.engine.request import PICTURE, Kind, Request, TokenLogprob
+from lmc.backend.engine.request import Kind, Request, TokenLogprob
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder
@@ -214,7 +214,7 @@ class Asker:
 
     def spelled(self, ids: np.ndarray) -> list[int]:
         """Ids of the vocabulary: those of pictures as the token that stands for them."""
-        return ids.tolist() if self.eyes is None else np.where(ids >= PICTURE, self.eyes.sight.token, ids).tolist()
+        return ids.tolist() if self.eyes is None else self.eyes.spelled(ids)
 
     def shown(self, token: int) -> str:
         if token not in self._shown:
@@ -362,6 +362,8 @@ class _Sampling:
             forced_tokens=sum(r.forced for r in done),
             calls=1,
             passes=max(r.passes for r in done),
+            drafted_tokens=sum(r.drafted for r in done),
+            accepted_tokens=sum(r.accepted for r in done),
         )
         self._asker.count_pictures(done)
         texts = tuple(r.ending.text for r in done if r.ending is not None)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, Literal
 
 from lmc.backend.engine.template_sandbox import OverLimit, Refused, Sandbox
 from lmc.backend.engine.tokenizer import Tokenizer
@@ -175,18 +175,18 @@ def _in_parts(render: Render) -> Render:
     return rendered
 
 
-def around_images(source: str | None, tokenizer: Tokenizer, token: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """What the template writes before and after an image, and the processor beside its `token`s: between texts, or, where it moves
-    images, at the beginning of a message. Nothing where there is no template that knows images."""
+def around(source: str | None, tokenizer: Tokenizer, token: str, kind: Literal["image", "video"]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """What the template writes before and after an image or a video, and the processor beside its `token`s: between texts, or, where it
+    moves them, at the beginning of a message. Nothing where there is no template that knows them."""
     if not source:
         return (), ()
-    image, (first, last) = {"type": "image"}, ({"type": "text", "text": _MARK.format(i)} for i in (0, 1))
+    image, (first, last) = {"type": kind}, ({"type": "text", "text": _MARK.format(i)} for i in (0, 1))
     sandbox = _sandbox(source, tokenizer)
     try:
         contents = ([first, last], [first, image, last], [image, first, last])
         plain, between, begun = (sandbox.render([{"role": "user", "content": content}], False) for content in contents)
     except (Refused, OverLimit) as why:
-        log.warning("the chat template does not write images: %s", why)
+        log.warning("the chat template does not write %ss: %s", kind, why)
         return (), ()
     finally:
         sandbox.close()

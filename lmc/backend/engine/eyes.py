@@ -28,7 +28,8 @@ from lmc.backend.base import Counters
 from lmc.backend.engine.request import PICTURE
 from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.images import decoded, is_remote
-from lmc.prompt import Image, Part
+from lmc.prompt import Frames, Image, Part
+from lmc.videos import Film
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pillow
@@ -48,6 +49,7 @@ class Shown:
             one position behind the last, as in texts
     extent  positions from the first token to what follows
     mutual  its tokens see each other, and not only what is before them
+    moving  of a video: another token of the vocabulary stands for it
     """
 
     count: int
@@ -55,6 +57,7 @@ class Shown:
     axes: np.ndarray | None = None
     extent: int = -1
     mutual: bool = False
+    moving: bool = False
 
     def __post_init__(self) -> None:
         if self.extent < 0:
@@ -82,10 +85,19 @@ class Sight(Protocol):
     token: int  # what stands for a picture's tokens where a vocabulary's ids are wanted
     before: tuple[Part, ...]  # what the chat template writes around a picture
     after: tuple[Part, ...]
+    video_token: int | None  # that of videos; None: it takes none
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         """An image as parts of a prompt: what the tower is shown, with the texts that the model's processor writes between. From any
         thread."""
+        ...
+
+    def sample(self, film: Film, wanted: Frames) -> list[int]:
+        """The frames of a video that are looked at, in order."""
+        ...
+
+    def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
+        """A video as parts of a prompt, with what the chat template writes around it. From any thread."""
         ...
 
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
@@ -137,19 +149,42 @@ class Eyes:
         return self.sight.width
 
     def parts(self, image: Image, most: int) -> tuple[Part | Picture, ...]:
-        """A picture with what the model's template writes around it. Raises what is wrong with it; it has at most `most` tokens."""
-        if image.num_frames is not None:
-            raise UnsupportedOpError("video input", self.sight.name, "append the frames as images", loc=image.loc)
+        """A picture or a video with what the model's template writes around it. Raises what is wrong with it; it has at most `most` tokens."""
+        parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
+        if (count := sum(part.count for part in parts if isinstance(part, Shown))) >= most:
+            what = "a picture" if image.frames is None else "a video"
+            raise ParameterError(f"{image.kind}(…): {what} is {count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc)
+        return tuple(self._known(part) if isinstance(part, Shown) else part for part in parts)
+
+    def _prepared(self, image: Image) -> tuple[Part | Shown, ...]:
         if is_remote(image.source):
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
         picture = decoded(image)
         try:
-            parts = self.sight.prepare(picture, image.detail)
+            return (*self.sight.before, *self.sight.prepare(picture, image.detail), *self.sight.after)
         except ValueError as error:
             raise ParameterError(f"image(…): {self.sight.name} cannot take {picture.width} × {picture.height} pixels: {error}", loc=image.loc) from error
-        if (count := sum(part.count for part in parts if isinstance(part, Shown))) >= most:
-            raise ParameterError(f"image(…): a picture is {count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc)
-        return (*self.sight.before, *(self._known(part) if isinstance(part, Shown) else part for part in parts), *self.sight.after)
+
+    def _watched(self, video: Image, wanted: Frames, most: int) -> tuple[Part | Shown, ...]:
+        film = Film(video)
+        indices = self.sight.sample(film, wanted)
+        if len(indices) >= most:  # before they are decoded
+            raise ParameterError(f"video(…): {len(indices)} frames of it are more tokens than prompts of {self.sight.name} have room for: {most}", loc=video.loc)
+        try:
+            return self.sight.watch(film, indices)
+        except ParameterError:
+            raise
+        except ValueError as error:
+            raise ParameterError(f"video(…): {self.sight.name} cannot take it: {error}", loc=video.loc) from error
+
+    def spelled(self, ids: np.ndarray) -> list[int]:
+        """Ids of the vocabulary: those of pictures as the token that stands for them."""
+        found = ids.copy()
+        for number in np.unique(ids[ids >= PICTURE]).tolist():
+            picture = self._alive.get(number)
+            moving = picture is not None and picture.shown.moving
+            found[ids == number] = self.sight.video_token if moving else self.sight.token
+        return found.tolist()
 
     def _known(self, shown: Shown) -> Picture:
         key = _hash(shown)
@@ -204,6 +239,11 @@ class Eyes:
             _, gone = self._features.popitem(last=False)
             self._held -= gone.nbytes
 
+    def flush(self) -> None:
+        """Forgets all features, on the engine's thread."""
+        self._features.clear()
+        self._held = 0
+
     # -- counts ------------------------------------------------------------------------------------------------
 
     def count(self, pictures: int) -> None:
@@ -222,6 +262,7 @@ class Eyes:
 def _hash(shown: Shown) -> bytes:
     """128 bits of what a tower sees, and of where in time."""
     found = hashlib.blake2b(digest_size=16)
+    found.update(b"video" if shown.moving else b"")
     for name, array in sorted((shown.inputs if shown.axes is None else {**shown.inputs, "": shown.axes}).items()):
         found.update(f"{name} {array.dtype} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).data)

@@ -137,6 +137,11 @@ class PipeBackend:
         self._connection.close()  # this process's end of it
         self._fail_all()
 
+    @property
+    def lost(self) -> BackendError | None:
+        """Why it cannot be used any more; None if it can."""
+        return self._lost
+
     # -- the protocol --------------------------------------------------------------------------------------------------
 
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> PipeHandle:
@@ -178,7 +183,7 @@ class PipeBackend:
             raise self._error()
         check_supported(self.capabilities, segments)
         before = None if parent is None else self._own(parent)
-        written = wire.write_segments(segments, self.capabilities.name)
+        written = wire.write_segments(segments)
         held = _Held(self, next(self._numbers))
         results = tuple([_PipeResult(held) for segment in segments if isinstance(segment, Gen | Select)])
         if results:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from lmc import codec
-from lmc.backend.api.messages import image_url
+from lmc import codec, videos
 from lmc.backend.base import Beyond, Capabilities, Hints, Output, Prices, Scored, Usage
 from lmc.errors import BackendError, Loc
+from lmc.images import data_url
 from lmc.prompt import (
     ChoicesMethod,
     Constraint,
+    Frames,
     Gen,
     Given,
     Image,
@@ -53,9 +54,9 @@ def from_bytes(frame: bytes) -> list[Message]:
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 
-def write_segments(segments: Sequence[Segment], target: str) -> list[Any]:
-    """Raises what is wrong with an image, which is read here."""
-    return [_WRITE[type(segment)](segment, target) for segment in segments]
+def write_segments(segments: Sequence[Segment]) -> list[Any]:
+    """Raises what is wrong with an image or a video, which is read here."""
+    return [_WRITE[type(segment)](segment) for segment in segments]
 
 
 def read_segments(data: Sequence[Any]) -> list[Segment]:
@@ -71,7 +72,13 @@ def read_parts(data: Sequence[Any]) -> tuple[Part, ...]:
     return tuple([p if isinstance(p, str) else Special(p[0]) if len(p) == 1 else Mark(p[0], p[1]) for p in data])
 
 
-def _write_gen(ask: Gen, _: str) -> list[Any]:
+def _write_image(image: Image) -> list[Any]:
+    if image.frames is None:
+        return ["image", data_url(image), image.detail, _write_loc(image.loc)]
+    return ["video", videos.data_url(image), [image.frames.num_frames, image.frames.fps], _write_loc(image.loc)]
+
+
+def _write_gen(ask: Gen) -> list[Any]:
     constraint = None if ask.constraint is None else [ask.constraint.kind, ask.constraint.source]
     return ["gen", _changed(ask.params, _PLAIN), constraint, ask.seed, ask.name, _write_loc(ask.loc), ask.tools]
 
@@ -81,7 +88,7 @@ def _read_gen(params: dict[str, Any], constraint: list[str] | None, seed: int, n
     return Gen(SamplingParams(**given), None if constraint is None else Constraint(*constraint), seed, name, _read_loc(loc), tools)  # type: ignore[arg-type]
 
 
-def _write_select(ask: Select, _: str) -> list[Any]:
+def _write_select(ask: Select) -> list[Any]:
     return ["select", list(ask.choices), str(ask.method), ask.temperature, ask.seed, ask.name, _write_loc(ask.loc)]
 
 
@@ -89,10 +96,10 @@ def _read_select(choices: list[str], method: str, temperature: float, seed: int,
     return Select(tuple(choices), ChoicesMethod(method), temperature, seed, name, _read_loc(loc))
 
 
-_WRITE: Mapping[type, Callable[[Any, str], list[Any]]] = {
-    Text: lambda text, _: ["text", write_parts(text.parts)],
-    Given: lambda given, _: ["given", given.text, list(given.ids), given.blocks],
-    Image: lambda image, target: ["image", image_url(image, target), image.detail, _write_loc(image.loc)],
+_WRITE: Mapping[type, Callable[[Any], list[Any]]] = {
+    Text: lambda text: ["text", write_parts(text.parts)],
+    Given: lambda given: ["given", given.text, list(given.ids), given.blocks],
+    Image: _write_image,
     Gen: _write_gen,
     Select: _write_select,
 }
@@ -100,6 +107,7 @@ _READ: Mapping[str, Callable[..., Segment]] = {
     "text": lambda parts: Text(read_parts(parts)),
     "given": lambda text, ids, blocks: Given(text, tuple(ids), blocks),
     "image": lambda url, detail, loc: Image(url, None, detail, _read_loc(loc)),
+    "video": lambda url, frames, loc: Image(url, Frames(*frames), loc=_read_loc(loc)),
     "gen": _read_gen,
     "select": _read_select,
 }

@@ -176,11 +176,11 @@ class GraphEmitter:
     def _text(x: Operand | Special) -> Operand:
         return x if isinstance(x, (Value, str, Special)) else str(x)
 
-    def image(self, ctx: Context, source: Any, num_frames: Any = None, detail: str = "auto", loc: Loc | None = None) -> Context:
-        shown = self.operand(source)
-        if num_frames is None:
-            return Context(self.emit("image", (self.seen(ctx), shown))[0])
-        return Context(self.emit("video", (self.seen(ctx), shown, self.operand(num_frames)))[0])
+    def image(self, ctx: Context, source: Any, detail: str = "auto", loc: Loc | None = None) -> Context:
+        return Context(self.emit("image", (self.seen(ctx), self.operand(source)))[0])
+
+    def video(self, ctx: Context, source: Any, num_frames: Any = None, fps: Any = None, loc: Loc | None = None) -> Context:
+        return Context(self.emit("video", (self.seen(ctx), *map(self.operand, (source, num_frames, fps))))[0])
 
     def role_begin(self, ctx: Context, role: str, previous: str | None) -> Context:
         return Context(self.emit("role.begin", (self.seen(ctx),), {"role": role, "previous": previous})[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ LLAVA_TEMPLATE = (
     "{% else %}{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{% generation %}{{ content['text'] + ' ' }}{% endgeneration %}{% endfor %}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
+FILMING_TEMPLATE = LLAVA_TEMPLATE.replace(
+    "{% if message['role'] != 'assistant' %}",
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>\n' }}{% endfor %}{% if message['role'] != 'assistant' %}",
+    1,
+)
 
 
 def picture(seed: int, width: int = 70, height: int = 50) -> bytes:
@@ -88,16 +94,22 @@ def llava(folder: Path, text: str = "llama", tower: str = "clip", strategy: str 
 
 
 def tiling(folder: Path, kind: str) -> Any:
-    """LLaVA-NeXT and OneVision: tiles of 56 × 56 pixels, 16 patches each; OneVision's are at most three before they are shrunk."""
+    """LLaVA-NeXT, LLaVA-NeXT-Video and OneVision: tiles of 56 × 56 pixels, 16 patches each; OneVision's are at most three before they are
+    shrunk."""
     sides = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 56, "patch_size": 14}
     grid = [[56, 112], [112, 56], [112, 112], [168, 56]]
     usual = {"image_token_id": IMAGE_TOKEN, "image_grid_pinpoints": grid, "eos_token_id": 2, "bos_token_id": 1, "tie_word_embeddings": False}
     size = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "image_grid_pinpoints": grid}
-    if kind == "llava_next":
+    filming = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    if kind != "llava_onevision":
         from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
-        config = transformers.LlavaNextConfig(vision_config=transformers.CLIPVisionConfig(**sides), text_config=transformers.MistralConfig(**TEXT), **usual)
-        model, processor = stirred(transformers.LlavaNextForConditionalGeneration(config)), LlavaNextImageProcessorPil(**size)
+        both = {"vision_config": transformers.CLIPVisionConfig(**sides), "text_config": transformers.MistralConfig(**TEXT), **usual}
+        if kind == "llava_next":
+            model = transformers.LlavaNextForConditionalGeneration(transformers.LlavaNextConfig(**both))
+        else:
+            model = transformers.LlavaNextVideoForConditionalGeneration(transformers.LlavaNextVideoConfig(**both, video_token_id=103))
+        model, processor = stirred(model), LlavaNextImageProcessorPil(**size)
     else:
         from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
             LlavaOnevisionImageProcessorPil,
@@ -107,9 +119,9 @@ def tiling(folder: Path, kind: str) -> Any:
             vision_config=transformers.SiglipVisionConfig(**sides, vision_use_head=False), text_config=transformers.Qwen2Config(**TEXT),
             vision_aspect_ratio="anyres_max_2", video_token_id=103, **usual,
         )  # fmt: skip
-        size = {"size": {"height": 56, "width": 56}, "image_grid_pinpoints": grid}
+        filming = size = {"size": {"height": 56, "width": 56}, "image_grid_pinpoints": grid}
         model, processor = stirred(transformers.LlavaOnevisionForConditionalGeneration(config)), LlavaOnevisionImageProcessorPil(**size)
-    save(model, folder, processor, LLAVA_TEMPLATE, {**SPECIALS, "<video>": 103})
+    save(model, folder, processor, FILMING_TEMPLATE, {**SPECIALS, "<video>": 103}, filming)
     return model
 
 
@@ -131,7 +143,8 @@ def qwen(folder: Path, kind: str) -> Any:
         make, configure = transformers.Qwen2_5_VLForConditionalGeneration, transformers.Qwen2_5_VLConfig
     ids = {"image_token_id": 100, "vision_start_token_id": 101, "vision_end_token_id": 102, "video_token_id": 103}
     model = stirred(make(configure(text_config=text, vision_config=tower, **ids, eos_token_id=2, bos_token_id=1)))
-    save(model, folder, Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 20), QWEN_TEMPLATE, QWEN_SPECIALS)
+    filming = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * (24 if kind == "qwen3_vl" else 6)}}
+    save(model, folder, Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 20), QWEN_TEMPLATE, QWEN_SPECIALS, filming)
     return model
 
 
@@ -157,7 +170,7 @@ def idefics(folder: Path) -> Any:
     )  # fmt: skip
     model = stirred(transformers.SmolVLMForConditionalGeneration(config))
     processor = SmolVLMImageProcessorPil(size={"longest_edge": 96}, max_image_size={"longest_edge": 32})
-    save(model, folder, processor, IDEFICS_TEMPLATE, IDEFICS_SPECIALS)
+    save(model, folder, processor, IDEFICS_TEMPLATE, IDEFICS_SPECIALS, {"video_sampling": {"fps": 1, "max_frames": 8, "video_size": {"longest_edge": 32}}})
     return model
 
 
@@ -185,7 +198,9 @@ def gemma(folder: Path) -> Any:
     return model
 
 
-def save(model: Any, folder: Path, processor: Any, template: str, specials: Mapping[str, int] = SPECIALS) -> None:
+def save(
+    model: Any, folder: Path, processor: Any, template: str, specials: Mapping[str, int] = SPECIALS, filming: Mapping[str, Any] | None = None
+) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
@@ -197,6 +212,8 @@ def save(model: Any, folder: Path, processor: Any, template: str, specials: Mapp
     raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    if filming is not None:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(filming))
     raw.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True}))
     (folder / "chat_template.jinja").write_text(template)
@@ -215,8 +232,8 @@ def generated(model: Any, ids: list[int], seen: Mapping[str, Any], tokens: int) 
     given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64), **seen}
     if given.pop("num_crops", None) is not None:
         given["token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
-    if "image_grid_thw" in given:
-        given["mm_token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int()
+    if "image_grid_thw" in given or "video_grid_thw" in given:
+        given["mm_token_type_ids"] = (given["input_ids"] == IMAGE_TOKEN).int() + 2 * (given["input_ids"] == 103).int()
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
         out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
@@ -232,7 +249,9 @@ class Pair:
 
     def __init__(self, folder: Path, make: Callable[..., Any] = llava, **options: Any) -> None:
         self.model, self.folder = make(folder, **options), str(folder)
-        self.vision = load(self.folder, dtype="float32").vision
+        vision = load(self.folder, dtype="float32").vision
+        assert vision is not None
+        self.vision = vision
 
     def engine(self, **options: Any) -> Engine:
         return Engine(self.folder, dtype="float32", **{"max_tokens": 2000, **options})
@@ -245,6 +264,22 @@ class Pair:
             begun = handle.results[0].output().usage.prompt_tokens
             assert ids[begun:] == reference(self.model, self.vision, ids[:begun], pictures, tokens)
         engine.check()
+
+
+def together(engine: Engine, prompts: Sequence[Sequence[Any]], ask: Gen) -> list[list[int]]:
+    """Tokens of prompts and answers that are all asked before the first picture is looked at, so that they wait for room together."""
+    eyes, all_asked = engine._asker.eyes, threading.Event()
+    assert eyes is not None
+    features = eyes.features
+
+    def later(pictures: Any) -> Any:
+        assert all_asked.wait(60)
+        return features(pictures)
+
+    eyes.features = later  # type: ignore[method-assign]
+    handles = [engine.submit(None, [*one, ask]) for one in prompts]
+    all_asked.set()
+    return [engine.prompt_ids(handle) for handle in handles]
 
 
 def prompt(*pieces: str | bytes) -> list[Text | Image]:

@@ -50,8 +50,7 @@ def test_preempted_and_evicted_in_the_middle(pair):
         handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
         expected = [engine.prompt_ids(handle) for handle in handles]
     with pair.engine(max_tokens=int(1.7 * max(map(len, expected))), chunk=24) as engine:
-        handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
-        assert [engine.prompt_ids(handle) for handle in handles] == expected
+        assert seeing.together(engine, PROMPTS, long) == expected
         assert engine.counters().preemptions > 0
         engine.check()
 

@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 pillow = pytest.importorskip("PIL.Image")
 
 import lmc  # noqa: E402
+from benchmarks.workloads import Size, pictures  # noqa: E402
 from lmc.backend.engine.eyes import Eyes, laid, within  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
@@ -51,8 +52,7 @@ def test_preempted_and_evicted_in_the_middle(pair):
         handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
         expected = [engine.prompt_ids(handle) for handle in handles]
     with pair.engine(max_tokens=340, chunk=24) as engine:
-        handles = [engine.submit(None, [*one, long]) for one in PROMPTS]
-        assert [engine.prompt_ids(handle) for handle in handles] == expected
+        assert seeing.together(engine, PROMPTS, long) == expected
         assert engine.counters().preemptions > 0
         engine.check()
 
@@ -134,6 +134,32 @@ def test_features_are_kept_within_bounds(pair):
     assert len(eyes._features) == 2 and eyes._held == 2 * 16 * 64 * 4
     again = eyes.features(pictures[:1])
     np.testing.assert_array_equal(again[pictures[0].number].numpy(), found[pictures[0].number].numpy())
+
+
+def test_a_flushed_cache_has_seen_nothing(pair):
+    with pair.engine() as engine:
+        for _ in range(2):
+            engine.submit(None, [*PROMPTS[1], ASK]).results[0].output()
+            engine.flush_cache()
+        assert (engine.counters().images, engine.counters().image_hits, engine.counters().cached_tokens) == (2, 0, 0)
+
+
+def test_sixty_four_pictures_with_six_questions_each(pair):
+    """The benchmark's workload: each picture is looked at once, and no token of a prompt is computed twice, in either mode."""
+    workload = pictures(Size(0.05))
+    items = workload.items(64, 0)
+    with pair.engine(max_tokens=12_000, chunk=100) as engine:
+        answers = []
+        for run in (workload.program.run_batch, lmc.compile(workload.program, backend=engine).batch):
+            engine.flush_cache()
+            before = engine.counters()
+            answers.append([state.ret_value for state in run(items, temperature=0, **({"backend": engine} if not answers else {}))])
+            spent = engine.counters() - before
+            assert spent.images - spent.image_hits == 64
+            assert spent.prefill_optimality == 1.0
+            assert spent.calls == 64 * 6
+        assert answers[0] == answers[1]
+        engine.check()
 
 
 def test_runs_of_one_picture_are_told_apart(pair):

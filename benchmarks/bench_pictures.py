@@ -1,0 +1,239 @@
+"""Times programs on pictures on an engine of a named shape with random weights, beside transformers' own `generate`.
+
+    python -m benchmarks.bench_pictures --shape llava-1.5-7b --device cuda --beside 16      # 64 pictures × 6 questions by fork
+    python -m benchmarks.bench_pictures --shape smolvlm-256m                                # on a CPU: one picture, whole and in tiles
+    python -m benchmarks.bench_pictures --shape tiny --n 8 --beside 2                       # seconds, to try it
+
+The shape's configuration, tokenizer (letters, and words without a meaning) and processor are made here by transformers' classes, and no
+weights are read: speeds of a model do not depend on what it has learned. Both sides get the same prompts, greedily, with answers of
+fixed length; transformers in batches, each prompt with its picture, as it has neither forks nor a cache over prompts. Equal tokens are
+a matter of the tests (tests/backend/engine/test_vision.py), where weights are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lmc
+from benchmarks.bench_programs import where
+from benchmarks.workloads import QUESTIONS, Size, pictures
+
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+SMOLVLM_TEMPLATE = (
+    "<s>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+SPECIALS = ["<unk>", "<s>", "</s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+            *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))]  # fmt: skip
+IMAGE = SPECIALS.index("<image>")
+ENDS = {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`pictures` and `programs` per second, a program being one picture with all its questions."""
+
+    who: str
+    programs: int
+    seconds: float
+    programs_per_s: float
+    answers_per_s: float
+    images_per_s: float  # pictures that programs have, not that a tower looked at
+    tower_runs: int
+    tower_s: float | None = None
+    optimality: float | None = None  # image and text tokens that had to be computed, by those that were
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def _clip(config: dict[str, Any], size: int) -> tuple[Any, Any]:
+    from transformers import CLIPVisionConfig
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    return CLIPVisionConfig(**config, image_size=size, patch_size=14), CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
+
+
+def _llava(vision: dict[str, Any], size: int, text: dict[str, Any]) -> tuple[Any, Any, str]:
+    from transformers import LlamaConfig, LlavaConfig
+
+    tower, processor = _clip(vision, size)
+    config = LlavaConfig(vision_config=tower, text_config=LlamaConfig(**text, **ENDS), image_token_id=IMAGE, image_seq_length=(size // 14) ** 2,
+                         vision_feature_select_strategy="default", vision_feature_layer=-2, **ENDS)  # fmt: skip
+    return config, processor, LLAVA_TEMPLATE
+
+
+def llava_7b() -> tuple[Any, Any, str]:
+    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "projection_dim": 768}
+    return _llava(vision, 336, {"vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+                                "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096})  # fmt: skip
+
+
+def tiny() -> tuple[Any, Any, str]:
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return _llava(vision, 56, {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 3,
+                               "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048})  # fmt: skip
+
+
+def smolvlm_256m() -> tuple[Any, Any, str]:
+    from transformers import SmolVLMConfig
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    text = {"model_type": "llama", "vocab_size": 49280, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+            "num_key_value_heads": 3, "max_position_embeddings": 8192, "rope_theta": 100_000.0, **ENDS}  # fmt: skip
+    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 512, "patch_size": 16}
+    config = SmolVLMConfig(vision_config=vision, text_config=text, image_token_id=IMAGE, scale_factor=4, tie_word_embeddings=False, **ENDS)
+    return config, SmolVLMImageProcessorPil(size={"longest_edge": 2048}, max_image_size={"longest_edge": 512}), SMOLVLM_TEMPLATE
+
+
+SHAPES = {"llava-1.5-7b": llava_7b, "smolvlm-256m": smolvlm_256m, "tiny": tiny}
+
+
+def folder(shape: str, path: Path) -> Path:
+    """A directory with all that a model of this shape has, but its weights."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    config, processor, template = SHAPES[shape]()
+    size = config.get_text_config().vocab_size
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*SPECIALS, *letters, *(chr(0x20000 + i) for i in range(max(0, size - len(SPECIALS) - len(letters))))]
+    raw = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words[:size])}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    config.save_pretrained(path)
+    processor.save_pretrained(path)
+    raw.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True}))
+    (path / "chat_template.jinja").write_text(template)
+    return path
+
+
+# -- the two sides -----------------------------------------------------------------------------------------------------
+
+
+def on_engine(engine: lmc.Engine, items: list[dict[str, Any]], size: Size, reps: int) -> list[Measured]:
+    workload = pictures(size)
+    program = lmc.compile(workload.program, backend=engine)
+    program.batch(workload.items(2, -1), temperature=0)  # compiles kernels, captures graphs
+    rows = []
+    for _ in range(reps):
+        engine.flush_cache()
+        before, start = engine.counters(), time.perf_counter()
+        for state in program.batch(items, temperature=0):
+            state.sync()
+        seconds, spent = time.perf_counter() - start, engine.counters() - before
+        rows.append(Measured("lmc.Engine", len(items), seconds, len(items) / seconds, len(items) * len(QUESTIONS) / seconds, len(items) / seconds,
+                             spent.images - spent.image_hits, spent.tower_seconds, spent.prefill_optimality))  # fmt: skip
+    return rows
+
+
+def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: Size, batch: int) -> Measured:
+    """The same prompts by transformers' `generate`, in batches of `batch`."""
+    import io
+
+    from PIL import Image
+    from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    config = AutoConfig.from_pretrained(path)
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(config, dtype=dtype).eval()
+    processor = AutoImageProcessor.from_pretrained(path, backend="pil")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"), padding_side="left", pad_token="<unk>", bos_token="<s>")
+    picture = "<image>" * config.image_seq_length
+    prompts = [(item, f"<s>USER: {picture}\n{item['caption']}\n{question} ASSISTANT:") for item in items for question in QUESTIONS]
+    length = size.tokens(64)
+
+    def answer(some: Sequence[tuple[dict[str, Any], str]]) -> None:
+        pixels = processor(images=[Image.open(io.BytesIO(item["picture"])).convert("RGB") for item, _ in some], return_tensors="pt")["pixel_values"]
+        given = tokenizer([prompt for _, prompt in some], padding=True, return_tensors="pt", add_special_tokens=False, return_token_type_ids=False).to(device)
+        with torch.inference_mode():
+            out = model.generate(**given, pixel_values=pixels.to(device, dtype), max_new_tokens=length, min_new_tokens=length, do_sample=False)
+        assert out.shape[1] == given["input_ids"].shape[1] + length
+
+    answer(prompts[:2])
+    start = time.perf_counter()
+    for at in range(0, len(prompts), batch):
+        answer(prompts[at : at + batch])
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    return Measured(f"transformers, batches of {batch}", len(items), seconds, len(items) / seconds, len(prompts) / seconds, len(items) / seconds, len(prompts))
+
+
+def on_a_cpu(engine: lmc.Engine) -> list[str]:
+    """What one picture costs, as one tile and as all that the processor makes of it."""
+    from benchmarks.workloads import Random, picture
+
+    @lmc.function
+    def look(s, data, detail):
+        s += lmc.user(lmc.image(data, detail=detail) + "What is it?") + lmc.assistant(lmc.gen("a", max_tokens=16, ignore_eos=True))
+
+    look.run(picture(Random(0), 64, 64), "low", backend=engine, temperature=0).sync()
+    lines = []
+    for detail in ("low", "auto"):
+        engine.flush_cache()
+        before, start = engine.counters(), time.perf_counter()
+        state = look.run(picture(Random(1), 1024, 768), detail, backend=engine, temperature=0)
+        state.sync()
+        seconds, spent = time.perf_counter() - start, engine.counters() - before
+        lines.append(f"detail={detail!r}: {spent.images} tile{'s' * (spent.images > 1)}, {spent.prompt_tokens} tokens, answer of 16 tokens in {seconds:.2f} s, of which the tower {spent.tower_seconds:.2f} s")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="tiny", choices=SHAPES)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--n", type=int, default=64, help="pictures, each with six questions")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of captions and answers")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="also by transformers' generate, N of the pictures")
+    parser.add_argument("--batch", type=int, default=48, help="prompts that transformers gets together")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    options = parser.parse_args(argv)
+    size, rows, lines = Size(options.scale), list[Measured](), list[str]()
+    items = pictures(size).items(options.n, 0)
+    with tempfile.TemporaryDirectory() as made:
+        path, sees_tiles = folder(options.shape, Path(made) / options.shape), options.shape.startswith("smolvlm")
+        if options.beside and not sees_tiles:  # first: an engine takes the memory that is left
+            rows.append(on_transformers(path, options.device, items[: options.beside], size, options.batch))
+            gc.collect()
+            torch.cuda.empty_cache()
+        with closing(lmc.Engine(str(path), device=options.device, load_format="dummy")) as engine:
+            if sees_tiles:
+                lines = on_a_cpu(engine)
+            else:
+                rows += on_engine(engine, items, size, options.reps)
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    print("  ".join(f"{k}: {v}" for k, v in {**where(), "shape": options.shape, "device": device}.items()))
+    for row in rows:
+        more = "" if row.optimality is None else f", in the tower {row.tower_s:.2f} s, optimality {row.optimality:.4f}"
+        print(f"{row.who}: {row.programs} pictures × {len(QUESTIONS)} questions in {row.seconds:.2f} s: {row.images_per_s:.2f} images/s, "
+              f"{row.programs_per_s:.2f} programs/s, {row.answers_per_s:.1f} answers/s; {row.tower_runs} pictures through the tower{more}")  # fmt: skip
+    print("\n".join(lines))
+    if options.json:
+        options.json.write_text(json.dumps({**where(), "rows": [asdict(row) for row in rows], "lines": lines}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

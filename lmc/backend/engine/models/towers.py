@@ -1,0 +1,389 @@
+"""Vision towers: transformers' image processors and towers behind decoders that take pictures and videos as rows. One class a family.
+
+    LLaVA 1.5      a picture is rows of patches of a fixed number, from a CLIP or SigLIP tower
+    Qwen-VL        as many rows as its size asks for, with positions in time, height and width
+    LLaVA-NeXT     patches of tiles and of the whole, unpadded, with a newline behind each row: one picture; OneVision too
+    Gemma 3        rows that see each other
+    Idefics3       tiles, and the whole small, each a picture by itself; the processor writes tokens between them
+
+A video is frames (frames.py): one run of rows to OneVision, LLaVA-NeXT-Video and Qwen2-VL; to Qwen3-VL and SmolVLM pictures, each behind
+the time that it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmc.backend.engine.eyes import Shown
+from lmc.backend.engine.models import frames
+from lmc.errors import ModelLoadError
+from lmc.extras import require
+from lmc.prompt import Frames, Part
+from lmc.videos import Film
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pillow
+
+    from lmc.backend.engine.tokenizer import Tokenizer
+
+
+_AT_ONCE = 16 << 10  # patches, about, that go through a tower together
+
+
+class Vision:
+    """A `Sight` (eyes.py) of one family. What its template writes `before` and `after` a picture is known once that is cut.
+
+    marker   the token that a chat template writes for a picture
+    decoder  its type, where our own code for text has another name for it
+    filming  what the directory says of its video processor
+    """
+
+    decoder: ClassVar[Mapping[str, str]] = {}
+    before: tuple[Part, ...] = ()
+    after: tuple[Part, ...] = ()
+    before_video: tuple[Part, ...] = ()
+    after_video: tuple[Part, ...] = ()
+    video_token: int | None = None
+    video_marker: str | None = None
+
+    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
+        self.name, self.config, self.model, self.processor, self.filming = name, config, model, processor, filming
+        self.width = int(config.get_text_config(decoder=True).hidden_size)
+        self.token = int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
+        self.marker = words.spelling(self.token)
+        self._words = words
+
+    @classmethod
+    def check(cls, config: Any, where: Path) -> None:
+        """Refuses a configuration that the family may have, and that is not supported."""
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        """See `Sight`."""
+        raise NotImplementedError
+
+    def sample(self, film: Film, wanted: Frames) -> list[int]:
+        """See `Sight`."""
+        raise NotImplementedError
+
+    def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
+        """See `Sight`."""
+        raise NotImplementedError
+
+    def _takes_videos(self) -> None:
+        config, words = self.config, self._words
+        self.video_token = int(config.video_token_id if hasattr(config, "video_token_id") else config.video_token_index)
+        self.video_marker = words.spelling(self.video_token)
+
+    @torch.inference_mode()
+    def look(self, shown: Sequence[Shown]) -> list[Tensor]:
+        """See `Sight`."""
+        return [features for together in _together(shown) for features in self._features(together)]
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        raise NotImplementedError
+
+    def _on_device(self, arrays: Sequence[np.ndarray], *, dtype: torch.dtype | None = None) -> Tensor:
+        """Joined along the first axis."""
+        return torch.from_numpy(np.concatenate(arrays)).to(self.model.device, dtype)
+
+
+def _together(shown: Sequence[Shown]) -> Iterator[list[Shown]]:
+    """In groups that go through a tower at once."""
+    group: list[Shown] = []
+    for one in shown:
+        if group and sum(other.count for other in group) + one.count > _AT_ONCE:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+class Llava(Vision):
+    """LLaVA 1.5 and its kin."""
+
+    towers: ClassVar = {"clip_vision_model": 1, "siglip_vision_model": 0}  # rows before those of patches
+
+    @classmethod
+    def check(cls, config: Any, where: Path) -> None:
+        if (kind := config.vision_config.model_type) not in cls.towers:
+            raise ModelLoadError(f"{where}: a vision tower of the kind {kind!r} is not supported; supported: {', '.join(cls.towers)}")
+
+    @property
+    def beside(self) -> int:
+        """Rows of a picture that are no patches."""
+        return self.towers[self.config.vision_config.model_type] - (self.config.vision_feature_select_strategy == "default")
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
+        patch = self.config.vision_config.patch_size
+        return (Shown((pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) + self.beside, {"pixel_values": pixels}),)
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
+        return self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+
+
+class LlavaNext(Llava):
+    """LLaVA-NeXT: tiles as the image's shape asks for. How many rows they come to is what packing nothing comes to."""
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        found = self.processor(images=[[picture]], return_tensors="np")
+        pixels, size = np.asarray(found["pixel_values"], np.float32), np.asarray(found["image_sizes"], np.int64)
+        patches = (pixels.shape[-2] // self.config.vision_config.patch_size) * (pixels.shape[-1] // self.config.vision_config.patch_size)
+        nothing = torch.empty(pixels.shape[1], patches + self.beside, 1, device="meta")
+        packed, _ = self.model.pack_image_features([nothing], torch.from_numpy(size), image_newline=nothing[0, 0], **self._packing)
+        return (Shown(len(packed[0]), {"pixel_values": pixels, "image_sizes": size}),)
+
+    @property
+    def _packing(self) -> dict[str, Any]:
+        return {"vision_feature_select_strategy": self.config.vision_feature_select_strategy}
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        return [self._packed(one) for one in shown]
+
+    def _packed(self, shown: Shown) -> Tensor:
+        pixels = self._on_device([shown.inputs["pixel_values"]], dtype=self.model.dtype)
+        return self.model.get_image_features(pixels, torch.from_numpy(shown.inputs["image_sizes"]), return_dict=True, **self._given(pixels)).pooler_output[0]
+
+    def _given(self, pixels: Tensor) -> dict[str, Any]:
+        return {}
+
+
+class Filming(LlavaNext):
+    """Tiles an image; of a video each frame is the whole of it, with fewer rows.
+
+    usual  frames, where nothing is said
+    size   of them, where the directory says nothing
+    """
+
+    usual: ClassVar[int]
+    size: ClassVar[Mapping[str, Any]]
+
+    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
+        super().__init__(name, config, model, processor, words, filming)
+        self._takes_videos()
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+        self._frame = CLIPImageProcessorPil(**{**self.size, **{name: filming[name] for name in _OF_FRAMES if filming.get(name) is not None}})
+        self._side = int(config.vision_config.image_size) // int(config.vision_config.patch_size)
+
+    def sample(self, film: Film, wanted: Frames) -> list[int]:
+        return frames.evenly(film, wanted, self.usual)
+
+    def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
+        pixels = np.stack([np.asarray(self._frame(images=picture, return_tensors="np")["pixel_values"][0], np.float32) for picture in film.at(indices)])
+        if pixels.shape[-2:] != (side := (self.config.vision_config.image_size,) * 2):
+            raise ValueError(f"its video processor makes frames of {pixels.shape[-1]} × {pixels.shape[-2]} pixels, and its tower takes {side[0]} × {side[0]}")
+        return (*self.before_video, Shown(self._rows(len(indices)), {"pixel_values_videos": pixels}, moving=True), *self.after_video)
+
+    def _rows(self, number: int) -> int:
+        raise NotImplementedError
+
+    def _packed(self, shown: Shown) -> Tensor:
+        if not shown.moving:
+            return super()._packed(shown)
+        pixels = self._on_device([shown.inputs["pixel_values_videos"]], dtype=self.model.dtype)
+        return self.model.get_video_features(pixels[None], return_dict=True).pooler_output.flatten(0, -2)
+
+
+_OF_FRAMES = (
+    "size", "crop_size", "resample", "do_resize", "do_center_crop", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std",
+)  # fmt: skip
+
+
+class LlavaNextVideo(Filming):
+    """LLaVA-NeXT-Video."""
+
+    usual = 8
+    size = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}
+
+    def _rows(self, number: int) -> int:
+        return number * (self._side // self.config.spatial_pool_stride) ** 2
+
+
+class OneVision(Filming):
+    """LLaVA-OneVision. An image is tiled as one that stands alone, whatever stands beside it; `detail="low"` is the whole alone, as
+    transformers has each of several images."""
+
+    usual = 32
+    size = {"size": {"height": 384, "width": 384}, "do_center_crop": False}
+
+    def _rows(self, number: int) -> int:
+        return number * (-(-self._side // 2)) ** 2 + 1
+
+    @property
+    def _packing(self) -> dict[str, Any]:
+        return {"vision_aspect_ratio": self.config.vision_aspect_ratio}
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        if detail != "low":
+            return super().prepare(picture, detail)
+        found = self.processor(images=[[picture, picture]], return_tensors="np")
+        first = {name: np.asarray(found[name])[:1] for name in ("pixel_values", "image_sizes")}
+        rows = (self.config.vision_config.image_size // self.config.vision_config.patch_size) ** 2 + self.beside
+        return (Shown(rows + 1, {**first, "pixel_values": first["pixel_values"].astype(np.float32)}),)
+
+    def _given(self, pixels: Tensor) -> dict[str, Any]:
+        return {"batch_num_images": torch.tensor([2])} if pixels.shape[1] == 1 else {}
+
+
+class QwenVL(Vision):
+    """Qwen2-VL and Qwen2.5-VL. Frames of a video are looked at in pairs."""
+
+    decoder = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+
+    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
+        super().__init__(name, config, model, processor, words, filming)
+        self._takes_videos()
+        self._merge = int(config.vision_config.spatial_merge_size)
+        self._pair = int(config.vision_config.temporal_patch_size)
+        self._patch = int(config.vision_config.patch_size)
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        found = self.processor(images=picture, return_tensors="np")
+        return (self._shown(np.asarray(found["pixel_values"], np.float32), np.asarray(found["image_grid_thw"], np.int64)),)
+
+    def _shown(self, pixels: np.ndarray, grid: np.ndarray, *, interval: float = 1.0, moving: bool = False) -> Shown:
+        """grid [1, 3]: patches in time, height and width. `interval`: from a pair of frames to the next, in positions. What follows is
+        behind all of them, as in training (transformers 5 goes on inside of a video that is longer than wide)."""
+        axes = self.model.get_vision_position_ids(0, torch.from_numpy(grid[0]), 1, self._merge, interval).numpy()
+        return Shown(axes.shape[1], {"pixel_values": pixels, "grid": grid}, axes, int(axes.max()) + 1, moving=moving)
+
+    def sample(self, film: Film, wanted: Frames) -> list[int]:
+        return frames.paired(film, wanted, self.filming)
+
+    def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
+        pixels, grid = self._pairs(film, indices)
+        a_second = getattr(self.config.vision_config, "tokens_per_second", None)  # positions; None: one a pair, however long it is
+        interval = 1.0 if a_second is None else a_second * self._pair / (len(indices) / film.count * film.rate)
+        shown = self._shown(pixels.reshape(-1, pixels.shape[-1]), grid, interval=interval, moving=True)
+        return (*self.before_video, shown, *self.after_video)
+
+    def _pairs(self, film: Film, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Patches, [pairs, of a pair, values of a patch], and their grid, [1, 3]; the last frame is its own pair if it has none."""
+        tall = wide = 0
+        found: list[np.ndarray] = []  # of each frame, [patches, channels, values]; of a picture each patch has all twice
+        for picture in film.at(indices):
+            tall, wide = self._size(len(indices), picture.height, picture.width)
+            same = picture.resize((wide, tall), self.processor.resample)
+            patches = np.asarray(self.processor(images=same, do_resize=False, return_tensors="np")["pixel_values"], np.float32)
+            found.append(patches.reshape(len(patches), 3, self._pair, -1)[:, :, 0])
+        found += [found[-1]] * (-len(found) % self._pair)
+        pairs = np.stack([np.stack(found[at : at + self._pair], 2) for at in range(0, len(found), self._pair)])
+        grid = np.array([[len(pairs), tall // self._patch, wide // self._patch]])
+        return pairs.reshape(*pairs.shape[:2], -1), grid
+
+    def _size(self, number: int, height: int, width: int) -> tuple[int, int]:
+        return frames.size_of_each(number, height, width, self._patch * self._merge, self._pair, self.filming)
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        pixels, grid = (self._on_device([one.inputs[name] for one in shown]) for name in ("pixel_values", "grid"))
+        found = self.model.get_image_features(pixels.to(self.model.dtype), grid, return_dict=True)
+        deeper = getattr(found, "deepstack_features", None) or ()
+        return [torch.cat(parts, -1) for parts in zip(found.pooler_output, *deeper, strict=True)]
+
+
+class Qwen3VL(QwenVL):
+    """Qwen3-VL; its tower's features are added behind the first layers, too. A pair of frames is a picture behind its time."""
+
+    def sample(self, film: Film, wanted: Frames) -> list[int]:
+        return frames.spread(film, wanted, self.filming)
+
+    def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
+        pixels, grid = self._pairs(film, indices)
+        times = [at / film.rate for at in [*indices, *[indices[-1]] * (-len(indices) % self._pair)]]
+        seen: list[Part | Shown] = []
+        for i, pair in enumerate(pixels):
+            first, last = times[i * self._pair], times[(i + 1) * self._pair - 1]
+            seen += [f"<{(first + last) / 2:.1f} seconds>", *self.before_video]
+            seen += [self._shown(pair, np.array([[1, *grid[0, 1:]]]), moving=True), *self.after_video]
+        return tuple(seen)
+
+    def _size(self, number: int, height: int, width: int) -> tuple[int, int]:
+        return frames.size_of_all(number, height, width, self._patch * self._merge, self._pair, self.filming)
+
+
+class Idefics3(Vision):
+    """Idefics3 and SmolVLM. `detail="low"` is the whole alone, without tiles."""
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        how = {"do_image_splitting": False} if detail == "low" else {}
+        found = self.processor(images=picture, return_tensors="np", return_row_col_info=True, **how)
+        rows, columns = (int(np.asarray(found[name]).flat[0]) for name in ("rows", "cols"))
+        marks, lines = "<fake_token_around_image>", list[str]()
+        for row in range(rows):
+            lines.append("".join(f"{marks}<row_{row + 1}_col_{column + 1}>{self.marker}" for column in range(columns)) + "\n")
+        lines.append("\n" * bool(rows) + f"{marks}<global-img>{self.marker}{marks}")
+        tiles = iter(np.asarray(found["pixel_values"], np.float32)[0])
+        seen: list[Part | Shown] = []
+        for i, text in enumerate("".join(lines).split(self.marker)):
+            seen += [self._shown(next(tiles))] if i else []
+            seen += self._words.split_specials(text)
+        assert next(tiles, None) is None, "more tiles than places for them"
+        return tuple(seen)
+
+    def _shown(self, pixels: np.ndarray) -> Shown:
+        vision = self.config.vision_config
+        return Shown((vision.image_size // vision.patch_size) ** 2 // self.config.scale_factor**2, {"pixel_values": pixels[None]})
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
+        return self.model.get_image_features(pixels[:, None], return_dict=True).pooler_output
+
+
+class SmolVLM(Idefics3):
+    """SmolVLM. A frame of a video is a picture without tiles, behind its time."""
+
+    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
+        super().__init__(name, config, model, processor, words, filming)
+        self.video_token = self.token
+        size = (filming.get("video_sampling") or {}).get("video_size") or filming.get("size")
+        self._whole = {"do_image_splitting": False, **({"size": size} if size else {})}
+
+    def sample(self, film: Film, wanted: Frames) -> list[int]:
+        return frames.within(film, wanted, self.filming)
+
+    def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
+        require("videos for SmolVLM", "video")
+        from num2words import num2words
+
+        split, marks = self._words.split_specials, "<fake_token_around_image>"
+        begins = f"You are provided the following series of {num2words(len(indices))} frames from a {timedelta(seconds=int(film.seconds))} [H:MM:SS] video.\n"
+        seen: list[Part | Shown] = [begins]
+        for index, picture in zip(indices, film.at(indices), strict=True):
+            minutes, seconds = divmod(int(index / film.rate), 60)
+            pixels = np.asarray(self.processor(images=picture, return_tensors="np", **self._whole)["pixel_values"], np.float32)[0]
+            seen += [f"\nFrame from {minutes:02d}:{seconds:02d}:", *split(f"{marks}<global-img>"), self._shown(pixels[0]), *split(marks)]
+        return (*seen, "\n\n")
+
+
+class Gemma3(Vision):
+    """Gemma 3: an image's tokens see each other. Its decoder runs through the attention interface."""
+
+    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
+        super().__init__(name, config, model, processor, words, filming)
+        self.marker = words.spelling(config.boi_token_index)
+        self._before, self._after = words.split_specials(f"\n\n{self.marker}"), words.split_specials(f"{words.spelling(config.eoi_token_index)}\n\n")
+
+    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
+        pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
+        whole, *crops = (
+            (*self._before, Shown(int(self.config.mm_tokens_per_image), {"pixel_values": one[None]}, mutual=True), *self._after) for one in pixels
+        )
+        if not crops:
+            return whole
+        first, *others = crops
+        pieces = (part for crop in others for part in (" ", *crop))
+        return ("Here is the original image ", *whole, " and here are some crops to help you see better ", *first, *pieces)
+
+    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
+        pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
+        return list(self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output)
