@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 
 import pytest
 
 from lmc.backend.api.client import Fault, Malformed
+from lmc.backend.api.loop import Loop
 from lmc.backend.api.rates import Room
 
 pytestmark = pytest.mark.api
@@ -61,3 +64,25 @@ def test_a_fault_without_secrets_is_otherwise_the_same(kind):
     assert type(found) is kind and str(found) == found.message == "no [redacted]" and found.code == "c-[redacted]"
     assert (found.status, found.retry_after, found.param, found.elsewhere) == (503, 2.0, "p", True)
     assert found.__cause__ is None and found.__context__ is None and "sk-" not in repr(found)
+
+
+def test_while_requests_are_on_their_way_garbage_is_seldom_looked_for_in_all_objects():
+    before, during, done = gc.get_threshold(), list[tuple[int, int, int]](), threading.Event()
+    loop = Loop("lmc-test")
+
+    async def work(more: int) -> None:
+        if more:
+            loop.spawn(work(more - 1))
+        during.append(gc.get_threshold())
+
+    async def ended() -> None:
+        while loop.tasks > 1:
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(done.set))
+
+    loop.post(lambda: loop.spawn(work(2)))
+    loop.post(lambda: loop.spawn(ended()))
+    assert done.wait(60)
+    loop.close()
+    assert len(during) == 3 and all(found[:2] == before[:2] and found[2] >= 1000 for found in during)
+    assert gc.get_threshold() == before

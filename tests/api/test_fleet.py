@@ -14,7 +14,7 @@ from lmc.backend.api.client import Fault, Received, Request
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
 from tests.api.conftest import QUICK
-from tests.api.http import Planted, Server
+from tests.api.http import Answer, Planted, Server
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.text_model import TextModel
 
@@ -294,9 +294,9 @@ def test_servers_come_and_go_while_requests_run(several):
         return None
 
     two.plant = changing
-    for _ in range(2):
-        states = fast.batch(ITEMS, backend=backend, temperature=0)
-        assert [s.ret_value for s in states] == expected(ITEMS)
+    for items in (ITEMS, [{"q": item["q"].upper()} for item in ITEMS]):  # what no server has read goes to the one with the fewest requests
+        states = fast.batch(items, backend=backend, temperature=0)
+        assert [s.ret_value for s in states] == expected(items)
     assert len(three.seen) > 0 and [server["url"] for server in backend.server_info()["servers"]] == [two.url, three.url]
     before = len(one.seen)
     fast.batch(ITEMS, backend=backend, temperature=0)
@@ -342,3 +342,34 @@ def test_a_server_that_is_not_there_is_said_and_the_others_work(several):
     one.close()
     with pytest.raises(lmc.BackendError, match=r"no .* server at"):
         connect([gone, one])
+
+
+def test_flushing_reaches_all_servers_and_what_they_had_read_is_forgotten(several):
+    start, connect = several
+    servers = [start(), start()]
+    backend = connect(servers)
+    for server in servers:
+        server.handle = lambda path, body, handle=server.handle: Answer({"success": True}) if path == backend.flush else handle(path, body)
+    lmc.compile(turns).batch(ITEMS, backend=backend, temperature=0)
+    prefixes, keys = backend._fleet.prefixes, keys_of(list(range(640)))
+    prefixes.answered(keys, 0)
+    assert lmc.flush_cache(backend) is True
+    assert [sum(s.path == backend.flush for s in server.seen) for server in servers] == [1, 1]
+    done = threading.Event()
+    backend._loop.post(done.set)
+    assert done.wait(60) and prefixes.read(keys, 0) == 0
+
+
+def test_a_server_that_does_not_flush_its_cache_is_said(several):
+    start, connect = several
+    server = start()
+    backend = connect([server])
+    vllm = isinstance(backend, lmc.VLLM)
+    busy = (Answer({"success": False}), "still answering") if vllm else (Answer({"error": {"message": "requests are running"}}, 400), "HTTP 400: requests are running")
+    for answer, what in (busy, (Answer({"detail": "Not Found"}, 404), "VLLM_SERVER_DEV_MODE=1" if vllm else "HTTP 404: Not Found")):
+        server.handle = lambda path, body, answer=answer: answer
+        with pytest.raises(lmc.BackendError, match=f"{server.url} did not flush its cache: .*{what}"):
+            backend.flush_cache()
+    server.close()
+    with pytest.raises(lmc.BackendError, match="no answer from"):
+        backend.flush_cache()

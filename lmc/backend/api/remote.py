@@ -20,7 +20,7 @@ from lmc.backend.api.place import Place
 from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
 from lmc.backend.api.redaction import redacted, secrets_of_headers, without_userinfo
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
-from lmc.backend.api.wire import ProxiedWire, parsed, proxied
+from lmc.backend.api.wire import ProxiedWire, parsed, proxied, refused
 from lmc.backend.base import Capabilities, Hints, Usage
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
@@ -97,6 +97,19 @@ def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str)
     other = NoServer(f"no {what} server at {bare}: {said}")
     other.speaks = True
     raise other
+
+
+def told(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    """Have a server do something that needs no body: the HTTP status, and what it says. Raises NoServer when nobody answers."""
+    bare = without_userinfo(url)
+    headers = {**headers, **authorization(urlsplit(url))}
+    try:
+        with _OPENER.open(urllib.request.Request(bare + path, b"", headers, method="POST"), timeout=60.0) as response:
+            return response.status, response.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        return error.code, refused(error.code, {}, error.read()).message
+    except (OSError, HTTPException) as error:
+        raise NoServer(f"no answer from {bare}: {redacted(str(error), secrets_of_headers(headers))}") from None
 
 
 def asked_of(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
@@ -275,13 +288,16 @@ class Remote(Listed):
 
     base   of all paths, under a server's URL
     path   where requests about a prompt go
+    flush  where a server is told to forget the prompts that it keeps
     worth  tokens that a server has not read, from which on a prompt is computed before several requests go on from it
     """
 
     base = ""
     path = "/generate"
+    flush = "/flush_cache"
     worth = 256
     renames = False
+    _auth: Mapping[str, str]
     _sees = True  # unless the server says that its model does not
 
     def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, patience: Patience, concurrency: int, router: bool | None) -> Fleet:
@@ -291,6 +307,7 @@ class Remote(Listed):
             return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
 
         self._prompts, self._fleet = prompts, Fleet(urls, wire)
+        self._given = {without_userinfo(url): url for url in urls}
         self._routed = is_router(urls[0], headers) if router is None else router
         return self._fleet
 
@@ -312,6 +329,7 @@ class Remote(Listed):
             raise BackendError(f"{self.name}: the server at {bare} runs {found}, not {self.model}")
         if any(server.url == bare for server in self._fleet.servers):
             raise ParameterError(f"{self.name} already has the server {bare}")
+        self._given[bare] = url
         self._fleet.add(url)
 
     def drop_server(self, url: str) -> None:
@@ -326,6 +344,19 @@ class Remote(Listed):
             raise ParameterError(f"{self.name}: {url} is its last server; add another one first")
         found[0].dropped = True
         self._loop.post(lambda: self._loop.spawn(self._fleet.retire(found[0])))
+
+    def flush_cache(self) -> None:
+        """Have all servers forget the prompts that they keep. Raises BackendError where one does not, as while it answers requests."""
+        self._check_open()
+        for server in self._fleet.servers:
+            status, said = told(self._given[server.url], self.flush, self._auth)
+            if (problem := self._flushed(status, said)) is not None:
+                raise BackendError(f"{self.name}: {server.url} did not flush its cache: {problem}")
+            self._loop.post(self._fleet.prefixes.forget, server.bit)
+
+    def _flushed(self, status: int, said: str) -> str | None:
+        """What kept a server from forgetting its cache."""
+        return f"HTTP {status}: {said.strip()}" if status >= 400 else None
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "servers": self._fleet.said}

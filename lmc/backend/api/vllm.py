@@ -45,6 +45,7 @@ class VLLM(Remote):
     lookahead = False  # it has a prefix cache: what comes next is cheap to ask
     base = "/v1"
     path = "/completions"
+    flush = "/reset_prefix_cache"
     # requests of one pass find there what the others of it compute: worth a request is only what is longer than a pass
     worth = 4096
 
@@ -94,6 +95,13 @@ class VLLM(Remote):
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "max_context": self._prompts.limit}
+
+    def _flushed(self, status: int, said: str) -> str | None:
+        if status == 404:
+            return f"it has no {self.flush}; start it with VLLM_SERVER_DEV_MODE=1"
+        if '"success":false' in said.replace(" ", ""):
+            return "it is still answering requests"
+        return super()._flushed(status, said)
 
     @property
     def capabilities(self) -> Capabilities:

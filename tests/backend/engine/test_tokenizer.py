@@ -238,6 +238,8 @@ def check_words(tokens: Tokenizer, monkeypatch) -> None:
         for seed in range(60):
             text = long_text(random.Random(seed), 80)
             assert quiet(tokens, [text]) == tokens.raw.encode(text, add_special_tokens=False).ids
+            middle = " " * (seed % 3) + text[seed:]  # as a text goes on that was cut
+            assert tokens.encode([middle], at_start=False) == tokens._middle.encode(middle, add_special_tokens=False).ids
         assert tokens._words
 
 
