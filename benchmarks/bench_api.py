@@ -36,6 +36,7 @@ from benchmarks.workloads import host_overhead, text
 from lmc.backend.base import Hints
 from lmc.prompt import Gen, SamplingParams, Text
 
+_SEEDS = 16  # of repetitions, whose texts are made before
 _GREEDY = SamplingParams(max_new_tokens=4, temperature=0)
 
 
@@ -94,7 +95,7 @@ def submit(backend: Any, n: int) -> Callable[[int], int]:
             handle.results[0].output()
         return n
 
-    given = {seed: prompts(n, seed) for seed in range(32)}
+    given = {seed: prompts(n, seed) for seed in range(_SEEDS)}
     return run
 
 
@@ -108,10 +109,10 @@ def batch(backend: Any, n: int) -> Callable[[int], int]:
     fast = lmc.compile(qa)
 
     def run(seed: int) -> int:
-        rng = Random(seed)
-        fast.batch([{"question": text(rng, 50)} for _ in range(n)], backend=backend, temperature=0)
+        fast.batch(given[seed], backend=backend, temperature=0)
         return n
 
+    given = {seed: [{"question": text(Random(seed * n + i), 50)} for i in range(n)] for seed in range(_SEEDS)}
     return run
 
 
@@ -120,9 +121,10 @@ def judge(backend: Any, n: int) -> Callable[[int], int]:
     fast = lmc.compile(workload.program)
 
     def run(seed: int) -> int:
-        fast.batch(workload.items(n // 7, seed), backend=backend, temperature=0)
+        fast.batch(given[seed], backend=backend, temperature=0)
         return n // 7 * 7
 
+    given = {seed: workload.items(n // 7, seed) for seed in range(_SEEDS)}
     return run
 
 
@@ -135,6 +137,7 @@ def measured(kind: str, case: str, url: str, n: int, reps: int, profile: str | N
         run = CASES[case](backend, n)
         run(0)
         found: list[tuple[float, float, dict[str, int]]] = []
+        after = counts(url)
         profiler = cProfile.Profile(time.thread_time) if profile else None
         for seed in range(1, reps + 1):
             gc.collect()
@@ -152,13 +155,13 @@ def measured(kind: str, case: str, url: str, n: int, reps: int, profile: str | N
         counted = found[-1][2]
         per = [used / seen["prompts"] * 1e6 for _, used, seen in found]
         return Row(
-            kind, case, counted["prompts"], counted["requests"] , after["connections"], statistics.median(seen["prompts"] / wall for wall, _, seen in found),
+            kind, case, counted["prompts"], counted["requests"], after["connections"], statistics.median(seen["prompts"] / wall for wall, _, seen in found),
             statistics.median(per), min(per), max(per), counted["bytes_in"] / counted["prompts"], counted["bytes_out"] / counted["prompts"],
         )  # fmt: skip
 
 
 def _tokenizer() -> str:
-    from lmc.backend.engine.models.loader import embedded_path
+    from lmc.backend.engine.models.gguf import embedded_path
 
     return str(embedded_path())
 
@@ -175,7 +178,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="sglang,vllm")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--n", type=int, default=2000, help="prompts a repetition")
-    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--reps", type=int, default=5, choices=range(1, _SEEDS - 1), metavar="REPS")
     parser.add_argument("--json", help="the same rows as data")
     parser.add_argument("--profile", help="where cProfile's data of the loop's thread goes")
     args = parser.parse_args()

@@ -616,9 +616,9 @@ def _while_a_pass_runs(foresight: Foresight, seconds: float) -> None:
 
 def small_words() -> Tokenizer:
     """SmolLM2's tokenizer, from the embedded model's file."""
-    from lmc.backend.engine.models import gguf, loader
+    from lmc.backend.engine.models import gguf
 
-    return from_gguf(gguf.read(loader.embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+    return from_gguf(gguf.read(gguf.embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
 
 
 def small_vocabulary() -> tuple[Vocabulary, Callable[[str], list[int]]]:

@@ -72,7 +72,7 @@ def reference_model() -> Any:
     """transformers' LlamaForCausalLM over our dequantized weights, float32 (its own GGUF loader takes half a minute)."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    file = gguf.read(loader.embedded_path())
+    file = gguf.read(gguf.embedded_path())
     c = loader.gguf_config(file)
     model = LlamaForCausalLM(
         LlamaConfig(

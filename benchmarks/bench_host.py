@@ -37,7 +37,7 @@ from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.models import gguf
-from lmc.backend.engine.models.loader import embedded_path
+from lmc.backend.engine.models.gguf import embedded_path
 from lmc.backend.engine.radix_cache import RadixCache
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.sampler import is_constrained

@@ -58,6 +58,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.timeline": (
         "trace",
     ),
+    "lmc.certifying": (
+        "Certificate", "certify",
+    ),
     "lmc.backend.mock": (
         "Mock",
     ),
@@ -188,10 +191,10 @@ def _engine(model: str) -> Any:
     require(f"the model {model}", "engine")
     from lmc.backend.local import Engine
 
-    device = _config.settings().device
-    if device:
-        _check_device(device)
-    return Engine(model, device=device or "auto")
+    found = _config.settings()
+    if found.device:
+        _check_device(found.device)
+    return Engine(model, device=found.device or "auto", tp=found.tp, dp=found.dp)
 
 
 def _check_device(device: str) -> None:
@@ -233,6 +236,8 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.local import Engine as Engine
     from lmc.backend.mock import Mock as Mock
     from lmc.backend.runtime import Runtime as Runtime
+    from lmc.certifying import Certificate as Certificate
+    from lmc.certifying import certify as certify
     from lmc.chat import get_chat_template as get_chat_template
     from lmc.chat import register_chat_template as register_chat_template
     from lmc.compat import global_config as global_config

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
 from lmc import dollars, explain
 from lmc.backend.base import Backend
-from lmc.dollars import Dollars
+from lmc.dollars import Dollars, costliest
 from lmc.errors import LmcError, Loc
+from lmc.frontend.tracing import ANY, graph_of
 from lmc.fsm.sources import automaton_of
+from lmc.ir.analysis import always
 from lmc.ir.core import Graph, Op, Value
 from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
 from lmc.runahead.program import Program
@@ -33,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one run will cost about: calls on every way and on all ways together (turns of loops count once), tokens of all."""
+    """What one run will cost about: calls at least and at most, tokens at most; a turn of each of `loops` loops of unknown length counts once."""
 
     calls: tuple[int, int]
     loops: int
@@ -44,18 +46,18 @@ class Estimate:
 
     def __str__(self) -> str:
         low, high = self.calls
-        calls = f"{low}" if low == high else f"{low} to {high}"
-        turns = f" (each turn of {self.loops} loop{'s'[: self.loops != 1]} counted once)" if self.loops else ""
+        calls = f"{high} call{'s'[: high != 1]}" if low == high else f"{low} to {high} calls"
+        turns = f" (one turn of {self.loops} loop{'s'[: self.loops != 1]} counted)" if self.loops else ""
         cost = f"; {self.cost}" if self.cost is not None else ""
         cost += f'; with deadline="24h" {self.batched}' if self.batched is not None else ""
-        return f"{calls} calls{turns}, about {self.prompt} prompt tokens and at most {self.answer} of answers{cost}"
+        return f"{calls}{turns}, at most about {self.prompt} prompt tokens and {self.answer} answer tokens{cost}"
 
 
 def check(program: Program, context: int | None, backend: Backend) -> tuple[list[Finding], Estimate]:
-    """What there is to say of a program, by its lines, and what a run costs. `context`: tokens that the model can see."""
+    """Return what is likely wrong with a program, in the order of its lines, and what a run costs. `context`: tokens that the model can see."""
     graph = program.graph()
     section = explain.section(program, program.planner.planned(graph, program.target))
-    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_data_of_users(graph)]
+    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_data_of_users(program)]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
 
@@ -67,13 +69,13 @@ def _place(finding: Finding) -> tuple[str, int, int]:
 def _not_followed(graph: Graph) -> Iterator[Finding]:
     for op in graph.ops():
         if op.kind == "unknown" and str(op.attr("reason")).startswith("the evaluation stopped"):
-            yield Finding(f"what follows is not known: {op.attr('reason')}", op.loc)
+            yield Finding(f"what follows is not checked: {op.attr('reason')}", op.loc)
 
 
 def _unread(planned: Graph) -> Iterator[Finding]:
     for op in planned.ops():
         if op.attr("lazy"):
-            yield Finding(f"nobody reads {_named(op)}: it is asked, unless the program is compiled, and changes nothing", op.loc)
+            yield Finding(f"{_named(op)} is never read: only interpreted runs request it, and it changes nothing", op.loc)
 
 
 def _named(op: Op) -> str:
@@ -105,7 +107,7 @@ def _stops(graph: Graph) -> Iterator[Finding]:
         stop = op.attr("stop")
         for text in (stop,) if isinstance(stop, str) else stop or ():
             if isinstance(text, str) and (source := _constraint(op)) is not None and not _occurs(text, *source):
-                yield Finding(f"stop={text!r} of {_named(op)} cannot occur: its {source[0]} never writes it", op.loc)
+                yield Finding(f"stop={text!r} of {_named(op)} cannot occur: its {source[0]} does not allow it", op.loc)
 
 
 def _constraint(op: Op) -> tuple[str, str] | None:
@@ -133,11 +135,13 @@ def _choices(graph: Graph) -> Iterator[Finding]:
             choices = [choice for choice in op.operands[1:] if isinstance(choice, str)]
             for short, long in permutations(choices, 2):
                 if short != long and long.startswith(short):
-                    yield Finding(f"{_named(op)}: {short!r} is how {long!r} begins; a model that wants the longer may be read as wanting the shorter", op.loc)
+                    yield Finding(f"{_named(op)}: {long!r} begins with {short!r}, so an answer meant as the longer one may be taken for the shorter; choose texts that differ from the start", op.loc)
 
 
-def _data_of_users(graph: Graph) -> Iterator[Finding]:
-    """Arguments and answers in a system message, whose instructions a model follows."""
+def _data_of_users(program: Program) -> Iterator[Finding]:
+    """Arguments and answers in a system message, whose instructions a model follows. A default is what the argument is until somebody passes another."""
+    texts = {name: ANY for name, p in list(program.function.signature.parameters.items())[1:] if isinstance(p.default, str) and name not in program.function.bound}
+    graph = graph_of(program.function, **texts) if texts else program.graph()
     role: dict[Value, str | None] = {}
     for op in graph.ops():
         ctx = op.operands[0] if op.operands and isinstance(op.operands[0], Value) else None
@@ -145,7 +149,7 @@ def _data_of_users(graph: Graph) -> Iterator[Finding]:
         if op.kind == "append" and here == "system":
             names = sorted({name for x in op.uses[1:] for name in _sources(graph, x)})
             if names:
-                yield Finding(f"a system message contains {', '.join(names)}: whoever writes that can give the model instructions; put it into a user message", op.loc)
+                yield Finding(f"a system message contains {', '.join(names)}: whoever writes that text can give the model instructions; put it into a user message", op.loc)
         if op.kind == "role.begin":
             here = str(op.attr("role"))
         elif op.kind == "role.end":
@@ -155,14 +159,18 @@ def _data_of_users(graph: Graph) -> Iterator[Finding]:
                 role[value] = here
 
 
+_KEYS = {"py.item": 1, "py.get": 1, "py.choice": 0}
+"""Operands that select one of the others, and are no part of the result."""
+
+
 def _sources(graph: Graph, value: Value) -> set[str]:
-    """The arguments and answers that a text is made of."""
+    """The arguments and answers whose text may be part of a value."""
     found: set[str] = set()
     seen: set[Value] = set()
     todo = [value]
     while todo:
         one = todo.pop()
-        if one in seen:
+        if one in seen or one.type in ("int", "float", "bool"):
             continue
         seen.add(one)
         op = graph.producer.get(one)
@@ -171,7 +179,7 @@ def _sources(graph: Graph, value: Value) -> set[str]:
         elif op is not None and op.kind in ("gen", "select"):
             found.add(f"the answer {op.attr('name')!r}" if op.attr("name") else "an answer")
         elif op is not None:
-            todo += op.uses
+            todo += [x for i, x in enumerate(op.operands) if isinstance(x, Value) and i != _KEYS.get(op.kind)]
         else:
             todo += [x for x in graph.feeds.get(one, ()) if isinstance(x, Value)]
     return found
@@ -179,13 +187,23 @@ def _sources(graph: Graph, value: Value) -> set[str]:
 
 def _estimate(section: Any, backend: Backend) -> Estimate:
     graph: Graph = section.graph
+    home = {id(op): block.label for block in graph.blocks for op in block.ops}
     asks = list(_prompts(section))
-    everywhere = {id(op) for block in graph.blocks if graph.region[block.label] == "" for op in block.ops}
-    sure = sum(id(op) in everywhere for op, _ in asks)
-    prompt, answer = sum(tokens for _, tokens in asks), sum(_most(op) for op, _ in asks)
+    certain = always(graph)
+    low = sum(home[id(op)] in certain and not op.attr("lazy") for op, _ in asks)
+    high, prompt, answer = (round(costliest(graph, _by_block((home[id(op)], n) for op, n in counts))) for counts in (
+        [(op, 1) for op, _ in asks], asks, [(op, _most(op)) for op, _ in asks],
+    ))  # fmt: skip
     loops = sum(op.kind == "loop" for op in graph.ops())
     prices = backend.capabilities.prices
     if prices is None:
-        return Estimate((sure, len(asks)), loops, prompt, answer, None)
+        return Estimate((low, high), loops, prompt, answer, None)
     cost, batched = dollars.before(graph, backend, prices, {}), dollars.in_batches(graph, backend, prices, {})
-    return Estimate((sure, len(asks)), loops, prompt, answer, cost, batched)
+    return Estimate((low, high), loops, prompt, answer, cost, batched)
+
+
+def _by_block(counts: Iterable[tuple[str, int]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for label, count in counts:
+        found[label] = found.get(label, 0.0) + count
+    return found

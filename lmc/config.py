@@ -33,6 +33,7 @@ class Settings:
     cache_dir  where converted weights and compiled constraints are kept; made when it is missing, in a folder that is there
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
+    tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
     host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
     otel       runs, requests, tools and batches are OpenTelemetry spans (the extra `otel`)
     """
@@ -46,6 +47,8 @@ class Settings:
     cache_dir: Path = _CACHE
     model: str = ""
     device: str = ""
+    tp: int = 1
+    dp: int = 1
     host_threads: int | None = None
     otel: bool = False
 
@@ -62,6 +65,8 @@ class Changes(TypedDict, total=False):
     cache_dir: str | Path
     model: str
     device: str
+    tp: int | str
+    dp: int | str
     host_threads: int | str | None
     otel: bool | str
 
@@ -123,6 +128,8 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "cache_dir": lambda _, value: Path(value),
     "model": _text,
     "device": _text,
+    "tp": _whole(1, 64),
+    "dp": _whole(1, 64),
     "host_threads": _threads,
     "otel": _switch,
 }

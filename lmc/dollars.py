@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.backend.api.caching import CacheRules, Point, choose
 from lmc.backend.base import Prices, Usage
 from lmc.config import default_backend, has_default_backend
+from lmc.ir.analysis import always
 from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.ir.ops import trait
 from lmc.passes.plan_cache import messages_of, path_of, reached
@@ -62,7 +63,8 @@ def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None
     limits = {op.results[1]: float(_limit(graph, op)) for _, op, _ in asks}
     usual = {op.results[1]: seen[i].usage.completion_tokens / seen[i].count if i in seen and seen[i].count else limits[op.results[1]] / 2 for i, op, _ in asks}
     likely = reached(graph)
-    sure = [ask for ask in asks if likely[ask[2]] == 1.0 and not ask[1].attr("lazy")]
+    certain_blocks = always(graph)
+    sure = [ask for ask in asks if ask[2] in certain_blocks and not ask[1].attr("lazy")]
     least = _Lengths(graph, count, dict.fromkeys(limits, 0.0), 0.0)
     mean = _Lengths(graph, count, usual, _UNKNOWN)
     longest = _Lengths(graph, count, limits, _UNKNOWN)
@@ -82,7 +84,7 @@ def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None
     for _, op, label in asks:
         answers = limits[op.results[1]] * _samples(op)
         whole[label] = whole.get(label, 0.0) + (longest.of[op.operands[0]] * prompt + answers * prices.completion) / 1e6  # type: ignore[index]
-    return Dollars(certain, expected, _dearest(graph, graph.entry.label, whole), prompts, mean.guessed)
+    return Dollars(certain, expected, costliest(graph, whole), prompts, mean.guessed)
 
 
 def of_program(program: Program) -> Iterator[str]:
@@ -129,11 +131,14 @@ def _samples(op: Op) -> int:
     return n if isinstance(n, int) else 1
 
 
-def _dearest(graph: Graph, label: str, own: Mapping[str, float]) -> float:
-    """The most that the ways from a block on cost."""
-    end = graph.block[label].terminator
-    arms = max((_dearest(graph, arm, own) for _, arm in end.cases), default=0.0)
-    return own.get(label, 0.0) + arms + (_dearest(graph, end.then, own) if end.then is not None else 0.0)
+def costliest(graph: Graph, own: Mapping[str, float]) -> float:
+    """The most that one way through a graph costs, by what each block costs; a loop turns once."""
+    behind: dict[str, float] = {}
+    for block in reversed(graph.blocks):  # each stands after the one that names it
+        end = block.terminator
+        arms = max((behind[arm] for _, arm in end.cases), default=0.0)
+        behind[block.label] = own.get(block.label, 0.0) + arms + (behind[end.then] if end.then is not None else 0.0)
+    return behind[graph.entry.label]
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def section(program: Program, planned: Planned) -> Section:
         weight = {i: c.passes for i, c in costs.items() if trait(ops[i]) == "samples"}
     total, chain = critical_path(graph, lambda op: weight.get(index[id(op)], 0.0))
     critical = frozenset(index[id(op)] for op in chain) if total > 0 else frozenset[int]()
-    how = f"{seconds(total)}, by the means that were measured" if seen else f"{total:.0f} passes of the model, as expected"
+    how = f"{seconds(total)}, by measured averages" if seen else f"{total:.0f} passes of the model, as expected"
     facts = [f"The critical path of a run takes {how}."] if total > 0 else []
     if found.runs:
         facts.append(f"The numbers are those of {found.runs} run{'s'[: found.runs != 1]}.")
@@ -163,11 +163,12 @@ def to_line(program: Program) -> str:
 def _shape(graph: Graph) -> Iterator[str]:
     kinds = [op.kind for op in graph.ops()]
     shown = ", ".join(f"{p.name}: {p.type}" for p in graph.params)
-    yield f"  graph for ({shown}): {len(kinds)} ops, {kinds.count('gen')} gens, {kinds.count('select')} selects"
-    yield f"    {kinds.count('return')} paths to a return, {kinds.count('switch')} undecided branches, {kinds.count('loop')} loops over what is not known"
+    yield f"  graph for ({shown}): {several(len(kinds), 'op')}, {several(kinds.count('gen'), 'gen')}, {several(kinds.count('select'), 'select')}"
+    paths, branches = several(kinds.count("return"), "path"), several(kinds.count("switch"), "undecided branch")
+    yield f"    {paths} to a return, {branches}, {several(kinds.count('loop'), 'loop')} of unknown length"
     calls = dict.fromkeys(str(op.attr("calls")) for op in graph.ops() if op.kind == "unknown" and op.attr("calls") is not None)
     if calls:
-        yield f"    calls what cannot be followed: {', '.join(calls)}"
+        yield f"    calls that cannot be followed: {', '.join(calls)}"
     stopped = [op for op in graph.ops() if op.kind == "unknown" and str(op.attr("reason")).startswith("the evaluation stopped")]
     yield from (f"    {op.attr('reason')} ({op.loc})" for op in stopped)
 
@@ -209,12 +210,15 @@ def _cost(section: Section, i: int) -> str:
 def _stats(program: Program) -> Iterator[str]:
     stats: Stats = program.stats
     profile = program.profile
-    yield f"  so far: {stats.runs} runs; {profile.asked} requests asked ahead ({program.ahead}), {profile.used} used, {profile.wasted} wasted"
+    yield f"  so far: {several(stats.runs, 'run')}; {several(profile.asked, 'request')} asked ahead ({program.ahead}), {profile.used} used, {profile.wasted} wasted"
     for site in profile.off:
-        yield f"    nothing is asked ahead any more at {site}: it was wrong too often"
+        yield f"    nothing is requested ahead any more at {site}: guesses there were wrong too often"
     last = stats.counters
     if not last.calls:
         return
-    yield f"  last call: {stats.run_seconds:.3f} s, {last.calls} requests in {last.passes} passes of the model"
+    yield f"  last call: {stats.run_seconds:.3f} s, {several(last.calls, 'request')} in {several(last.passes, 'pass')} of the model"
     yield f"    {last.prompt_tokens} prompt tokens: {last.cached_tokens} from the cache, {last.prefilled_tokens} computed ({last.unique_tokens} unique)"
+    if last.drafted_tokens:
+        a_pass = f"{last.generated_tokens / last.passes:.2f} tokens a pass"
+        yield f"    {last.drafted_tokens} tokens drafted, {last.accepted_tokens} of them drawn; {a_pass}"
     yield f"    {last.generated_tokens} tokens generated, {last.forced_tokens} of them forced; prefill optimality {last.prefill_optimality:.3f}"

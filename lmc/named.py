@@ -16,6 +16,7 @@ from typing import Any
 
 import lmc
 from lmc.backend.api.redaction import without_userinfo
+from lmc.backend.base import Prices
 from lmc.errors import ParameterError
 
 FORMS = ("mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json and *.safetensors, a hub id such as "
@@ -28,23 +29,43 @@ _AT = re.compile(r"@(?=https?://)")
 
 def open_backend(name: str) -> Any:
     """The backend of a name. Raises ParameterError for what names none, before anything heavy is imported."""
-    kind, colon, rest = name.partition(":")
-    if colon and kind in _SERVICES:
-        if not rest:
-            raise ParameterError(f"backend {name!r} names no {'URL' if kind in _SERVERS else 'model'}; expected {FORMS}")
-        return _SERVICES[kind](rest)
+    if _is_service(name):
+        return open_service(name)
     if name == "mock":
         return lmc.Mock()
     check_model(name)
     return lmc._engine(name)
 
 
+def open_service(name: str, **options: Any) -> Any:
+    """The backend of a name that is no model in this process, with options of its class. Raises ParameterError for a model."""
+    kind, _, rest = name.partition(":")
+    if not _is_service(name):
+        raise ParameterError(f"backend {name!r} is in this process, and takes no {', '.join(options)}")
+    if not rest:
+        raise ParameterError(f"backend {name!r} names no {'URL' if kind in _SERVERS else 'model'}; expected {FORMS}")
+    return _SERVICES[kind](rest, **options)
+
+
+def open_unasked(name: str, prices: Prices | None = None) -> Any:
+    """A backend of which only what it can do and costs is wanted: no request is made, so it needs no key."""
+    options: dict[str, Any] = {"api_key": "none"} if name.startswith(_KEYED) else {}
+    if prices is not None:
+        options["prices"] = prices
+    return open_service(name, **options) if options else open_backend(name)
+
+
 def public(name: str) -> str:
     """A backend's name for those who are not to know where it is asked, nor with which password."""
-    kind, colon, _ = name.partition(":")
-    if not colon or kind not in _SERVICES:
+    if not _is_service(name):
         return name
+    kind = name.partition(":")[0]
     return without_userinfo(name if kind in _SERVERS else _AT.split(name, maxsplit=1)[0])
+
+
+def _is_service(name: str) -> bool:
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in _SERVICES
 
 
 def is_model(name: str) -> bool:
@@ -63,28 +84,29 @@ def check_model(name: str) -> None:
         raise ParameterError(f"no model {without_userinfo(name)!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected is {FORMS}")
 
 
-def _api(make: Callable[..., Any]) -> Callable[[str], Any]:
-    def opened(rest: str) -> Any:
+def _api(make: Callable[..., Any]) -> Callable[..., Any]:
+    def opened(rest: str, **options: Any) -> Any:
         model, *url = _AT.split(rest, maxsplit=1)
-        return make(model, base_url=url[0]) if url else make(model)
+        return make(model, base_url=url[0], **options) if url else make(model, **options)
 
     return opened
 
 
-def _server(make: Callable[..., Any]) -> Callable[[str], Any]:
-    def opened(rest: str) -> Any:
+def _server(make: Callable[..., Any]) -> Callable[..., Any]:
+    def opened(rest: str, **options: Any) -> Any:
         urls = rest.split(",")
-        return make(urls if len(urls) > 1 else rest)
+        return make(urls if len(urls) > 1 else rest, **options)
 
     return opened
 
 
 _SERVERS = ("vllm", "sglang")
-_SERVICES: Mapping[str, Callable[[str], Any]] = {
-    "openai": _api(lambda *model, **url: lmc.OpenAI(*model, **url)),
-    "anthropic": _api(lambda *model, **url: lmc.Anthropic(*model, **url)),
-    "litellm": _api(lambda *model, **url: lmc.LiteLLM(*model, **url)),
-    "vertexai": _api(lambda *model, **url: lmc.VertexAI(*model, **url)),
-    "vllm": _server(lambda urls: lmc.VLLM(urls)),
-    "sglang": _server(lambda urls: lmc.SGLang(urls)),
+_KEYED = ("openai:", "anthropic:")  # which make no client without a key
+_SERVICES: Mapping[str, Callable[..., Any]] = {
+    "openai": _api(lambda *model, **options: lmc.OpenAI(*model, **options)),
+    "anthropic": _api(lambda *model, **options: lmc.Anthropic(*model, **options)),
+    "litellm": _api(lambda *model, **options: lmc.LiteLLM(*model, **options)),
+    "vertexai": _api(lambda *model, **options: lmc.VertexAI(*model, **options)),
+    "vllm": _server(lambda urls, **options: lmc.VLLM(urls, **options)),
+    "sglang": _server(lambda urls, **options: lmc.SGLang(urls, **options)),
 }

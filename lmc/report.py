@@ -166,6 +166,8 @@ def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
         f"{several(len(asked), 'request')}{f' in {len(runs)} runs' if len(runs) > 1 else ''}: {count(usage.prompt_tokens)} prompt tokens, "
         f"{count(usage.cached_tokens)} of them shared (from the cache); {count(usage.completion_tokens)} tokens of answers, {count(usage.forced_tokens)} of them forced."
     ]
+    if usage.drafted_tokens:
+        lines.append(f"{count(usage.drafted_tokens)} tokens were drafted, and {count(usage.accepted_tokens)} of them drawn.")
     if ahead or vain:
         lines.append(f"{ahead} asked ahead and used, {vain} asked ahead in vain.")
     if prices is not None:
@@ -367,5 +369,6 @@ def _note(r: Request, prices: Prices | None) -> str:
     u = r.usage
     told = [seconds(r.seconds), f"{count(u.prompt_tokens)} in ({count(u.cached_tokens)} shared)", f"{count(u.completion_tokens)} out"]
     told += [f"{count(u.forced_tokens)} forced"] if u.forced_tokens else []
+    told += [f"{count(u.accepted_tokens)} of {count(u.drafted_tokens)} drafted"] if u.drafted_tokens else []
     told += [money(prices.of(u))] if prices is not None else []
     return ", ".join(told)

@@ -140,8 +140,8 @@ def _explain_text(error: TypeError) -> None:
             case ast.Subscript(value=ast.Name(id=state), slice=ast.Constant(value=str() as name)) if state in states:
                 if isinstance(value := _value(states[state], name), str):
                     answer, number = f"{state}[{name!r}]", _as_number(value)
-                    remedy = f"; write {number}({answer})" if number else f"; gen({name!r}, dtype=int) makes it a number's"
-                    note(error, f"({answer} is text, as all that a model says, here {reprlib.repr(value)}{remedy})")
+                    remedy = f"; write {number}({answer})" if number else f"; gen({name!r}, dtype=int) makes it the text of a number"
+                    note(error, f"({answer} is text, like everything a model writes: here {reprlib.repr(value)}{remedy})")
             case _:
                 pass
 

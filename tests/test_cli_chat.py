@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -120,11 +119,11 @@ def test_check_names_what_is_likely_wrong(lmc_cli):
     lines = out.splitlines()
     assert code == 1
     assert [line.split(":")[1] for line in lines[:5]] == ["7", "9", "10", "10", "12"]
-    for line, what in zip(lines, ("system message contains the argument 'persona'", "nobody reads the gen 'unread'", "stop='END' of the gen 'n' cannot occur",
-                                  "'yes' is how 'yes please' begins", "its answer up to 900; the context has 1000")):  # fmt: skip
+    for line, what in zip(lines, ("system message contains the argument 'persona'", "the gen 'unread' is never read", "stop='END' of the gen 'n' cannot occur",
+                                  "'yes please' begins with 'yes'", "its answer up to 900; the context has 1000")):  # fmt: skip
         assert what in line and line.startswith("checked.py:")
-    assert lines[5].startswith("suspicious: 5 to look at; a run: 3 to 4 calls, about ")
-    assert lines[6].startswith("fine: nothing to look at; a run: 2 calls, about ")
+    assert lines[5].startswith("suspicious: 5 findings; a run: 2 to 4 calls, at most about ")
+    assert lines[6].startswith("fine: no findings; a run: 2 calls, at most about ")
 
 
 def test_check_of_one_program_that_is_fine(lmc_cli):
@@ -132,15 +131,73 @@ def test_check_of_one_program_that_is_fine(lmc_cli):
     assert code == 0 and out.count("\n") == 1
 
 
-def test_check_says_what_a_run_costs(lmc_cli, monkeypatch):
-    import lmc
+def test_check_says_what_a_run_costs_without_a_key(lmc_cli, monkeypatch):
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for backend in ("openai:gpt-x", "anthropic:claude-x"):
+        pytest.importorskip(backend.partition(":")[0])
+        code, said, _ = lmc_cli("check", "checked.py:fine", "-b", backend, "--prices", "1,2")
+        certain, expected, most = map(float, re.findall(r"\$(\d\.\d+)", said)[:3])
+        assert code == 0 and 0 < certain < expected < most < 0.01 and "certain" in said and "at most" in said
 
-    mock = lmc.Mock()
-    monkeypatch.setattr(mock, "capabilities", replace(mock.capabilities, prices=lmc.Prices(1.0, 2.0)))
-    monkeypatch.setattr("lmc.cli.check.open_backend", lambda name: mock)
-    said = lmc_cli("check", "checked.py:fine")[1]
-    certain, expected, most = map(float, re.findall(r"\$(\d\.\d+)", said))
-    assert 0 < certain < expected < most < 0.01 and "certain" in said and "at most" in said
+
+def test_prices_are_numbers_of_something_that_charges(lmc_cli):
+    for wrong in ("1", "a,b", "1,2,3,4", "-1,2", "nan,1", "inf,1"):
+        error, *_ = lmc_cli("check", "checked.py:fine", "-b", "openai:x", f"--prices={wrong}")
+        assert f"--prices {wrong}: expected two or three numbers" in str(error)
+    error, *_ = lmc_cli("check", "checked.py:fine", "--prices", "1,2")
+    assert "mock runs in this process and charges nothing" in str(error)
+
+
+LOOP = '''
+import lmc
+
+STYLES = {"brief": "Be brief.", "long": "Be thorough."}
+
+
+@lmc.function
+def agent(s, task, steps: int = 3, style: str = "brief"):
+    s += lmc.system(f"{STYLES[style]} At most {steps} steps.") + lmc.user(task)
+    for _ in range(steps):
+        s += lmc.assistant(lmc.gen("thought", max_tokens=10))
+        if "done" in s["thought"]:
+            break
+        s += lmc.user("Go on.")
+    s += lmc.assistant(lmc.gen("answer", max_tokens=10))
+    return s["answer"]
+
+
+def look(s, word):
+    s += lmc.assistant(lmc.gen("seen", max_tokens=10))
+    if s["seen"] == word:
+        return
+    s += lmc.assistant(lmc.gen("again", max_tokens=10))
+
+
+@lmc.function
+def helped(s, word, lang="French"):
+    s += lmc.system("Answer in " + lang)
+    look(s, word)
+    if s["seen"] == "a":
+        s += lmc.assistant(lmc.gen("b", max_tokens=10) + lmc.gen("c", max_tokens=10))
+    else:
+        s += lmc.assistant(lmc.gen("d", max_tokens=10))
+    return s["seen"]
+'''
+
+
+def test_check_counts_what_a_break_or_a_return_may_leave_out(lmc_cli, tmp_path):
+    """Arms exclude each other; behind what may leave a loop or a helper no call is certain."""
+    (tmp_path / "loops_of_agents.py").write_text(LOOP)
+    out = lmc_cli("check", "loops_of_agents.py")[1]
+    assert re.search(r"^agent: no findings; a run: 1 to 4 calls, at most about \d+ prompt tokens and 40 answer tokens$", out, re.M), out
+    assert re.search(r"^helped: 1 finding; a run: 1 to 4 calls, at most about \d+ prompt tokens and 40 answer tokens$", out, re.M), out
+
+
+def test_a_default_is_data_of_users_and_a_key_of_a_table_is_not(lmc_cli, tmp_path):
+    (tmp_path / "loops_of_agents.py").write_text(LOOP)
+    (found,) = [line for line in lmc_cli("check", "loops_of_agents.py")[1].splitlines() if "system message" in line]
+    assert "loops_of_agents.py:28: a system message contains the argument 'lang'" in found
 
 
 def test_the_examples_have_nothing_to_look_at(lmc_cli):

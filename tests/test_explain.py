@@ -112,13 +112,13 @@ def test_lines_that_the_graph_does_not_show_are_counted_apart() -> None:
     compiled = lmc.compile(program, backend=lmc.Mock())
     compiled(q="x").sync()
     assert "Asked by lines that the graph does not show" in compiled.explain(format="html")
-    assert "calls what cannot be followed: hidden" in compiled.explain()
+    assert "calls that cannot be followed: hidden" in compiled.explain()
 
 
 def test_what_was_asked_ahead_is_told() -> None:
     program = lmc.compile(ask, backend=lmc.Mock())
     program(q="x")
-    assert re.search(r"so far: 1 runs; \d+ requests asked ahead \(certain\), \d+ used, \d+ wasted", program.explain())
+    assert re.search(r"so far: 1 run; \d+ requests? asked ahead \(certain\), \d+ used, \d+ wasted", program.explain())
     assert set(json.loads(program.explain(format="json"))["ahead"]) == {"asked", "used", "wasted"}
 
 

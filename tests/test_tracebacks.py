@@ -133,8 +133,8 @@ def test_arithmetic_on_an_answer_explains_itself(compiled):
             call()
         return getattr(caught.value, "__notes__", [])
 
-    assert raised(adds) == ["(s['n'] is text, as all that a model says, here '7'; write int(s['n']))"]
-    assert raised(compares) == ["(s['n'] is text, as all that a model says, here '7'; write int(s['n']))"]
+    assert raised(adds) == ["(s['n'] is text, like everything a model writes: here '7'; write int(s['n']))"]
+    assert raised(compares) == ["(s['n'] is text, like everything a model writes: here '7'; write int(s['n']))"]
     assert raised(other_mistake) == []
 
 

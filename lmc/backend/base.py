@@ -31,6 +31,7 @@ class Usage:
     ahead_wasted   those that were in vain, with the tokens that they are known to have cost
     written_tokens of the prompt, what was written to a cache that charges for it, `written_hour_tokens` of those for an hour
     batched_calls  of the calls, those that a batch API answered
+    drafted_tokens that an engine ran as drafts (docs/drafts.md), and accepted_tokens, those of them that are in the answer
     """
 
     prompt_tokens: int = 0
@@ -46,6 +47,8 @@ class Usage:
     written_tokens: int = 0
     written_hour_tokens: int = 0
     batched_calls: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, _counts(self), _counts(other)))
@@ -140,6 +143,7 @@ class Counters:
     `prefilled_tokens` are prompt tokens computed, `unique_tokens` those of them that no earlier request had
     computed: prefill optimality is unique / prefilled. `groups` were submitted (and in an engine admitted) together;
     `twins` are samples that began with another's last prompt row, as all but the first of an n-way sample do.
+    `drafted_tokens` were run as drafts, `accepted_tokens` of them are in answers.
     `preemptions`: answers that an engine interrupted for want of memory, and went on with later.
     `images`: pictures in the prompts of answers; `image_hits`: those of them that the model's vision tower had not to look at for
     that, because their KV or features were there. `tower_seconds`: what it took for the others.
@@ -161,6 +165,11 @@ class Counters:
     images: int = 0
     image_hits: int = 0
     tower_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def __sub__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))

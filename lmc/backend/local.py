@@ -22,6 +22,8 @@ from dataclasses import asdict, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from lmc.backend.base import (
     Capabilities,
     Counters,
@@ -38,8 +40,9 @@ from lmc.backend.base import (
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
+from lmc.backend.engine.drafts import Costs, Drafts, Setting, check_setting
 from lmc.backend.engine.encoding import Vocabulary
-from lmc.backend.engine.engine import EngineCore, Runner
+from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
 from lmc.backend.engine.eyes import Eyes, Picture
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule, host_size
@@ -212,6 +215,8 @@ class LocalBackend:
         now: Callable[[], float] = time.monotonic,
         core: type[EngineCore] = EngineCore,
         mover: Mover | None = None,
+        drafts: Setting = "off",
+        draft_row: float = 0.0,
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template = name, vocabulary, chat_template
@@ -220,10 +225,11 @@ class LocalBackend:
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
         )  # fmt: skip
+        self._recorded: Callable[[str], str | None] | None = None
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover)
+        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row)))
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -352,6 +358,28 @@ class LocalBackend:
         """The token ids of literal parts at the start of a prompt."""
         return self._asker.ids(Place(ROOT.closed, tuple(parts))).tolist()
 
+    @property
+    def drafts(self) -> Setting:
+        """How many tokens are drafted (see Engine); may be set at any time."""
+        return self._scheduler.drafts.setting
+
+    @drafts.setter
+    def drafts(self, setting: Setting) -> None:
+        drafts, setting = self._scheduler.drafts, check_setting(setting)
+        self._core.call(lambda: drafts.use(setting))
+
+    def forget_drafts(self) -> None:
+        """Forget earlier answers, which drafts are made of, and which drafts were drawn."""
+        self._core.call(self._scheduler.drafts.forget)
+
+    def replay(self, answers: Callable[[str], str | None] | None) -> None:
+        """Answer every later gen with the recorded text that `answers` gives for its prompt, token by token, whatever the model draws; by the
+        model where it gives None. To measure with: random weights repeat themselves, and no draft may be measured on what they say.
+
+        A constrained gen's text must be one that its constraint allows.
+        """
+        self._recorded = answers
+
     def stats(self) -> dict[str, Any]:
         """What the engine holds and does right now."""
         compiler = self._asker.compiler
@@ -452,6 +480,7 @@ class LocalBackend:
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
             req.group, req.guess = step.group, step.hints.guess
+            req.script = self._script(req) if req.kind is Kind.GENERATE else None
             self._tag(req, step)
         self._send(requests)
         self.leave(step)
@@ -473,6 +502,12 @@ class LocalBackend:
         constrained = prompt.constrained(ask)
         self._asker.validate(constrained)
         return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
+
+    def _script(self, req: Request) -> np.ndarray | None:
+        text = None if self._recorded is None else self._recorded(self._words.decode(self._asker.spelled(req.prompt), with_specials=True))
+        if text is None:
+            return None
+        return np.array([*self._words.encode((text,), at_start=False), self._words.eos_token_ids[0]], np.int32)
 
     @staticmethod
     def _tag(req: Request, step: _Step) -> None:
@@ -591,6 +626,12 @@ def _check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int 
             raise ParameterError(f"Engine: {option} is {value}; it must be at least 1")
 
 
+def check_count(option: str, value: object) -> None:
+    """Refuses what is no number of devices or processes."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number from 1 on")
+
+
 def _bounded(ask: Gen, most: int | None) -> Gen:
     """The ask with room for no more tokens than its answer can have, which is all that admission then waits for."""
     p = ask.params
@@ -656,6 +697,8 @@ class Engine(LocalBackend):
     """lmc's own runtime in this process.
 
     model        a .gguf file, a directory with safetensors, a hub id, or "smollm2" (embedded)
+    tp           tensor parallel: over so many devices the model is spread, from `device` on; a process each, besides this one
+    dp           replicas: so many engines, of `tp` devices each, are processes behind one backend (replicas/backend.py), which is no LocalBackend then
     device       "cpu", "cuda", "cuda:1", …; "auto" is a GPU if there is one, else the CPU
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
@@ -676,11 +719,22 @@ class Engine(LocalBackend):
     canonical    of the legal tokens of a constrained answer, sample those that the tokenizer itself may put behind the last one: True,
                  False, or None for wherever answers are followed on the CPU. A GPU does not follow such answers by itself
     model_path   SGLang's name for `model`
+    drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
+                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
     Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
     cannot be.
     """
+
+    def __new__(cls, model: str = "smollm2", **options: Any) -> Any:
+        dp = options.pop("dp", 1)
+        check_count("dp", dp)
+        if dp == 1:
+            return super().__new__(cls)
+        from lmc.backend.replicas.start import start
+
+        return start(model, dp, options)
 
     def __init__(
         self,
@@ -703,28 +757,45 @@ class Engine(LocalBackend):
         cache: Cache = "tree",
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
+        drafts: Setting = "off",
+        tp: int = 1,
+        dp: int = 1,
     ) -> None:
+        check_setting(drafts)
+        check_count("tp", tp)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
             raise ParameterError(f"Engine: pass_seconds is {pass_seconds}; it must be a number of seconds above 0")
         policy = Policy(schedule, cache, eviction)
         host_bytes = host_size(host_memory, policy)
+        if host_bytes and tp > 1:
+            raise ParameterError("Engine: host_memory is for one device; leave it out where tp is more than 1")
+        if drafts != "off" and tp > 1:
+            raise ParameterError("Engine: drafts are for one device; leave them out where tp is more than 1")
         from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.foresight import Foresight
         from lmc.backend.engine.kv_copy import KVMover
         from lmc.backend.engine.kv_pool import KVPool
-        from lmc.backend.engine.memory import check_host, check_pool
+        from lmc.backend.engine.memory import check_host, check_pool, default_pool, kv_bytes
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.sources import begun, machine_of
         from lmc.fsm.store import default_store
 
         source = str(model_path or model)
-        loaded = load(source, device=device, dtype=dtype, parse_special=parse_special, load_format=load_format)
-        config, words = loaded.config, loaded.tokenizer
-        slots = _default_pool(loaded) if max_tokens is None else max_tokens
-        check_pool(slots, _kv_bytes(loaded), loaded.device)
+        options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format}
         check_host(host_bytes)
-        pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
+        started = None
+        if tp > 1:
+            from lmc.backend.engine.distributed.start import start
+
+            started = start(source, device, tp, options, max_tokens)
+            loaded, pool, slots = started.loaded, started.pool, started.slots
+        else:
+            loaded = load(source, device=device, **options)
+            slots = default_pool(loaded) if max_tokens is None else max_tokens
+            check_pool(slots, kv_bytes(loaded), loaded.device)
+            pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
+        config, words = loaded.config, loaded.tokenizer
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
         host_follows = loaded.device.type == "cpu" if canonical is None else canonical
@@ -734,7 +805,7 @@ class Engine(LocalBackend):
             name=loaded.name,
             vocabulary=words,
             chat_template=loaded.chat_template,
-            runner=_runner(loaded, pool, words.vocab_size, eyes),
+            runner=_runner(loaded, pool, words.vocab_size, eyes) if started is None else started.runner,
             compiler=ConstraintCompiler(
                 *of,
                 encode=encode,
@@ -756,8 +827,22 @@ class Engine(LocalBackend):
             policy=policy,
             pace=_pace(chunk or rows, pass_seconds, loaded.device),
             mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
+            drafts=drafts,
+            draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
         )
         self.whole_template = loaded.whole_template
+        self._topology: tuple[str, ...] = ()
+        if started is not None:
+            self._topology = started.topology
+            started.crew.watched_by(self._core.fail)
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        """What is where, in lines for people; empty for an engine on one device."""
+        return self._topology
+
+    def server_info(self) -> dict[str, Any]:
+        return {**super().server_info(), **({"topology": list(self._topology)} if self._topology else {})}
 
     def warm_up(self) -> None:
         """Wait until all is compiled that later passes would use: on a GPU FlashInfer's kernels, once on a machine some two minutes.
@@ -793,6 +878,9 @@ def _eos(loaded: LoadedModel) -> int:
     return loaded.tokenizer.eos_token_ids[0]
 
 
+_CPU_ROW, _GPU_ROW = 0.35, 0.005
+"""What a row more takes of a pass with one, until passes have told (Costs)."""
+
 _ROOMY = 40 << 30  # bytes of a GPU's memory from which on what a larger pass computes has its place beside the pool
 
 
@@ -812,20 +900,3 @@ def _pace(chunk: int, seconds: float | None, device: torch.device) -> Pace:
     if device.type == "cuda":
         return Pace(chunk, seconds, _STREAMING)
     return Pace(chunk, _CPU_PASS if seconds is None else seconds)
-
-
-_POOL_CAP = 3 << 29  # bytes of KV that a pool takes on a CPU without being told: 1.5 GiB
-
-
-def _default_pool(loaded: LoadedModel) -> int:
-    """Tokens that fit a quarter of the free memory (at most 1.5 GiB) on a CPU, 85 % of it on a GPU."""
-    from lmc.backend.engine.memory import free_memory
-
-    free = free_memory(loaded.device)
-    room = int(free * 0.85) if loaded.device.type == "cuda" else min(free // 4, _POOL_CAP)
-    return max(1024, room // _kv_bytes(loaded))
-
-
-def _kv_bytes(loaded: LoadedModel) -> int:
-    """Of one token."""
-    return sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize

@@ -17,6 +17,7 @@ _ARGUMENTS: Mapping[str, str] = {
     "max_running_requests": "max_batch",
     "chunked_prefill_size": "chunk",
     "random_seed": "seed",
+    "tp_size": "tp",
 }
 """SGLang's server arguments that an Engine has, by its own names."""
 _WITHOUT_EFFECT = frozenset({
@@ -24,7 +25,7 @@ _WITHOUT_EFFECT = frozenset({
     "mem_fraction_static", "port", "sampling_backend", "tokenizer_mode", "trust_remote_code",
 })  # fmt: skip
 """There is no server to listen, log or wait for, and the pool is sized by `max_total_tokens`."""
-_ONE = frozenset({"tp_size", "dp_size", "pp_size"})
+_ONE: Mapping[str, str] = {"dp_size": "lmc.Engine(dp=…) has replicas", "pp_size": "tp_size spreads a model, too"}
 _DTYPES: Mapping[str, str | None] = {"auto": None, "half": "float16", "float": "float32"}
 
 
@@ -41,8 +42,8 @@ class Runtime(Engine):
             if name in _ARGUMENTS:
                 own |= {} if value is None else {_ARGUMENTS[name]: value}
             elif name in _ONE and value not in (None, 1):
-                raise UnsupportedOpError(f"{name}={value}", "Runtime", "it runs on one device")
-            elif name not in _WITHOUT_EFFECT | _ONE:
+                raise UnsupportedOpError(f"{name}={value}", "Runtime", _ONE[name])
+            elif name not in _WITHOUT_EFFECT | _ONE.keys():
                 known = ["model_path", "chat_template", *_ARGUMENTS]
                 raise ArgumentError(f"Runtime() has no argument {name!r}{suggestion(name, known)}")
         if own.get("dtype") in _DTYPES:

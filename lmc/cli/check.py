@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lmc import userfiles
+from lmc import named, userfiles
 from lmc.cli.models import open_backend
 from lmc.cli.options import BackendName
 from lmc.userfiles import UsageError
@@ -19,33 +21,51 @@ from lmc.userfiles import UsageError
 def check(
     target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", show_default=False, help="A program; without :FUNCTION all of the file.")],
     backend: BackendName = "mock",
+    prices: Annotated[str | None, typer.Option(metavar="IN,OUT[,CACHED]", show_default=False,
+                                               help="Dollars for a million tokens of prompts, of answers, and of prompts found in a cache.")] = None,
     context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Tokens that the model can see.")] = None,
 ) -> None:
     """Reports likely mistakes in a program, and roughly what a run will cost. No model is asked, and nothing of the program runs.
 
-    Looks for gens that nobody reads, prompts near the context, stops that cannot occur, choices of which one begins another, arguments and
-    answers inside a system message. Exit code 1 if there is something.
+    Looks for gens that are never read, prompts near the context's end, stops that cannot occur, choices that begin with another choice, and
+    arguments and answers inside a system message. Needs no API key. Exit code 1 if anything was found.
 
     \b
     Examples:
       lmc check examples/judge.py:judge
-      lmc check my.py --backend openai:gpt-4.1-mini --context 128000
+      lmc check my.py --backend openai:gpt-4.1-mini --prices 0.40,1.60,0.10 --context 1000000
     """
     import lmc
     from lmc.checking import check as checked
 
     found = 0
-    with closing(open_backend(backend)) as model:
+    with closing(open_backend(backend, partial(named.open_unasked, prices=_prices(prices, backend)))) as model:
         able = model.capabilities
         for program in _programs(target):
             findings, estimate = checked(lmc.compile(program, backend=model), context or able.max_context, model)
             for finding in findings:
                 place = finding.loc and replace(finding.loc, file=os.path.relpath(finding.loc.file))
                 print(replace(finding, loc=place))
-            print(f"{program.name}: {len(findings) or 'nothing'} to look at; a run: {estimate}")
+            print(f"{program.name}: {len(findings) or 'no'} finding{'s'[: len(findings) != 1]}; a run: {estimate}")
             found += len(findings)
     if found:
         raise typer.Exit(1)
+
+
+def _prices(text: str | None, backend: str) -> Any:
+    import lmc
+
+    if text is None:
+        return None
+    if backend == "mock" or named.is_model(backend):
+        raise UsageError(f"--prices: {backend} runs in this process and charges nothing; name an API or a server with --backend")
+    try:
+        prompt, completion, *cached = map(float, text.split(","))
+        if len(cached) > 1 or not all(0 <= price < math.inf for price in (prompt, completion, *cached)):
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--prices {text}: expected two or three numbers, such as 0.40,1.60 or 0.40,1.60,0.10") from None
+    return lmc.Prices(prompt, completion, *cached)
 
 
 def _programs(target: str) -> list[Any]:

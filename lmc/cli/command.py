@@ -15,6 +15,7 @@ import typer
 
 import lmc
 from lmc.cli.automata import dump_fsm
+from lmc.cli.bench import bench
 from lmc.cli.chat import chat
 from lmc.cli.check import check
 from lmc.cli.console import say
@@ -50,7 +51,7 @@ app = typer.Typer(
     """,
 )
 
-for command in (run, chat, check, trace, replay, dump_ir, opt, dump_fsm, serve, new_key, warmup, env):
+for command in (run, chat, check, bench, trace, replay, dump_ir, opt, dump_fsm, serve, new_key, warmup, env):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(journal, name="journal")
 

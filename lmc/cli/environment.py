@@ -35,7 +35,7 @@ def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
     yield "lmc", [("version", lmc.__version__), ("path", str(Path(lmc.__file__).parent))]
     yield "machine", [("python", sys.version.split()[0]), ("platform", platform.platform()),
-                      ("cpu cores", str(os.cpu_count())), ("gpus", _gpus())]
+                      ("cpu cores", str(os.cpu_count())), ("gpus", _gpus()), *_topology()]
     yield "packages", [(name, version(name)) for name in _PACKAGES]
     yield "settings", list(_settings())
 
@@ -49,6 +49,20 @@ def _settings() -> Iterator[tuple[str, str]]:
         value, variable = getattr(settings(), f.name), f"LMC_{f.name.upper()}"
         shown = ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
         yield f.name, f"{shown or '-'}  ({variable if variable in os.environ else 'default'})"
+
+
+def _topology() -> Iterator[tuple[str, str]]:
+    """Of several GPUs: memory of each, and which of them read each other's directly."""
+    torch = sys.modules.get("torch")  # where GPUs were asked for
+    count = torch.cuda.device_count() if torch is not None else 0
+    if torch is None or count < 2:
+        return
+    for i in range(count):
+        free, total = torch.cuda.mem_get_info(i)
+        peers = [j for j in range(count) if j != i and torch.cuda.can_device_access_peer(i, j)]
+        reach = "all others" if len(peers) == count - 1 else ", ".join(map(str, peers)) or "none"
+        yield f"gpu {i}", f"{free / (1 << 30):.1f} of {total / (1 << 30):.1f} GiB free; reads directly from: {reach}"
+    yield "tp, dp", f"tp × dp may be {count} at most (docs/several-gpus.md)"
 
 
 def _gpus() -> str:

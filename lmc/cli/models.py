@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from lmc import named
 from lmc.cli.console import say, waiting
 from lmc.cli.errors import as_usage
+from lmc.config import config
 from lmc.userfiles import UsageError
 
 
@@ -26,11 +28,21 @@ def warmup(model: Annotated[str, typer.Argument(help="A .gguf file, a directory 
     say(f"{model}: loaded in {loaded - began:.1f} s, kernels ready after another {time.monotonic() - loaded:.1f} s")
 
 
-def open_backend(name: str) -> Any:
-    """The backend that `--backend` names."""
+def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) -> Any:
+    """The backend that `--backend` names. `service` opens one that is not a model in this process."""
     with as_usage():
         if not named.is_model(name):
-            return named.open_backend(name)
+            return service(name)
         named.check_model(name)
         with waiting("loading the model"):
-            return named.open_backend(name)
+            opened = named.open_backend(name)
+    for line in getattr(opened, "topology", ()):
+        say(line)
+    return opened
+
+
+def use_devices(name: str, tp: int | None, dp: int | None) -> None:
+    """`--tp` and `--dp`: how models are opened from now on."""
+    if (tp or dp) and not named.is_model(name):
+        raise UsageError(f"--tp and --dp are about GPUs of this machine, and {name} is no model that runs on them")
+    config(**{option: value for option, value in (("tp", tp), ("dp", dp)) if value is not None})

@@ -17,6 +17,10 @@ BACKENDS = ("smollm2 (the small model), mock (no model: made-up answers), the pa
             "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vllm:URL or sglang:URL.")
 BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS)]
 ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS)]
+TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metavar="N", show_default="LMC_TP, else 1",
+                                                    help="Spread a model of --backend over N GPUs (docs/several-gpus.md).")]
+Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
+                                              help="N engines of that model, each on --tp GPUs, behind one.")]
 InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,
                                                 help="Items: JSONL, one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.")]
 NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave the places in the source out.")]

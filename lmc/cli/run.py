@@ -17,8 +17,18 @@ from lmc import userfiles
 from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
-from lmc.cli.models import open_backend
-from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, OutputFile, Target, Temperature
+from lmc.cli.models import open_backend, use_devices
+from lmc.cli.options import (
+    Arguments,
+    InputFile,
+    MaxTokens,
+    ModelName,
+    OutputFile,
+    Replicas,
+    Target,
+    Temperature,
+    TensorParallel,
+)
 from lmc.config import config
 from lmc.items import Items, read_items
 from lmc.userfiles import UsageError
@@ -30,6 +40,8 @@ def run(
     input_file: InputFile = None,
     output: OutputFile = None,
     backend: ModelName = None,
+    tp: TensorParallel = None,
+    dp: Replicas = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
@@ -85,6 +97,7 @@ def run(
         logging.getLogger("lmc.batches").setLevel(logging.INFO)
     userfiles.check_output(output, input_file)
     name = backend or config().model or "smollm2"
+    use_devices(name, tp, dp)
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)

@@ -13,8 +13,8 @@ import typer
 from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
-from lmc.cli.models import open_backend
-from lmc.cli.options import ModelName
+from lmc.cli.models import open_backend, use_devices
+from lmc.cli.options import ModelName, Replicas, TensorParallel
 from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
@@ -31,6 +31,8 @@ def serve(
     targets: Annotated[list[str] | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
                                                         help="Programs to publish beside OpenAI's API, each under its name; also FILE.lmcp.")] = None,
     backend: ModelName = None,
+    tp: TensorParallel = None,
+    dp: Replicas = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
@@ -68,6 +70,7 @@ def serve(
     Examples:
       lmc serve
       lmc serve --backend path/to/model --port 8001 --api-keys keys.txt
+      lmc serve --backend path/to/model --tp 2 --dp 2      (four GPUs)
       lmc serve examples/judge.py:judge examples/classify.py:classify
       lmc serve examples/judge.py:judge --workers 8 --worker-memory 512
     """
@@ -86,6 +89,7 @@ def serve(
     if not main.is_loopback(host) and not keys:
         say(f"warning: {host} can be reached from the network, and nobody is asked for a key (--api-keys FILE)")
     model = backend or config().model or "smollm2"
+    use_devices(model, tp, dp)
     where = supervisor.inherited()
     if where is None:
         with as_usage():

@@ -145,7 +145,8 @@ def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int
 
 
 _ITEM = attrgetter("item")
-_USAGE = attrgetter(*[f.name for f in fields(Usage) if not f.name.startswith("ahead")])
+_COUNTED = [f.name for f in fields(Usage) if not f.name.startswith("ahead")]
+_USAGE = attrgetter(*_COUNTED)
 
 
 def record_of(places: Sequence[Ask], digest: int, output: Output) -> Record:
@@ -228,4 +229,4 @@ def output_of(record: Record) -> Output:
         metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
     if not texts or not codec.are_texts(texts) or len(texts) != len(metas) or any(type(meta) is not dict for meta in metas):
         raise ValueError(f"{len(texts)} texts and {len(metas)} metas")
-    return Output(tuple(texts), tuple(metas), Usage(*usage), tuple(ids))
+    return Output(tuple(texts), tuple(metas), Usage(**dict(zip(_COUNTED[: len(usage)], usage, strict=True))), tuple(ids))

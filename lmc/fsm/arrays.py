@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, Rows, Walk
-from lmc.fsm.lazy import UNMADE, LazyDFA, Loop
+from lmc.fsm.lazy import UNMADE, LazyDFA, Loop, Turns
 from lmc.fsm.minimise import DEAD
 
 _LARGE = 2000  # states from which on looking for the ends takes longer than a step may
@@ -100,6 +100,13 @@ class ArrayDFA(Walk):
         """Not looked for: rows are found ahead of answers, and kept."""
         return None
 
+    def turns(self, state: int) -> Turns | None:
+        """Not looked for, as loops."""
+        return None
+
+    def turned(self, state: int, low: int, high: int) -> int:
+        raise AssertionError("no state has turns")
+
     def far(self, state: int, length: int) -> int:
         """A state that goes on with the same texts of up to `length` bytes."""
         return state
@@ -181,6 +188,7 @@ class LazyArrays:
     def __init__(self, lazy: LazyDFA) -> None:
         self.lazy = lazy
         self.begin, self.step, self.accepts, self.forced, self.moves = lazy.begin, lazy.step, lazy.accepts, lazy.forced, lazy.moves
+        self.after, self.turns, self.turned = lazy.after, lazy.turns, lazy.turned
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of = lazy.representative

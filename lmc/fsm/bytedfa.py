@@ -47,6 +47,10 @@ class Walk:
             state += deltas[rows[state] + byte]
         return state if state >= 0 else DEAD
 
+    def after(self, state: int, byte: int) -> int:
+        """`step`, of one byte."""
+        return max(state + self._deltas[self._rows[state] + byte], DEAD)
+
     def accepts(self, text: bytes) -> bool:
         end = self.step(0, text)
         return end >= 0 and self.is_final(end)

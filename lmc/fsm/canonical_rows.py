@@ -95,10 +95,9 @@ class CanonicalRows:
         dfa, vocabulary = self.automaton.dfa, self.automaton.vocabulary
         dfa.begin()
         walked = vocabulary.walked(dfa, state)
-        found = list(zip(*(a.tolist() for a in vocabulary.held(walked.nodes, walked.states))))
-        if walked.loop is not None:
-            begun = vocabulary.held(vocabulary.run(walked.loop.again).begun, 0)[0].tolist()
-            found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in begun if walked.flags[t]]
+        found = walked.tokens(vocabulary)
+        for running in walked.runs:
+            found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in running.run.begun.tolist() if walked.flags[t]]
         return sorted(dict(found).items())
 
     def _stuck(self, tokens: list[int], end: int) -> list[int]:

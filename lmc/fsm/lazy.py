@@ -48,6 +48,14 @@ class Loop(NamedTuple):
     again: Ranges
 
 
+class Turns(NamedTuple):
+    """A repeat that is being read: so many turns are left, and `unbounded` is the state where none has to be and any may."""
+
+    low: int
+    high: int
+    unbounded: int
+
+
 class LazyDFA:
     """States are numbers, as of a ByteDFA: 0 is the start, DEAD none. Thread-safe.
 
@@ -76,8 +84,10 @@ class LazyDFA:
         self._made = UNMADE + 1
         self._representatives: dict[tuple[int, int], int] = {}
         self._moves: dict[int, _Ranges] = {}  # of states of which the row is made
+        self._few: dict[int, list[tuple[int, int]] | None] = {}
         self._patterns: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of those over characters, `_ways`
         self._characters: dict[tuple[tuple[int, ...], int], Ranges] = {}
+        self._alone: dict[Classes, tuple[int, ...]] = {}  # patterns
         self._splits: dict[int, tuple[int, int] | None] = {}
         self._number(self._terms.of(start))
 
@@ -110,6 +120,11 @@ class LazyDFA:
             state = self.rows[at + byte]
         return state
 
+    def after(self, state: int, byte: int) -> int:
+        """`step`, of one byte, from a state that is not DEAD."""
+        at = self.place(state)
+        return self.rows[at + byte]
+
     def accepts(self, text: bytes) -> bool:
         """Each byte is a step of its own to the budget."""
         state = 0
@@ -126,7 +141,10 @@ class LazyDFA:
 
     def ways_at(self, state: int) -> int:
         """How many bytes are legal."""
-        return sum([last - first + 1 for first, last, _ in self._ranges(state)])
+        found = 0
+        for first, last, _ in self._ranges(state):
+            found += last - first + 1
+        return found
 
     def moves(self, state: int) -> list[tuple[int, int]]:
         """(byte, the state behind it), ascending, of the legal bytes."""
@@ -134,7 +152,9 @@ class LazyDFA:
 
     def few(self, state: int) -> list[tuple[int, int]] | None:
         """`moves`, where they are few."""
-        return self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
+        if state not in self._few:
+            self._few[state] = self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
+        return self._few[state]
 
     def _ranges(self, state: int) -> _Ranges:
         if self.slots[state + 1] == UNMADE:
@@ -190,6 +210,30 @@ class LazyDFA:
             return None
         return Loop(self._leading(state, to), to, self._leading(to, to)) if state in self._patterns else None
 
+    def turns(self, state: int) -> Turns | None:
+        """Of a state at the begin of a turn of a bounded repeat, and of nothing else."""
+        repeat = self._repeat(state)
+        if repeat is None or repeat.frame is None or repeat.frame.high is None:
+            return None
+        return Turns(repeat.frame.low, repeat.frame.high, self._turned(repeat, 0, None))
+
+    def turned(self, state: int, low: int, high: int) -> int:
+        """The same, with so many turns left."""
+        repeat = self._repeat(state)
+        assert repeat is not None
+        return self._turned(repeat, low, high)
+
+    def _repeat(self, state: int) -> Term | None:
+        content = self._contents[state]
+        if not isinstance(content, frozenset) or len(content) != 1:
+            return None
+        [term] = content
+        return term if term.frame is not None and term.frame.family is not term.frame else None
+
+    def _turned(self, repeat: Term, low: int, high: int | None) -> int:
+        with self._lock:
+            return self._number(frozenset((self._terms.turned(repeat, low, high),)))
+
     def _leading(self, state: int, to: int) -> Ranges:
         """The characters that lead from a state over characters to another."""
         targets, pattern = self._patterns[state]
@@ -241,23 +285,35 @@ class LazyDFA:
         if self._made >= MOST_ROWS:
             raise ConstraintError(f"the answer has met {MOST_ROWS:,} states of its constraint, which are all that are kept; use smaller repeats or less nesting")
         content = self._contents[state]
-        row = array("i", (DEAD,)) * 256
         if isinstance(content, frozenset):
             targets, pattern = self._patterns[state] = self._ways(content)
             runs = self._shapes.runs(pattern)
         else:
             targets, runs = content[1], self._shapes.inside(content[0])
         moves = [(first, last, targets[ref] if isinstance(ref, int) else self._inner(ref, targets)) for first, last, ref in runs]
-        for first, last, to in moves:
-            row[first : last + 1] = array("i", (to,)) * (last - first + 1)
         self._moves[state] = moves
         slot, at = self._made, self._made << 8
         if at >= len(self.rows):
             self.rows = self.rows + array("i", (DEAD,)) * len(self.rows)
-        self.rows[at : at + 256] = row
+        rows = self.rows  # made of DEAD
+        for first, last, to in moves:
+            if first == last:
+                rows[at + first] = to
+            else:
+                rows[at + first : at + last + 1] = array("i", (to,)) * (last - first + 1)
         self._made += 1
         self.slots[state + 1] = slot
         return slot
+
+    def _pattern_of(self, classes: Classes) -> tuple[int, ...]:
+        """Where these classes alone are legal."""
+        found = self._alone.get(classes)
+        if found is None:
+            pattern = [FAR] * self._classes
+            for c in classes:
+                pattern[c] = 0
+            found = self._alone[classes] = tuple(pattern)
+        return found
 
     def _inner(self, ref: tuple[int, tuple[int, ...]], targets: tuple[int, ...]) -> int:
         return self._number((ref[0], tuple([targets[leaf] for leaf in ref[1]])))
@@ -270,6 +326,9 @@ class LazyDFA:
             for classes, behind in forms(term):
                 by_classes[classes].append(behind)
         self._terms.pay(len(content))
+        if len(by_classes) == 1:
+            [(only, terms)] = by_classes.items()
+            return (self._number(self._terms.joined(terms)),), self._pattern_of(only)
         targets: dict[int, int] = {}  # by state, its leaf
         pattern = [FAR] * self._classes
         for classes, terms in _apart(by_classes):

@@ -232,6 +232,9 @@ class _Reader:
         at_end = any(op is _sre.AT and arg in ends for op, arg in items[-1:])
         rest = items[1 if at_start else 0 : len(items) - 1 if at_end else len(items)]
         middle = self.sequence(rest, at_start=False, at_end=False)  # an anchor in there is refused
+        if not self.assertions:  # whose marks look at all that is read
+            middle = middle if at_end else _least(middle, -1)
+            middle = middle if at_start else _least(middle, 0)
         some = Repeat(ANY, 0, None)
         return Concat((*(() if at_start else (some,)), middle, *(() if at_end else (some,))))
 
@@ -363,6 +366,25 @@ class _Reader:
         if not kept:
             raise _refused(self.pattern, _NO_CHARACTER)
         return Chars(kept)
+
+
+def _least(node: Node, end: int) -> Node:
+    """What has to be read of a tree that any text may stand beside, behind it (end -1) or before it (end 0): one x of `x+`. So one
+    state stands for all texts that have it."""
+    if isinstance(node, Repeat):
+        return EMPTY if node.low == 0 else node.body if node.low == 1 else Repeat(node.body, node.low, node.low)
+    if isinstance(node, Union):
+        arms = tuple([_least(arm, end) for arm in node.arms])
+        return EMPTY if EMPTY in arms else Union(arms)
+    if not isinstance(node, Concat):
+        return node
+    parts = list(node.parts)
+    while parts:
+        parts[end] = _least(parts[end], end)
+        if parts[end] != EMPTY:
+            break
+        del parts[end]
+    return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
 
 def _arms(item: tuple[Any, Any]) -> list[list[tuple[Any, Any]]]:

@@ -21,6 +21,7 @@ from lmc.fsm.lengths import NEVER, Lengths, bytes_of
 from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
 
 Classes = tuple[int, ...]
+_ENOUGH = 64  # bytes of a text: more than any that is asked about
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
 
@@ -32,15 +33,17 @@ class Frame:
     low, high  of a repeat: turns that are left
     at         where it stands, None for what is the same anywhere
     family     equal for repeats of one body: they differ in their counters only
+    surely     bytes that each of its texts has, or fewer, once that was asked
     """
 
-    __slots__ = ("at", "family", "forms", "high", "low", "node", "nullable")
+    __slots__ = ("at", "family", "forms", "high", "low", "node", "nullable", "surely")
 
     def __init__(self, node: Any, family: object, low: int, high: int | None, at: At | None = None) -> None:
         self.node, self.low, self.high, self.at = node, low, high, at
         self.family: object = self if family is None else family
         self.forms: tuple[tuple[Classes, tuple[Frame, ...]], ...] | None = None
         self.nullable = False
+        self.surely: int | None = None
 
 
 class Term:
@@ -73,6 +76,8 @@ class Terms:
         self._canon: dict[int, Node] = {}  # by id of a node, the one that stands for its equals
         self._unique: dict[object, Node] = {}
         self._alive: list[Node] = []  # nodes that are known by their ids
+        self._fewest: dict[int | str, int] = {}  # by id, or name of a rule
+        self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._terms: dict[tuple[Frame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
         self.end = Term(None, None)
@@ -184,11 +189,20 @@ class Terms:
         parts = self._styles.parts(node, at)
         for i in range(index, len(parts)):
             part = self.frame(*parts[i])
-            behind = (self._tail(node, i + 1, at),) if i + 1 < len(parts) else ()
+            behind = self._behind(node, i + 1, at)
             found += [(classes, frames + behind) for classes, frames in self._forms(part)]
             if not part.nullable:
                 return found, False
         return found, True
+
+    def _behind(self, node: Concat | Ref, index: int, at: At | None) -> tuple[Frame, ...]:
+        """`_tail` as frames: a repeat has its own, so that its first turn stands as the others do."""
+        parts = self._styles.parts(node, at)
+        if index == len(parts):
+            return ()
+        if not isinstance(parts[index][0], Repeat):
+            return (self._tail(node, index, at),)
+        return self.frame(*parts[index]), *self._behind(node, index + 1, at)
 
     def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[Frame, ...]]]:
         by_first: dict[Node, list[Concat]] = {}
@@ -273,14 +287,13 @@ class Terms:
 
     def capped(self, term: Term, length: int = LONG) -> Term:
         """A term that goes on with the same texts of up to `length` bytes, and has few counters and frames."""
-        far = length + 1  # turns and frames that no such text reaches behind
+        far = length + 1  # turns and bytes that no such text reaches behind
         if far not in term.capped:
             kept: list[Frame] = []
             at, solid = term, 0
             while at.frame is not None and solid < far:
                 assert at.rest is not None
-                self._forms(at.frame)
-                solid += not at.frame.nullable
+                solid += self._surely(at.frame)
                 kept.append(self._near(at.frame, far))
                 at = at.rest
             found = self.end
@@ -289,12 +302,85 @@ class Terms:
             term.capped[far] = found
         return term.capped[far]
 
+    def _surely(self, frame: Frame) -> int:
+        """Bytes that each text of a frame has, or fewer: looks at few parts of its tree."""
+        if frame.surely is None:
+            node = frame.node
+            if frame is self._return:
+                frame.surely = 0
+            elif frame.family is not frame:
+                frame.surely = frame.low and min(frame.low * self._bytes(node), _ENOUGH)
+            elif isinstance(node, _Words):
+                frame.surely = min(sum(map(self._bytes, word.parts[node.index :])) for word in node.words)
+            elif isinstance(node, _At):
+                frame.surely = int(node.state not in self._passed(node.graph))
+            elif isinstance(node, _Tail):
+                frame.surely = self._sum(part for part, _ in self._styles.parts(node.node, frame.at)[node.index :])
+            elif isinstance(node, Concat):
+                frame.surely = self._sum(part for part, _ in self._styles.parts(node, frame.at))
+            else:
+                frame.surely = self._bytes(node)
+        return frame.surely
+
+    def _bytes(self, node: Node) -> int:
+        """Bytes that each text of a node has, or fewer: a mark counts for none."""
+        if isinstance(node, Chars):
+            return bytes_of(node)
+        key = node.rule if isinstance(node, Ref) else id(node)
+        found = self._fewest.get(key)
+        if found is None:
+            self._fewest[key] = 0  # of a rule that is within itself: any bound holds
+            if isinstance(node, Ref):
+                found = 0 if is_mark(node) else self._bytes(self._rules[node.rule])
+            elif isinstance(node, Concat):
+                found = self._sum(node.parts)
+            elif isinstance(node, Union):
+                found = min(map(self._bytes, node.arms), default=_ENOUGH)
+            elif isinstance(node, Repeat):
+                found = node.low and node.low * self._bytes(node.body)
+            else:
+                found = int(0 not in self._passed(node))
+            found = self._fewest[key] = min(found, _ENOUGH)
+            self._alive.append(node)
+        return found
+
+    def _sum(self, parts: Iterable[Node]) -> int:
+        found = 0
+        for part in parts:
+            found += self._bytes(part)
+            if found >= _ENOUGH:
+                break
+        return found
+
+    def _passed(self, graph: Graph) -> frozenset[int]:
+        """The states of a graph that may be the end of a text without anything more."""
+        found = self._ends.get(id(graph))
+        if found is None:
+            before: dict[int, list[int]] = {}
+            for source, body, to in graph.edges:
+                if not self._bytes(body):
+                    before.setdefault(to, []).append(source)
+            ends = set(graph.final)
+            todo = list(ends)
+            while todo:
+                fresh = [source for source in before.get(todo.pop(), ()) if source not in ends]
+                ends.update(fresh)
+                todo += fresh
+            found = self._ends[id(graph)] = frozenset(ends)
+            self._alive.append(graph)
+        return found
+
     def _near(self, frame: Frame, far: int) -> Frame:
         """A count that is not reached is none."""
         if frame.family is frame or (frame.low <= far and (frame.high is None or frame.high < far)):
             return frame
         high = None if frame.high is None or frame.high >= far else frame.high
         return self._repeat(frame.node, min(frame.low, far), high, frame.at)
+
+    def turned(self, term: Term, low: int, high: int | None) -> Term:
+        """A term that begins with a repeat, with so many turns left of it."""
+        assert term.frame is not None and term.rest is not None
+        return term.rest if high == 0 else self.push(self._repeat(term.frame.node, low, high, term.frame.at), term.rest)
 
     def above(self, term: Term) -> Term:
         """The part of a term above its mark."""

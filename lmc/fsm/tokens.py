@@ -7,7 +7,7 @@ all sequences of the constraint; states that differ only in a count that no sing
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from lmc.fsm.arrays import ArrayDFA, Arrays, LazyArrays
 from lmc.fsm.bytedfa import FAR
 from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.minimise import DEAD
-from lmc.fsm.vocabulary import Vocabulary
+from lmc.fsm.runs import Tail
+from lmc.fsm.vocabulary import Vocabulary, along
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +56,10 @@ class Row:
     @staticmethod
     def of(bits: np.ndarray, size: int) -> Row:
         """size: of the vocabulary; bits behind it are 0."""
-        count = int(np.count_nonzero(np.unpackbits(bits.view(np.uint8)).view(bool)))
-        few = _ids(bits) if count <= FEW else None
-        refused = _ids(~bits) if size - count <= FEW_REFUSED else None
-        if refused is not None:
-            refused = refused[: np.searchsorted(refused, size)]
+        flags = np.unpackbits(bits.view(np.uint8), bitorder="little").view(bool)[:size]
+        count = int(np.count_nonzero(flags))
+        few = np.flatnonzero(flags) if count <= FEW else None
+        refused = np.flatnonzero(~flags) if size - count <= FEW_REFUSED else None
         for array in (bits, few, refused):
             if array is not None:
                 array.flags.writeable = False
@@ -172,25 +172,28 @@ class TokenAutomaton:
             return self.vocabulary.walked(self.dfa, state).flags
         rule, behind = split
         inside = self._in_rule(self.dfa.representative(rule))
-        if not len(inside.ends):
+        if not len(inside.ends) and not inside.tails:
             return inside.flags
         found = inside.flags.copy()
-        nodes, states = self.vocabulary.trie.below_all(self.dfa, inside.ends, behind)
-        found[self.vocabulary.held(nodes, states)[0]] = True
+        nodes, _ = self.vocabulary.trie.from_all(self.dfa, inside.ends, np.full(len(inside.ends), behind))
+        found[self.vocabulary.held(nodes, 0)[0]] = True
+        found[[i for tail, _ in along(self.dfa, [(tail, behind) for tail in inside.tails]) for i in tail.ids]] = True
         return found
 
     def _in_rule(self, state: int) -> _InRule:
         if (found := self._rules.get(state)) is None:
             walked = self.vocabulary.walked(self.dfa, state)
             ends = walked.nodes[self.dfa.are_final(walked.states)]
-            if walked.loop is not None and self.dfa.is_final(walked.loop.state):
+            tails = [tail for tail, end in walked.tails if tail.ways and self.dfa.is_final(end)]
+            if any(self.dfa.is_final(running.loop.state) for running in walked.runs):
+                tails.clear()
                 behind = self.vocabulary.trie.walk(self.dfa, state)
                 ends = np.flatnonzero(behind >= 0)
                 ends = ends[self.dfa.are_final(behind[ends])]
             ends = ends[self.vocabulary.trie.count[ends] > 0]
             if self.dfa.is_final(state):
                 ends = np.append(0, ends)
-            found = self._rules[state] = _InRule(walked.flags, ends)
+            found = self._rules[state] = _InRule(walked.flags, ends, tails)
         return found
 
     def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Row:
@@ -241,17 +244,12 @@ class TokenAutomaton:
 
 
 class _InRule(NamedTuple):
-    """The state of a rule by itself: legal tokens of up to LONG bytes (bool [words * 32]), and nodes of the trie at which the rule may end."""
+    """The state of a rule by itself: legal tokens of up to LONG bytes (bool [words * 32]), and nodes of the trie, and tails behind
+    runs, at which the rule may end."""
 
     flags: np.ndarray
     ends: np.ndarray
-
-
-def _ids(bits: np.ndarray) -> np.ndarray:
-    """The tokens of a row of bits."""
-    words = np.flatnonzero(bits)
-    at, bit = np.nonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32))
-    return words[at] << 5 | bit
+    tails: Sequence[Tail]
 
 
 def _bits(ids: np.ndarray, words: int) -> np.ndarray:

@@ -75,7 +75,7 @@ class Trie:
 
     def find(self, text: bytes) -> int | None:
         """The node of a text."""
-        node, bytes_, children = 0, self._bytes, self._children
+        node, bytes_, children = 0, self.bytes, self._children
         for byte in text:
             begin, end = children[node], children[node + 1]
             node = bisect_left(bytes_, byte, begin, end)
@@ -84,7 +84,7 @@ class Trie:
         return node
 
     @cached_property
-    def _bytes(self) -> bytes:
+    def bytes(self) -> bytes:
         return self.byte.tobytes()
 
     @cached_property
@@ -107,10 +107,6 @@ class Trie:
         """Where those of a node begin and end."""
         return self._children[node], self._children[node + 1]
 
-    def child(self, node: int, byte: int) -> int:
-        """-1 if there is none."""
-        return self._bytes.find(byte, *self.children(node))
-
     def from_all(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The legal nodes below `nodes`, each of which has its state, and the states behind them: node by node once few are left."""
         found = [(nodes[:0], states[:0])]
@@ -128,22 +124,25 @@ class Trie:
         return np.concatenate([nodes for nodes, _ in found]), np.concatenate([states for _, states in found])
 
     def _one_by_one(self, dfa: Arrays, todo: list[tuple[int, int]]) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """`from_all`, as far as few bytes are legal; and the nodes, with their states, below which there are more."""
+        """`from_all`, as far as few bytes are legal or few children there; and the nodes, with their states, below which there are more."""
         nodes, states, rest = list[int](), list[int](), list[tuple[int, int]]()
         while todo:
             node, at = todo.pop()
             begin, end = self.children(node)
             if begin == end:
                 continue
-            ways = dfa.few(at) if len(nodes) < _MOST_ONE_BY_ONE else None
-            if ways is None:
+            ways = dfa.few(at)
+            if len(nodes) >= _MOST_ONE_BY_ONE or (ways is None and end - begin > _ONE_BY_ONE):
                 rest.append((node, at))
                 continue
-            for byte, to in ways:
-                if (child := self._bytes.find(byte, begin, end)) >= 0:
-                    nodes.append(child)
-                    states.append(to)
-                    todo.append((child, to))
+            if ways is not None and len(ways) < end - begin:
+                found = [(child, to) for byte, to in ways if (child := self.bytes.find(byte, begin, end)) >= 0]
+            else:
+                found = [(child, to) for child in range(begin, end) if (to := dfa.after(at, self.bytes[child])) >= 0]
+            for child, to in found:
+                nodes.append(child)
+                states.append(to)
+            todo += found
         more = np.array(rest, np.int64).reshape(-1, 2)
         return (np.array(nodes, np.int64), np.array(states, np.int64)), (more[:, 0], more[:, 1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,12 +14,15 @@ import numpy as np
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
-from lmc.fsm.lazy import Loop
-from lmc.fsm.runs import Run
+from lmc.fsm.lazy import Loop, Turns
+from lmc.fsm.runs import Run, Tail, Texts
 from lmc.fsm.trie import Trie
 
-_MOST_RUNS = 64  # classes of characters
+_MOST_RUNS = 64  # that are kept
+_MOST_RUNS_OF_ONE = 16  # that begin at nodes of one row: beyond that whole levels are looked at in less time
 _MOST_ONE_BY_ONE = 400  # nodes of a trie
+_FEW_CHILDREN, _FEW_TEXTS = 32, 256  # of a node: looked at one by one, and not worth a run
+_MOST_TAILS = 4096  # tokens that leave a run where one row may
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # behind anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
@@ -54,7 +57,7 @@ class Vocabulary:
         ids = sorted((i for i in usable if len(self.tokens[i]) <= LONG), key=self.tokens.__getitem__)
         self._ids = np.array(ids, np.int64)
         self.trie, self._node_of_id = Trie.of([self.tokens[i] for i in ids])
-        self._runs: dict[Ranges, Run] = {}
+        self._runs: dict[tuple[Ranges, int], Run] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
 
     @property
@@ -133,27 +136,61 @@ class Vocabulary:
         return nodes
 
     def walked(self, dfa: Arrays, state: int) -> Walked:
-        """The tokens of up to LONG bytes that are legal from `state`."""
-        found = _Found(self, dfa)
+        """The tokens of up to LONG bytes that are legal from `state`: node by node where few are; runs of a class of characters as a
+        whole; else level by level."""
+        trie, few, after = self.trie, dfa.few, dfa.after
+        bytes_, children = trie.bytes, trie.children
+        legal: list[tuple[int, int]] = []
+        below: list[tuple[int, int]] = []
+        runs: list[Running] = []
         todo = [(0, state)]
         while todo:
             node, at = todo.pop()
-            if dfa.few(at) is not None:
-                todo += found.few(node, at)
-            elif (loop := dfa.loop(at)) is not None and (run := self.run(loop.again)).whole[node]:
-                todo += found.run(node, at, loop, run)
+            begin, end = children(node)
+            if begin == end:
+                continue
+            ways = few(at)
+            if len(legal) > _MOST_ONE_BY_ONE:
+                below.append((node, at))
+                continue
+            if ways is not None and len(ways) < end - begin:
+                found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
+            elif end - begin <= _FEW_CHILDREN:
+                found = [(child, to) for child in range(begin, end) if (to := after(at, bytes_[child])) >= 0]
+            elif len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
+                runs.append(run)
+                found = [(child, to) for child in range(begin, end) if not run.run.firsts[bytes_[child]] and (to := after(at, bytes_[child])) >= 0]
             else:
-                found.below.append((node, at))
-        return found.walked(None if dfa.few(state) is not None else dfa.loop(state))
+                below.append((node, at))
+                continue
+            legal += found
+            todo += found
+        return _walked(self, dfa, legal, below, runs)
 
-    def run(self, ranges: Ranges) -> Run:
-        """Found once for each class of characters."""
-        found = self._runs.get(ranges)
+    def _run_at(self, dfa: Arrays, node: int, state: int) -> Running | None:
+        """The run that most texts below a node go on in, which has `state`; None if there is none, or if whole levels are sooner looked at."""
+        if int(self.ends[node]) - int(self.trie.begin[node]) < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
+            return None
+        loop, turns = found
+        run = self.run(loop.again, node)
+        heads = self.trie.byte[slice(*self.trie.children(node))]
+        if (run.firsts & ~run.entered(loop.entered))[heads].any() or run.leaving[dfa.row(loop.state) >= 0].sum() > _MOST_TAILS:
+            return None
+        return Running(run, loop, turns, state)
+
+    def run(self, ranges: Ranges, node: int = 0) -> Run:
+        """Found once for each class of characters, and node of the trie."""
+        found = self._runs.get((ranges, node))
         if found is None:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            found = self._runs[ranges] = Run.of(ranges, self.trie, self._node_of_id, [(i, self.tokens[i]) for i in self.long_ids])
+            long = [] if node else [(i, self.tokens[i]) for i in self.long_ids]
+            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node, long)
         return found
+
+    @cached_property
+    def _texts(self) -> Texts:
+        return Texts(self.tokens, self.trie, self._ids, self.ends, lambda nodes: self.held(nodes, 0)[0], self.words * 32)
 
     @property
     def short_ids(self) -> np.ndarray:
@@ -179,22 +216,27 @@ class Vocabulary:
             return []
         found: list[int] = []
         if (few := dfa.few(state)) is not None:
-            legal = {byte for byte, _ in few}
-            todo = [(state, edge) for edge in self._long if edge.text[0] in legal]
-        elif (loop := dfa.loop(state := dfa.far(state, self.longest))) is not None:
+            todo = _of_bytes(self._long, state, few)
+        elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
+            loop, turns = running
             run = self.run(loop.again)
             within = run.entered(loop.entered)
-            for i, first, until in run.long:
-                if within[first] and (until < 0 or dfa.step(loop.state if until else state, self.tokens[i][until:]) >= 0):
-                    found.append(i)
-            todo = [(state, edge) for edge in self._long if not within[edge.text[0]]]
+            for i, first, until, chars in run.long:
+                if within[first] and (turns is None or chars <= turns.high):
+                    left = self.tokens[i][until:] if until >= 0 else b""
+                    at = state if until == 0 else loop.state if turns is None else behind(dfa, state, turns, chars, len(left))
+                    if not left or dfa.step(at, left) >= 0:
+                        found.append(i)
+            todo = [(state, edge) for first, edge in self._long.items() if not within[first]]
         else:
-            todo = [(state, edge) for edge in self._long]
+            todo = [(state, edge) for edge in self._long.values()]
         while todo:
             at, (text, ids, edges) = todo.pop()
             if (end := dfa.step(at, text)) >= 0:
                 found += ids
-                todo += [(end, edge) for edge in edges]
+                if edges:
+                    ways = dfa.few(end)
+                    todo += [(end, edge) for edge in edges.values()] if ways is None else _of_bytes(edges, end, ways)
         return sorted(found)
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
@@ -230,6 +272,19 @@ class Vocabulary:
         at = np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
         return self._ids_by_node[at], np.repeat(np.broadcast_to(states, counts.shape), counts)
 
+    def ids_at(self, nodes: Iterable[int]) -> list[int]:
+        """The ids of few nodes of the trie."""
+        held, ids = self._held_data, self._ids_data
+        return [i for node in nodes for i in ids[held[node] : held[node + 1]]]
+
+    @cached_property
+    def _held_data(self) -> memoryview:
+        return self._held.data  # much quicker than the array to read one by one
+
+    @cached_property
+    def _ids_data(self) -> memoryview:
+        return self._ids_by_node.data
+
     @cached_property
     def _ids_by_node(self) -> np.ndarray:
         return self._ids[np.argsort(self._node_of_id, kind="stable")]
@@ -245,77 +300,101 @@ class Walked:
     """The tokens of up to LONG bytes that are legal from a state.
 
     flags   bool [words * 32]
-    nodes   of the trie that are legal, without those within the run of `loop`
+    nodes   of the trie that are legal, without those within `runs`
     states  behind each of them
+    tails   that are legal behind runs, and the states behind them
+    runs    in which most texts go on
     """
 
     flags: np.ndarray
     nodes: np.ndarray
     states: np.ndarray
-    loop: Loop | None = None
+    tails: Sequence[tuple[Tail, int]]
+    runs: Sequence[Running]
+
+    def tokens(self, vocabulary: Vocabulary) -> list[tuple[int, int]]:
+        """The ids of `nodes` and `tails`, and the states behind them."""
+        found = list(zip(*(a.tolist() for a in vocabulary.held(self.nodes, self.states))))
+        return found + [(i, state) for tail, state in self.tails for i in tail.ids]
 
 
-class _Found:
-    """What `Vocabulary.walked` comes upon.
+class Running(NamedTuple):
+    """A run that an automaton is in from a state on, in its loop; `turns`: as far as so many characters go."""
 
-    inside  bool [texts of the trie]: those within runs
-    legal   nodes, and the states behind them
+    run: Run
+    loop: Loop
+    turns: Turns | None
+    state: int
+
+    @property
+    def flags(self) -> np.ndarray:
+        """bool [words * 32]: the tokens within it; not to be written to."""
+        return self.run.flags if self.turns is None else self.run.flags & (self.run.chars <= self.turns.high)
+
+    def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
+        """What may follow, as far as tokens go on."""
+        row = dfa.row(self.loop.state)
+        found: list[tuple[Tail, int]] = []
+        for byte in np.flatnonzero((row >= 0) & (self.run.leaving > 0)).tolist():
+            if self.turns is None:
+                tails = [(self.run.tail(byte), self.loop.state)]
+            else:
+                tails = [(tail := self.run.tail(byte, chars), behind(dfa, self.state, self.turns, chars, tail.depth))
+                         for chars in self.run.turns(byte) if chars <= self.turns.high]  # fmt: skip
+            found += [(child, to) for tail, state in tails for child in (tail.ways[byte],) if (to := dfa.after(state, byte)) >= 0]
+        return found
+
+
+def behind(dfa: Arrays, state: int, turns: Turns, chars: int, ahead: int) -> int:
+    """A state that goes on with texts of `ahead` bytes as that does which so many characters lead to from one with turns."""
+    low, high = max(turns.low - chars, 0), turns.high - chars
+    return turns.unbounded if low == 0 and high >= ahead else dfa.turned(state, low, high)
+
+
+def _loop(dfa: Arrays, state: int) -> tuple[Loop, Turns | None] | None:
+    """The loop that most texts go on in from a state, if they may as long as they are, or for a number of turns."""
+    if (loop := dfa.loop(state)) is not None:
+        return loop, None
+    turns = dfa.turns(state)
+    loop = None if turns is None else dfa.loop(turns.unbounded)
+    return (loop, turns) if loop is not None and turns is not None and loop.state == turns.unbounded else None
+
+
+def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], below: list[tuple[int, int]], runs: list[Running]) -> Walked:
+    """legal   nodes of the trie, and the states behind them
     below   nodes, with their states, below which nothing was looked at
+    runs    of which nothing was looked at
     """
+    nodes, states = _pairs(legal)
+    if runs:
+        flags = runs[0].flags.copy()
+        for running in runs[1:]:
+            flags |= running.flags
+    else:
+        flags = np.zeros(vocabulary.words * 32, bool)
+    flags[vocabulary.ids_at([node for node, _ in legal])] = True
+    if below:
+        more, ends = vocabulary.trie.from_all(dfa, *_pairs(below))
+        flags[vocabulary.held(more, 0)[0]] = True
+        nodes, states = np.concatenate([nodes, more]), np.concatenate([states, ends])
+    tails = [tail for running in runs for tail in along(dfa, running.tails(dfa))]
+    flags[[i for tail, _ in tails for i in tail.ids]] = True
+    return Walked(flags, nodes, states, tails, runs)
 
-    def __init__(self, vocabulary: Vocabulary, dfa: Arrays) -> None:
-        self.vocabulary, self.trie, self.dfa = vocabulary, vocabulary.trie, dfa
-        self.inside: np.ndarray | None = None
-        self.legal: list[tuple[int, int]] = []
-        self.below: list[tuple[int, int]] = []
-        self.exits: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def few(self, node: int, state: int) -> list[tuple[int, int]]:
-        """The legal nodes below a node, one by one."""
-        if len(self.legal) > _MOST_ONE_BY_ONE:
-            self.below.append((node, state))
-            return []
-        found = [(child, to) for byte, to in self.dfa.few(state) or () if (child := self.trie.child(node, byte)) >= 0]
-        self.legal += found
-        return found
-
-    def run(self, node: int, state: int, loop: Loop, run: Run) -> list[tuple[int, int]]:
-        """What is below a node whose state leads into a run; the legal nodes right below it that are not within the run."""
-        trie, ends = self.trie, self.vocabulary.ends
-        begin, end = trie.children(node)
-        if begin == end:
-            return []
-        if self.inside is None:
-            self.inside = np.zeros(len(run.inside), bool)
-        first, last = int(trie.begin[begin]), int(ends[node])
-        self.inside[first:last] = run.inside[first:last]
-        row, again, within = self.dfa.row(state), self.dfa.row(loop.state), run.entered(loop.entered)
-        low, high = run.exit_texts.searchsorted((first, last)).tolist()
-        exits, bytes_ = run.exits[low:high], run.exit_bytes[low:high]
-        leaves = (again[bytes_] >= 0) & ((exits < begin) | (exits >= end))  # children are not within the run from here on
-        heads = trie.byte[begin:end]
-        for child in (begin + np.flatnonzero(run.starts[heads] & ~within[heads])).tolist():
-            a, b = int(trie.begin[child]), int(ends[child])
-            self.inside[a:b] = False
-            x, y = run.exit_texts.searchsorted((a, b)).tolist()
-            leaves[x - low : y - low] = False
-        self.exits.append((exits[leaves], again[bytes_[leaves]].astype(np.int64)))
-        beside = np.flatnonzero((row[heads] >= 0) & ~within[heads])
-        found = list(zip((begin + beside).tolist(), row[heads[beside]].tolist()))
-        self.legal += found
-        return found
-
-    def walked(self, loop: Loop | None) -> Walked:
-        """All of it, `below` looked at."""
-        parts = [_pairs(self.legal), *self.exits]
-        begin = [_pairs(self.below), *self.exits]
-        parts.append(self.trie.from_all(self.dfa, *map(np.concatenate, zip(*begin))))
-        nodes, states = map(np.concatenate, zip(*parts))
-        flags = np.zeros(self.vocabulary.words * 32, bool)
-        if self.inside is not None:
-            flags[self.vocabulary.short_ids] = self.inside
-        flags[self.vocabulary.held(nodes, 0)[0]] = True
-        return Walked(flags, nodes, states, loop)
+def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, int]]:
+    """These tails, each with its state, and the legal ones below them."""
+    few, after = dfa.few, dfa.after
+    found = list(tails)
+    for tail, at in found:
+        if not tail.ways:
+            continue
+        ways = few(at)
+        if ways is not None and len(ways) < len(tail.ways):
+            found += [(child, to) for byte, to in ways if (child := tail.ways.get(byte)) is not None]
+        else:
+            found += [(child, to) for byte, child in tail.ways.items() if (to := after(at, byte)) >= 0]
+    return found
 
 
 def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -324,20 +403,25 @@ def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Edge(NamedTuple):
-    """Of a trie without nodes of one way: the bytes to the next node, the ids that end there, and the edges from it."""
+    """Of a trie without nodes of one way: the bytes to the next node, the ids that end there, and the edges from it by their first byte."""
 
     text: bytes
     ids: tuple[int, ...]
-    edges: tuple[_Edge, ...]
+    edges: Mapping[int, _Edge]
 
 
-def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> tuple[_Edge, ...]:
+def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> Mapping[int, _Edge]:
     """Of ascending tokens that have their first `at` bytes in common, all of them longer."""
-    out: list[_Edge] = []
-    for _, same in itertools.groupby(tokens, key=lambda token: token[0][at]):
+    out: dict[int, _Edge] = {}
+    for head, same in itertools.groupby(tokens, key=lambda token: token[0][at]):
         group = list(same)
         first, last = group[0][0], group[-1][0]
         end = next((n for n, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
         ends = tuple(i for text, i in group if len(text) == end)
-        out.append(_Edge(first[at:end], ends, _edges([t for t in group if len(t[0]) > end], end)))
-    return tuple(out)
+        out[head] = _Edge(first[at:end], ends, _edges([t for t in group if len(t[0]) > end], end))
+    return out
+
+
+def _of_bytes(edges: Mapping[int, _Edge], state: int, ways: Iterable[tuple[int, int]]) -> list[tuple[int, _Edge]]:
+    """The edges that begin with legal bytes."""
+    return [(state, edge) for byte, _ in ways if (edge := edges.get(byte)) is not None]

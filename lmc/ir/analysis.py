@@ -40,6 +40,22 @@ def dominance(graph: Graph) -> Callable[[str, str], bool]:
     return lambda a, b: start[a] <= start[b] < start[a] + size[a]
 
 
+def always(graph: Graph) -> frozenset[str]:
+    """Labels of the blocks that every run comes through which ends without an exception."""
+    early: set[str] = set()  # blocks with an arm, at any depth, that may lead elsewhere than to what follows
+    for b in graph.blocks:
+        label = b.label if b.terminator.attr("leaves") else graph.region[b.label] if b.terminator.kind == "return" else ""
+        while label:
+            early.add(label)
+            label = graph.region[label]
+    found = {graph.entry.label}
+    for b in graph.blocks:
+        then = b.terminator.then
+        if then is not None and b.label in found and b.label not in early:
+            found.add(then)
+    return frozenset(found)
+
+
 # -- values and ops ------------------------------------------------------------------------------------------------
 
 

@@ -62,6 +62,7 @@ ATTRS: dict[str, str] = {
     "scope": '"program" keeps the pin for all runs of the program; without it a release ends it',
     "vars": "names of the returned state's variables, whose values follow the prompt",
     "outputs": "the variables that the caller wants; all others are none, and the prompt is only a stand-in",
+    "leaves": "arms that end a turn of a loop over known items, the loop, or a helper: the graph goes on as if they did not, so what follows is not certain",
     "taken": "how many runs took each arm, in the order of the cases; of a loop how often it was entered, and turns in all",
 }
 
@@ -93,7 +94,7 @@ OPS: dict[str, OpSpec] = {
                "unknown code may read or extend.", ("calls", "reason")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),
         OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
-        OpSpec("switch", ("any",), (), "terminator", "Goes to the arm whose case equals the operand; arms that yield go on at `then`.", ("taken",)),
+        OpSpec("switch", ("any",), (), "terminator", "Goes to the arm whose case equals the operand; arms that yield go on at `then`.", ("taken", "leaves")),
         OpSpec("loop", ("any", "*any"), (), "terminator", "Turns over the items of the first operand (none: as long as Python likes). The body stands for all "
                "turns; its parameters, and those of the block at `then`, begin as the other operands and are what turns yield.", ("taken",)),
         OpSpec("yield", ("*any",), (), "terminator", "Ends an arm or a turn of a loop, with what goes on."),

@@ -66,7 +66,9 @@ class CallsAhead:
             return fn.plain(*args, **kwargs)  # an error has the program's own frames
         try:
             result = future.result()
-        except Exception:
+        except Exception as error:
+            if not future.done() or (not future.cancelled() and future.exception() is not error):  # raised here, by a signal's handler
+                raise
             return fn.plain(*args, **kwargs)
         if is_data(result):
             return copy.deepcopy(result)

@@ -269,3 +269,6 @@ class ProgramSource:
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")
         return outcome.waits
+
+    def close(self) -> None:
+        self.snapshot.forget()

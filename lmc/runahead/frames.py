@@ -1,7 +1,7 @@
 """The frames of a program that is running: where each function stands, and what its locals hold, without a trace of the look.
 
 CPython before 3.13 copies the locals of a frame into one dict, which `locals()` shows to the program and which keeps what it holds
-alive. So that dict is emptied after each look, and functions that may have it themselves are left alone.
+alive. So that dict is emptied after each look, unless somebody has it, and functions that may have it themselves are left alone.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ class Locals(Mapping[str, Any]):
             return _UNBOUND
         held = self._frame.f_locals
         found = held.get(name, _UNBOUND)
-        if sys.version_info < (3, 13):
+        if sys.version_info < (3, 13) and sys.getrefcount(held) <= _OURS:
             held.clear()
         return found
 
 
 _UNBOUND = object()
+_OURS = 3
+"""References to the dict of a frame's locals that nobody else has: of the frame, of who looks, and of the count's argument."""
 
 
 @contextmanager

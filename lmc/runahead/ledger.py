@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from lmc.backend.base import Hints, Result, Usage
 from lmc.config import log, logs
 from lmc.errors import LmcError, Loc
+from lmc.frontend.capture.operations import interrupts
 from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
 from lmc.observing import observer
@@ -50,6 +51,10 @@ class Source(Protocol):
 
         Return the sets of answers with any of which it could go further.
         """
+        ...
+
+    def close(self) -> None:
+        """Let go of what the run was given; nothing is evaluated any more."""
         ...
 
 
@@ -415,13 +420,16 @@ class Ledger:
 
     def evaluate(self, awaited: Sequence[Result], line: Hashable) -> None:
         """Evaluate once what comes next; what it no longer reaches is cancelled."""
-        assert self.source is not None
         with self._lock:
+            if self.source is None:  # closed just now
+                return
             self.evaluations += 1
             self._fresh, before, began = False, self.usage.ahead_asked + self.prefilled, thread_time()
             try:
                 self._blocked = self.source.evaluate(self, self.run, awaited)
             except Exception as fault:  # of the evaluator, not of the program: the run goes on without it
+                if interrupts(fault):
+                    raise
                 self._blocked, self.policy = (), Ahead.OFF
                 self.profile.fault(fault)
             finally:
@@ -453,6 +461,9 @@ class Ledger:
             self._by_content.clear()
             self._prefilled.clear()
             self.asked.clear()
+            if self.source is not None:
+                self.source.close()
+                self.source = None
             if self.plan is not None:
                 self.plan.close()
             if self.calls is not None:

@@ -12,6 +12,7 @@ from lmc.backend.pins import Pins
 from lmc.chat import CHATML, ChatTemplate
 from lmc.config import default_backend, has_default_backend, log
 from lmc.errors import LmcError
+from lmc.frontend.capture.operations import interrupts
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
@@ -87,6 +88,8 @@ class Planner:
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
                     found = Annotations()
                 except Exception as fault:
+                    if interrupts(fault):
+                        raise
                     _log.warning("a fault of lmc, which changes nothing but time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
                     found = Annotations()
                 self._annotations[key] = found

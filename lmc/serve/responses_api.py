@@ -135,7 +135,7 @@ class Answer:
         (choice,) = chat["choices"]
         message = choice["message"]
         if message.get("content"):
-            self._items.append(_message(message["content"]))
+            self._items.append(_message(message["content"], choice["finish_reason"]))
         self._items += [_call(call) for call in message.get("tool_calls") or ()]
         return self._response(chat, choice["finish_reason"], chat["usage"])
 
@@ -166,7 +166,7 @@ class Answer:
                 for call in choice["delta"].get("tool_calls") or ():
                     self._items.append(_call(call))
         if text:
-            item["content"] = [_part(text)]
+            item = {**item, "status": _status(finish), "content": [_part(text)]}
             at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
             yield told("response.output_text.done", **at, text=text, logprobs=[])
             yield told("response.content_part.done", **at, part=_part(text))
@@ -183,7 +183,7 @@ class Answer:
 
     def _response(self, chat: Json, finish: str | None, usage: Json | None) -> Json:
         request = self._request
-        status = "in_progress" if finish is None else "incomplete" if finish == "length" else "completed"
+        status = "in_progress" if finish is None else _status(finish)
         return {
             "id": self._id, "object": "response", "created_at": chat["created"], "model": chat["model"], "status": status,
             "output": [] if finish is None else self._items, "error": None,
@@ -195,8 +195,12 @@ class Answer:
         }  # fmt: skip
 
 
-def _message(text: str) -> Json:
-    return {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": "completed", "role": "assistant", "content": [_part(text)]}
+def _status(finish: str) -> str:
+    return "incomplete" if finish == "length" else "completed"
+
+
+def _message(text: str, finish: str = "stop") -> Json:
+    return {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": _status(finish), "role": "assistant", "content": [_part(text)]}
 
 
 def _part(text: str) -> Json:

@@ -58,9 +58,9 @@ class Runs:
     def waits(self, run: str, error: BaseException) -> Reply | None:
         """What is said of a run that waits for a person; None of any other error."""
         if isinstance(error, InDoubtEffect):
-            raise ApiError(409, f"run {run} waits: {error.message}", code="in_doubt")
+            raise ApiError(409, self._said(run, f"run {run} waits: {error.message}"), code="in_doubt")
         if isinstance(error, JournalError):
-            raise ApiError(409, error.message, code="journal")
+            raise ApiError(409, self._said(run, error.message), code="journal")
         return Reply({"run": run, **self._one(run)}, status=202) if isinstance(error, Interrupted) else None
 
     async def _on_pool(self, work: Any) -> Any:
@@ -68,7 +68,7 @@ class Runs:
 
     def _all(self) -> list[Json]:
         there = sorted(path.name for path in self._directory.iterdir() if re.fullmatch(_NAME, path.name)) if self._directory.is_dir() else []
-        return [{"run": run, **_told(lambda run=run: self._status(run))} for run in there]
+        return [{"run": run, **self._told(run)} for run in there]
 
     def _one(self, run: str) -> Json:
         return {"run": run, **_shown(self._status(run))}
@@ -91,15 +91,21 @@ class Runs:
         except ArgumentError as error:
             raise ApiError(400, error.message, param="answer") from None
         except (JournalError, codec.BadData) as error:
-            raise ApiError(409, str(error), code="journal") from None
+            raise ApiError(409, self._said(run, str(error)), code="journal") from None
         return arguments
 
+    def _told(self, run: str) -> Json:
+        try:
+            return _shown(self._status(run))
+        except (JournalError, IndexError) as error:
+            return {"status": "unreadable", "error": self._said(run, str(error)), "questions": []}
 
-def _told(read: Any) -> Json:
-    try:
-        return _shown(read())
-    except (JournalError, IndexError) as error:
-        return {"status": "unreadable", "error": str(error), "questions": []}
+    def _said(self, run: str, message: str) -> str:
+        """A message without the server's folders."""
+        path = self.journal(run).path
+        for folder in (path.absolute(), path):
+            message = message.replace(f"{folder}/journal", run).replace(str(folder), run)
+        return message
 
 
 def _shown(status: RunStatus) -> Json:

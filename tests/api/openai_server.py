@@ -27,7 +27,7 @@ _TEXT = {
     "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty",
     "presence_penalty", "logit_bias", "stream", "stream_options",
 }  # fmt: skip
-VLLM = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs", "continue_final_message", "add_generation_prompt"}
+VLLM = {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs", "continue_final_message", "add_generation_prompt"}
 
 
 class OpenAIModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from lmc.backend.mock import Mock
@@ -19,7 +20,7 @@ _SAMPLING = {
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
     "presence_penalty", "ignore_eos", "n", "regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed", "stream_interval",
 }  # fmt: skip
-_SGLANG_CHAT = {"top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "stop_regex", "regex", "ebnf", "continue_final_message", "add_generation_prompt"}
+_SGLANG_CHAT = {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "stop_regex", "regex", "ebnf", "continue_final_message", "add_generation_prompt"}
 _VLLM_CHAT = VLLM | {"return_token_ids"}
 _REQUEST = {
     "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "stream",
@@ -158,17 +159,18 @@ def _member(body: Body, i: int) -> Body:
 
 
 class VLLMModel:
-    """vLLM's completions: ids in and out, constraints, log-probabilities of prompts and of chosen tokens (`names_tokens`)."""
+    """vLLM's completions: ids in and out, constraints, log-probabilities of prompts and of chosen tokens (`names_tokens`). `heeds`: fields
+    that versions differ in; others that it does not know it leaves out, as vLLM does, unless it `refuses` them."""
 
     _KNOWN = {
         "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty", "presence_penalty",
-        "logit_bias", "stream", "stream_options", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs",
+        "logit_bias", "stream", "stream_options", "stream_interval", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs",
         "prompt_logprobs", "return_token_ids", "logprob_token_ids", "return_tokens_as_token_ids",
     }  # fmt: skip
 
-    def __init__(self, model: TextModel, *, takes_ids: bool = True, names_tokens: bool = True, caches: bool = False) -> None:
+    def __init__(self, model: TextModel, *, takes_ids: bool = True, names_tokens: bool = True, caches: bool = False, heeds: frozenset[str] = frozenset({"stream_interval"}), refuses: frozenset[str] = frozenset()) -> None:
         self._cache = PrefixCache(caches)
-        self.model, self.takes_ids, self.names_tokens, self.scored = model, takes_ids, names_tokens, 0
+        self.model, self.takes_ids, self.names_tokens, self.scored, self.heeds, self.refuses = model, takes_ids, names_tokens, 0, heeds, refuses
         self._mock = Mock(answers=model.answer)
         self.get: dict[str, Body] = {"/v1/models": {"object": "list", "data": [{"id": "m", "root": "small/model", "max_model_len": 4096}]}}
         self.texts: list[str] = []
@@ -181,7 +183,7 @@ class VLLMModel:
             return self._chat.handle(path, body)
         if path != "/v1/completions":
             return Answer({"error": {"message": f"no {path}"}}, 404)
-        if unknown := body.keys() - self._KNOWN:
+        if unknown := body.keys() - (self._KNOWN - self.refuses):
             return Answer({"error": {"message": f"unknown: {sorted(unknown)}"}}, 400)
         given = body["prompt"]
         ids = isinstance(given, list) and not isinstance(given[0], str)
@@ -228,15 +230,20 @@ class VLLMModel:
         whole = {"id": "cmpl-1", "object": "text_completion", "model": "m", "choices": choices, "usage": usage}
         if not body.get("stream"):
             return Answer(whole)
+        interval = body["stream_interval"] if "stream_interval" in self.heeds & body.keys() else 1
         each = (body.get("stream_options") or {}).get("continuous_usage_stats")
-        events = [{"id": "c", "model": "m", "choices": [piece], **({"usage": costs[i]} if each else {})} for i, choice in reversed(list(enumerate(choices))) for piece in _pieces(choice)]
+        events = [{"id": "c", "model": "m", "choices": [piece], **({"usage": costs[i]} if each else {})} for i, choice in reversed(list(enumerate(choices))) for piece in _pieces(choice, interval)]
         return Answer({}, events=[*events, {"id": "c", "model": "m", "choices": [], "usage": usage}])
 
 
-def _pieces(choice: Body) -> list[Body]:
-    text, kept = choice["text"], {k: v for k, v in choice.items() if k in ("index", "stop_reason")}
-    pieces = [{**kept, "text": text[i : i + 4], "finish_reason": None} for i in range(0, len(text), 4)]
-    return [*pieces, {**choice, "text": ""}]
+def _pieces(choice: Body, interval: int) -> list[Body]:
+    """Its first token, and then an event for so many tokens. What ends an answer comes with its last."""
+    tokens = WORDS.encode((choice["text"],))
+    cuts = [0, *range(1, len(tokens), interval), len(tokens)]
+    kept = {k: v for k, v in choice.items() if k in ("index", "stop_reason")}
+    shown_to = [shown(tokens[:at]) for at in cuts]
+    pieces = [{**kept, "text": after[len(before) :], "finish_reason": None} for before, after in pairwise(shown_to)]
+    return [*pieces[:-1], {**choice, "text": pieces[-1]["text"]}] if pieces else [choice]
 
 
 def serve(stand_in: SGLangModel | VLLMModel, **options: Any) -> Server:

@@ -24,7 +24,7 @@ def write(folder: Path) -> None:
     from lmc.backend.engine import tokenizer
     from lmc.backend.engine.models import gguf, loader
 
-    path = loader.embedded_path()
+    path = gguf.embedded_path()
     file = gguf.read(path)
     config = loader.gguf_config(file)
     state = {name: tensor.float().contiguous() for name, tensor in loader.gguf_state(file, config).items()}

@@ -162,6 +162,18 @@ def test_a_model_that_a_server_does_not_have(opened):
 # -- what servers cannot do -------------------------------------------------------------------------------------------------
 
 
+def test_a_prompt_longer_than_the_context_is_not_sent(opened):
+    server = opened(serve(VLLMModel(TextModel())))
+    server.get["/v1/models"]["data"][0]["max_model_len"] = 300
+    backend = opened(lmc.VLLM(server.url, tokenizer=WORDS, chat_template="chatml", patience=QUICK))
+    items = [*ITEMS, {"q": "long " * 400}]
+    states = lmc.compile(asking).batch(items, backend=backend, temperature=0, errors="return")
+    assert [state.error() is None for state in states] == [True] * len(ITEMS) + [False]
+    error = states[-1].error()
+    assert isinstance(error, lmc.PromptTooLongError) and "the context of VLLM(m) is 300 tokens" in str(error) and "test_bad_input.py" in str(error)
+    assert max(len(ids) for s in server.seen for ids in (s.body["prompt"] if isinstance(s.body["prompt"][0], list) else [s.body["prompt"]])) < 300
+
+
 def test_what_a_server_refuses_is_said_with_its_place(opened):
     server = opened(serve(SGLangModel(TextModel(), lacks=frozenset({"regex"}))))
     backend = opened(lmc.SGLang(server.url, tokenizer=WORDS, chat_template="chatml", patience=QUICK))

@@ -11,6 +11,7 @@ import pytest
 
 import lmc
 from lmc.backend.base import Usage
+from lmc.pages import several
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.api.http import Planted
 from tests.api.text_model import TextModel
@@ -80,7 +81,7 @@ def test_what_is_asked_ahead(over, ahead: str, body: Callable[..., Any], asked: 
         assert counted(state.usage) == counted(expected.usage)
         assert (fast.profile.asked, fast.profile.used, fast.profile.wasted) == counted(state.usage)[1:]
         if body is on_one_stream:
-            assert f"so far: 1 runs; {state.usage.ahead_asked} requests asked ahead ({ahead}), {state.usage.ahead_used} used, {state.usage.ahead_wasted} wasted" in fast.explain()
+            assert f"so far: 1 run; {several(state.usage.ahead_asked, 'request')} asked ahead ({ahead}), {state.usage.ahead_used} used, {state.usage.ahead_wasted} wasted" in fast.explain()
 
 
 @pytest.mark.parametrize("program", (opinion, two_opinions), ids=lambda p: p.name)

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import lmc
-from lmc.backend.api import fleet as fleets
+from lmc.backend import placement
 from lmc.backend.api.client import Fault, Received, Request
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
@@ -106,7 +106,7 @@ def test_a_busy_server_shares_what_begins_alike():
 
 def test_a_server_that_fails_is_left_alone_and_tried_again(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(fleets.time, "monotonic", lambda: now)
+    monkeypatch.setattr(placement.time, "monotonic", lambda: now)
 
     async def scenario() -> None:
         nonlocal now

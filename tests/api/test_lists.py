@@ -11,8 +11,9 @@ import lmc
 from lmc.backend.api.sglang import Growing
 from lmc.backend.base import Hints
 from lmc.prompt import Gen, SamplingParams, Text
+from tests.api.conftest import QUICK
 from tests.api.http import Answer, Planted
-from tests.api.sglang_server import WORDS, SGLangModel, serve
+from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.test_remote import asked, asked_of
 from tests.api.text_model import TextModel
 
@@ -114,7 +115,10 @@ def test_who_no_longer_waits_takes_no_other_along_and_the_last_ends_the_list(rem
     submit(backend, 0).results[0].output()
     room = backend._client.now.rates.room
     for last in (1, 0):
+        submitted = threading.Event()
+        backend._loop.post(submitted.wait)  # all of them are there when the loop looks
         handles = [submit(backend, i) for i in range(20)]
+        submitted.set()
         until(lambda: asked(server.seen[-1]) == 20 and room.free == 1024 - 20)
         del handles[last:]
         until(lambda last=last: sum(work.after is None for work in set(backend._works)) == last)
@@ -134,6 +138,69 @@ def test_a_server_that_knows_no_intervals_is_asked_without(opened):
         assert values(fast.batch(ITEMS, backend=backend, temperature=0)) == expected(backend, ITEMS)
     lists = [s.body for s in server.seen if isinstance(s.body["input_ids"][0], list)]
     assert "stream_interval" in lists[0]["sampling_params"][0] and "stream_interval" not in lists[-1]["sampling_params"][0]
+
+
+@lmc.function
+def longer(s, q):
+    s += "About " + q + ":" + lmc.gen("a", max_tokens=60)
+    return s["a"]
+
+
+def lists_of(server):
+    return [s.body for s in server.seen if asked(s) > 1]
+
+
+@pytest.mark.parametrize("stand_in", ({}, {"heeds": frozenset()}, {"refuses": frozenset({"stream_interval"})}), ids=("heeds", "ignores", "refuses"))
+def test_long_answers_go_to_vllm_in_lists_if_they_come_in_few_pieces(opened, stand_in):
+    model = TextModel()
+    server = opened(serve(VLLMModel(model, **stand_in)))
+    backend = opened(lmc.VLLM(server.url, tokenizer=WORDS, chat_template="chatml", patience=QUICK))
+    found = values(lmc.compile(longer).batch(ITEMS, backend=backend, temperature=0))
+    assert found == values(lmc.compile(longer).batch(ITEMS, backend=model.mock(backend.chat_template), temperature=0))
+    heeds = not stand_in
+    assert bool(lists_of(server)) == heeds == (len(server.seen) < 41)
+    assert all(body["stream_interval"] == 60 for body in lists_of(server))
+    values(lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0))
+    assert any(body["max_tokens"] == 6 and ("stream_interval" in body) == heeds for body in lists_of(server)), "short ones do either way"
+
+
+@pytest.mark.parametrize("kind", ("sglang", "vllm"))
+def test_a_mistake_that_is_told_within_a_stream_is_not_tried_again(request, kind):
+    """SGLang answers 200 to a list one of whose prompts is too long, and says so in the stream; vLLM may, with the status."""
+    backend, stand_in, server = request.getfixturevalue(kind)(TextModel())
+    handle, bad = stand_in.handle, WORDS.encode(("About item 7:",))
+    said = {"message": "The input (9000 tokens) is too long", **({"code": 400} if kind == "vllm" else {})}
+
+    def refusing(path, body):
+        given = body["input_ids" if kind == "sglang" else "prompt"]
+        if bad not in (given if isinstance(given[0], list) else [given]):
+            return handle(path, body)
+        return Answer({}, events=[{"error": said}]) if body.get("stream") else Answer({"error": said}, 400)
+
+    submit(backend, 0).results[0].output()
+    server.handle = refusing
+    states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0, errors="return")
+    assert [i for i, state in enumerate(states) if state.error() is not None] == [7]
+    assert "HTTP 400: The input (9000 tokens) is too long" in str(states[7].error())
+    assert lists_of(server) and backend.spent().retries == 0
+
+
+@pytest.mark.parametrize("code", (500, 503))
+def test_a_fault_that_is_told_within_a_stream_is_tried_again(vllm, code):
+    backend, stand_in, server = vllm(TextModel())
+    submit(backend, 0).results[0].output()
+    handle, failed = stand_in.handle, []
+
+    def failing(path, body):
+        if body.get("stream") and not failed:
+            failed.append(body)
+            return Answer({}, events=[{"error": {"message": "busy", "code": code}}])
+        return handle(path, body)
+
+    server.handle = failing
+    states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
+    assert values(states) == expected(backend, ITEMS)
+    assert failed and backend.spent().retries == len(failed[0]["prompt"])
 
 
 def event(text, ids, tokens, finish=None):

@@ -15,6 +15,7 @@ import lmc
 from lmc.backend.base import Backend, Handle
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.api.http import Planted
+from tests.api.openai_server import VLLM
 from tests.api.text_model import TextModel
 from tests.pictures import png
 
@@ -144,6 +145,21 @@ def test_servers_that_enforce_regexes_are_told_them(openai):
     assert len(state["a"]) == 3 and server.seen[0].body["structured_outputs"] == {"regex": "[0-9]{3}"}
 
 
+@pytest.mark.parametrize("server", ("vllm", "sglang"))
+def test_what_a_model_s_own_configuration_would_change_is_sent(openai, server):
+    """Servers take what is not sent from the model's generation_config.json: Qwen's says top_k=20 and repetition_penalty=1.05."""
+    backend, seen = openai(TextModel(), server=server, stand_in={"extra": VLLM})
+
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=3) + lmc.gen("b", max_tokens=3, top_k=5))
+
+    assert program.run(backend=backend)["b"]
+    plain, chosen = [s.body for s in seen.seen]
+    assert (plain["temperature"], plain["top_p"], plain["top_k"], plain["min_p"], plain["repetition_penalty"]) == (1, 1, -1, 0, 1)
+    assert chosen["top_k"] == 5
+
+
 # -- select
 
 
@@ -171,7 +187,7 @@ def test_select_in_a_chat(openai, options):
     if options == {"select": "decisions"} and not hasattr(__import__("openai").AsyncOpenAI, "decisions"):
         pytest.skip("this version of the openai package has no decisions")
     model = TextModel()
-    backend, server = openai(model, True, stand_in={"extra": {"structured_outputs", "continue_final_message", "add_generation_prompt"}}, **options)
+    backend, server = openai(model, True, stand_in={"extra": VLLM}, **options)
     state = program.run(backend=backend)
     if "server" not in options:  # a sampled regex is another draw than a score
         assert state["c"] == program.run(backend=model.mock(backend.chat_template))["c"]

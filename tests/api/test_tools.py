@@ -73,7 +73,7 @@ def anywhere(request):
 
         def asked():
             seen = [("", body) for body in server] if isinstance(server, list) else [(s.path, s.body) for s in server.seen]
-            return [(path, body) for path, body in seen if body.get("max_tokens", 0) > 1 or "max_output_tokens" in body or body.get("sampling_params", {}).get("max_new_tokens")]
+            return [(path, body) for path, body in seen if body.get("max_tokens", 0) > 4 or "max_output_tokens" in body or body.get("sampling_params", {}).get("max_new_tokens")]
 
         return backend, asked
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from lmc.backend.base import HEALTHY, Backend, Hints, MeteredAccount, ProgramRun, Usage
+from lmc.backend.engine import device_errors
 from lmc.backend.engine import engine as engine_module
 from lmc.backend.local import Engine
 from lmc.backend.runtime import Runtime
@@ -715,8 +716,8 @@ def test_a_device_error_ends_the_engine_with_its_reason(message):
 def test_too_little_memory_is_no_device_error():
     class OutOfMemoryError(RuntimeError): ...
 
-    assert not engine_module.is_device_error(OutOfMemoryError("CUDA error: out of memory"))
-    assert not engine_module.is_device_error(ValueError("CUDA error"))
+    assert not device_errors.is_device_error(OutOfMemoryError("CUDA error: out of memory"))
+    assert not device_errors.is_device_error(ValueError("CUDA error"))
 
 
 # -- lifetimes ---------------------------------------------------------------------------------------------------------

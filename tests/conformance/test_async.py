@@ -40,7 +40,7 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def _threads() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name != "tqdm_monitor"}  # one for all bars, as long as Python runs
+    return {t for t in threading.enumerate() if t.name not in ("tqdm_monitor", "lmc-mock")}  # one for all, as long as Python runs
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------------

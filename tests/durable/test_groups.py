@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import lmc
 from lmc import codec
-from lmc.backend.base import Output, Result
+from lmc.backend.base import Output, Result, Usage
 from lmc.durable import answers, journal, records
 from lmc.durable.groups import first_line, journal_of
 from lmc.durable.journal import Journal
@@ -215,6 +216,19 @@ def test_numbers_of_any_length_are_read(tmp_path: Path, many: int, fast: bool, m
             asked(RunJournal(opening, n)).finish(Output(("text",), (meta,)))
     opening.close()
     assert [answers.output_of(found[0]).meta for found in records.read(tmp_path / "j").records.values()] == metas
+
+
+@pytest.mark.parametrize("many", [1, 8])
+def test_usage_is_read_as_it_was_written(tmp_path: Path, many: int) -> None:
+    """But for what was asked ahead, which is another run's affair."""
+    usage = Usage(9, 8, 7, 6, 5, 4, ahead_asked=3, written_tokens=2, written_hour_tokens=1, batched_calls=1, drafted_tokens=7, accepted_tokens=5)
+    opening = opened(tmp_path / "j")
+    with opening._gathering:
+        for n in range(many):
+            asked(RunJournal(opening, n)).finish(Output(("text",), ({},), usage))
+    opening.close()
+    found = [answers.output_of(found[0]).usage for found in records.read(tmp_path / "j").records.values()]
+    assert found == [replace(usage, ahead_asked=0)] * many
 
 
 @pytest.mark.parametrize("seed", [{}, {"seed": None}, {"seed": "1"}, {"seed": True}])

@@ -782,8 +782,8 @@ def test_cache_keeps_the_prefix_on_the_model(small):
 
 
 def test_runtime_refuses_what_it_has_not():
-    with pytest.raises(sgl.UnsupportedOpError, match="tp_size=2"):
-        sgl.Runtime(model_path="nowhere.gguf", tp_size=2)
+    with pytest.raises(sgl.UnsupportedOpError, match=r"dp_size=2.*Engine\(dp"):
+        sgl.Runtime(model_path="nowhere.gguf", dp_size=2)
     with pytest.raises(sgl.ArgumentError, match="did you mean 'max_running_requests'"):
         sgl.Runtime(model_path="nowhere.gguf", max_running_request=2)
     with pytest.raises(sgl.ProgramError, match="no chat template 'vicuna'"):

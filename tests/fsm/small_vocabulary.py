@@ -69,9 +69,9 @@ def smollm2() -> tuple[Vocabulary, Callable[[str], list[int]]]:
 @lru_cache
 def smollm2_words() -> Words:
     """The small model's tokenizer without the model."""
-    from lmc.backend.engine.models import gguf, loader
+    from lmc.backend.engine.models import gguf
 
-    return from_gguf(gguf.read(loader.embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+    return from_gguf(gguf.read(gguf.embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
 
 
 @lru_cache

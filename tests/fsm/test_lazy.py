@@ -19,12 +19,14 @@ from lmc.fsm.dfa import build, compile_regex
 from lmc.fsm.ebnf_grammar import compile_ebnf
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.grammar import Grammar
+from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import parse
 from lmc.fsm.sources import lazily, machine_of
 from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton
+from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import regexes
 from tests.fsm.schemas import RECURSIVE, SCHEMAS
 from tests.fsm.small_vocabulary import small
@@ -209,6 +211,78 @@ def test_rows_are_the_tokens_that_can_be_stepped(kind, source, vocabulary):
             if automaton.is_done(state):
                 break
             state = automaton.next(state, rng.choice([t for t in legal if t not in vocabulary.eos]))
+
+
+@pytest.fixture(scope="module")
+def rough():
+    """Tokens as no tokenizer has them: cut anywhere, inside of characters too, and some above LONG bytes."""
+    rng = random.Random(20)
+    parts = ["a", "b", "c", "x1", "7", '"', '", "', '":', "\\", "\\n", "\n", "}", "]", " ", "é", "世", "😀", "-", "b" * 9, "a" * 20]
+    texts = {bytes((byte,)) for byte in range(256)}
+    while len(texts) < 1400:
+        text = "".join(rng.choices(parts, k=rng.randint(1, 8))).encode()
+        texts.add(text[rng.randint(0, 1) : len(text) - rng.randint(0, 1)] or b"a")
+    return Vocabulary([b"", *sorted(texts)], [0])
+
+
+RUNS = [("regex", r'"[a-c]{0,9}"'), ("regex", r'"([abé]|\\n){2,40}"[,}]*'), ("regex", r"[ab世]{3,5}(7|x1)?"), ("regex", r'[^"]{0,70}"?'), ("regex", "([a-c]{0,3}-){2}[a-z]*"),
+        ("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"type": ["string", "null"], "minLength": 2, "maxLength": 30}}}'),
+        ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "a+b*"}}'), ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "^[a-c]+-[a-c]+"}}'),
+        ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "source"), RUNS, ids=[source[:60] for _, source in RUNS])
+def test_rows_of_runs_are_the_tokens_that_can_be_stepped(kind, source, rough):
+    """However runs of characters, counted or not, and what follows them are put together."""
+    from lmc.fsm.sources import grammar_of
+
+    automaton = TokenAutomaton(lazily(grammar_of(kind, source)), rough)
+    rng = random.Random(source)
+    for _ in range(6):
+        state = 0
+        for _ in range(10):
+            legal = [t for t in range(len(rough.tokens)) if automaton.next(state, t) >= 0]
+            flags = np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")
+            assert np.flatnonzero(flags).tolist() == legal
+            if automaton.is_done(state):
+                break
+            state = automaton.next(state, rng.choice([t for t in legal if t not in rough.eos]))
+
+
+def test_a_bounded_string_needs_no_state_for_each_turn_of_a_long_token(rough):
+    """Its first mask made as many states as the longest token has bytes, and each string of a schema its own."""
+    made = lazily(compile_schema('{"properties": {"a": {"type": "string", "maxLength": 60}, "b": {"type": "string", "maxLength": 60}}}')[0])
+    automaton = TokenAutomaton(made, rough)
+    automaton.mask(automaton.dfa.step(0, b'{"a": "'))
+    automaton.mask(automaton.dfa.step(0, b'{"a": "bb'))
+    assert made.states < 70
+
+
+def test_a_state_before_many_optional_properties_looks_at_those_it_can_reach(rough):
+    """A window looked at what may follow each of them: their number squared."""
+    names = {f"property_of_a_long_name_{n}": {"type": "integer"} for n in range(300)}
+    made = lazily(compile_schema(json.dumps({"type": "object", "properties": names, "x-lmc": {"whitespace": "compact"}}))[0])
+    automaton = TokenAutomaton(made, rough)
+    automaton.mask(automaton.dfa.step(0, b'{"'))
+    assert made._terms.spent < 5000  # forms; 300 * 300 are 90,000
+
+
+def test_a_pattern_that_any_text_may_follow_ends_with_its_first_match():
+    """So the states behind it are one; every node of the trie within `[a-c]+` began a run of its own."""
+    assert parse("a+b*c?", search=True) == parse("a", search=True)
+    assert parse("^(x[a-c]{2,9}|yz+)", search=True) == parse("^(x[a-c]{2}|yz)", search=True)
+    made = lazily(Grammar(parse("^[a-c]+-[a-c]+", search=True), {}))
+    assert made.step(0, b"ab-a") == made.step(0, b"a-ccc") == made.step(0, b"ab-a anything")
+
+
+SEARCHED = ["a+", "a*", "^a*b{2,4}", "(ab|a)+$", "^$|^a+", "a?b?$", "^(a|b*)", "(a*b)*", "a{2,}(b|a+)", "(?:)", "^a{0,2}$|ba+"]
+
+
+@pytest.mark.parametrize("pattern", SEARCHED)
+def test_a_search_finds_what_pythons_does(pattern):
+    made = lazily(Grammar(parse(pattern, search=True), {}))
+    texts = ("".join(t) for n in range(6) for t in itertools.product("abc", repeat=n))
+    assert [t for t in texts if made.accepts(t.encode()) != (re.search(pattern, t) is not None)] == []
 
 
 def test_a_rule_at_another_depth_needs_no_new_walk(vocabulary):

@@ -50,9 +50,9 @@ def spent() -> float:
 
 def main() -> None:
     import torch
-    import transformers  # what it takes is no file's
+    from transformers import GPT2LMHeadModel  # and what all models import
 
-    assert torch.get_num_threads() and transformers
+    assert torch.get_num_threads() and GPT2LMHeadModel  # the time that these take is no file's
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     place = Path(sys.argv[1]) / "files"

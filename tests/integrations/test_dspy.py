@@ -476,3 +476,13 @@ def test_n_streams_and_async_calls_on_the_small_model(small, tmp_path):
     loaded = dspy.Predict("text -> mood: Literal['good', 'bad'], why")
     loaded.load(tmp_path / "program.json")
     assert loaded(text="I love it.").mood == whole.mood
+
+
+def test_the_benchmark_serves_an_engine_of_this_process():
+    """What DSPy's own client is measured against."""
+    import urllib.request
+
+    from benchmarks.bench_dspy import served
+
+    with served(lmc.Mock()) as url, urllib.request.urlopen(f"{url}/models") as answer:
+        assert [model["id"] for model in json.load(answer)["data"]] == ["model"]

@@ -35,6 +35,9 @@ class Liar:
         waits = [frozenset([address]) for address in [*asked, *ledger.guesses]]
         return choose.sample(waits, min(len(waits), 3))
 
+    def close(self) -> None:
+        pass
+
     def here(self, before: Prompt, asked: dict[Address, tuple[Prompt, Any, Prompt]], address: Address) -> Prompt:
         """The prompt in terms of this run: Python's own, where it has asked at the address before, else text alone."""
         same = [after for (seed, item, stream, _), (_, _, after) in asked.items() if (seed, item, stream) == address[:3]]
@@ -74,3 +77,6 @@ class Recorder:
     def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
         self.known = [(address, before, ask) for address, (before, ask, _) in ledger.asked.items()]
         return ()
+
+    def close(self) -> None:
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from textwrap import dedent
+from unittest.mock import Mock as Planted
 
 import pytest
 
@@ -189,9 +190,6 @@ def panel(s, n=3):
 
 
 def test_a_fault_in_drawing_a_program_costs_its_plan_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fault(_: object) -> Graph:
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr("lmc.runahead.planning.graph_of", fault)
+    monkeypatch.setattr("lmc.runahead.planning.graph_of", Planted(side_effect=RuntimeError("planted")))
     assert "question" in lmc.compile(panel, backend=lmc.Mock())(n=1).text()
     assert "runs without a plan" in caplog.text

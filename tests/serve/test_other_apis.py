@@ -38,7 +38,7 @@ def test_a_response_is_the_chat_completion(openai):
             assert (found.output_text, found.status, found.object, found.metadata) == ("Good day.", "completed", "response", {"a": "b"})
             assert found.usage.output_tokens == 9 and found.usage.total_tokens == found.usage.input_tokens + 9
         cut = asked.responses.create(model="mock", input="Hello", max_output_tokens=4)
-        assert (cut.output_text, cut.status, cut.incomplete_details.reason) == ("Good", "incomplete", "max_output_tokens")
+        assert (cut.output_text, cut.status, cut.incomplete_details.reason, cut.output[0].status) == ("Good", "incomplete", "max_output_tokens", "incomplete")
 
 
 def test_what_a_response_is_asked_with_reaches_the_model():
@@ -58,6 +58,8 @@ def test_a_response_in_pieces(openai):
         assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
         assert "".join(e.delta for e in found if e.type == "response.output_text.delta") == "Good day." == found[-1].response.output_text
         assert [e.sequence_number for e in found] == list(range(len(found)))
+        *_, item, last = asked.responses.create(model="mock", input="Hello", max_output_tokens=4, stream=True)
+        assert (item.item.status, last.type, last.response.output[0].status) == ("incomplete", "response.incomplete", "incomplete")
         with asked.responses.stream(model="mock", input="Hello") as stream:
             assert stream.get_final_response().output_text == "Good day."
 

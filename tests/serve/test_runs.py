@@ -48,6 +48,7 @@ def test_a_run_asks_and_goes_on_with_the_answers_in_other_servers(tmp_path: Path
     mock = lmc.Mock()
     wrong = post("/programs/mail/runs/a1/answers", {"answer": "yes"}, **how)
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "answer" and not SENT
+    assert wrong.json()["error"]["message"] == "\"yes\" is not an answer to 'Send to Ann?': / must satisfy 'type': \"boolean\""
     second = post("/programs/mail/runs/a1/answers", {"answer": True}, mock, **how)
     assert second.status_code == 202 and second.json()["questions"][0]["question"] == "A note?" and SENT == ["Ann"]
     third = post("/programs/mail/runs/a1/answers", {"answer": "thanks"}, mock, **how)
@@ -69,6 +70,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     post("/programs/mail?run=b", {"to": "Ann"}, **how)
     other = post("/programs/mail?run=b", {"to": "Bob"}, **how)
     assert other.status_code == 409 and "other arguments" in other.json()["error"]["message"]
+    (tmp_path / "runs" / "mail" / "c").mkdir()
+    (tmp_path / "runs" / "mail" / "c" / "journal").write_bytes(b"no journal\n")
+    broken = post("/programs/mail?run=c", {"to": "Ann"}, **how)
+    listed = talk(lambda client: client.get("/programs/mail/runs"), **how)
+    assert broken.status_code == 409 and [run["status"] for run in listed.json()["runs"]] == ["waiting", "unreadable"]
+    for told in (other, broken, listed):
+        assert str(tmp_path) not in told.text, "folders are the server's own"
 
 
 def test_an_effect_in_doubt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

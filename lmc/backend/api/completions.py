@@ -59,6 +59,7 @@ class Server:
     constraint  kinds of constraints, by the path in the body where their source goes
     continues   goes on with a last assistant message instead of answering it
     defaults    its own defaults may differ from OpenAI's, so that every parameter is sent
+    neutral     what it takes beyond OpenAI's, and may take from the model's own configuration (`generation_config.json`) unless it is sent
     same        takes n > 1 where all n answers are the same, at temperature 0; else one is asked for
     """
 
@@ -66,10 +67,12 @@ class Server:
     constraint: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     continues: bool = False
     defaults: bool = True
+    neutral: Mapping[str, float] = field(default_factory=dict[str, float])
     same: bool = True
 
 
 _COMMON = {"top_k": "top_k", "min_p": "min_p", "min_new_tokens": "min_tokens", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos"}
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 SERVERS: Mapping[str, Server] = {
     "openai": Server(defaults=False),
     "compatible": Server(),
@@ -83,12 +86,14 @@ SERVERS: Mapping[str, Server] = {
             "structural_tag": ("structured_outputs", "structural_tag"),
         },
         continues=True,
+        neutral=_NEUTRAL,
         same=False,
     ),
     "sglang": Server(
         {**_COMMON, "stop_regex": "stop_regex"},
         {"regex": ("regex",), "json_schema": ("json_schema",), "ebnf": ("ebnf",), "structural_tag": ("response_format",)},
         continues=True,
+        neutral=_NEUTRAL,
     ),
 }
 
@@ -362,7 +367,7 @@ class Completions(ApiBackend):
             value = getattr(params, name)
             if value != getattr(SamplingParams(), name):
                 body[key] = list(value) if isinstance(value, tuple) else value
-        return body
+        return {**self.server.neutral, **body}
 
     def _constrained(self, constraint: Constraint | None, chat: bool) -> Body:
         if constraint is None:

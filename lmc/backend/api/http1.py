@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from lmc.backend.api.client import Fault, Received, Request
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
-from lmc.backend.api.wire import dumped, parsed, refused
+from lmc.backend.api.wire import dumped, parsed, refused, refused_later
 
 _CONNECT = 30.0  # seconds to reach a server
 _LONGEST_HEAD = 1 << 16
@@ -78,7 +78,7 @@ class HttpWire:
                         return
                     body = parsed(data)
                     if isinstance(body.get("error"), dict):
-                        raise refused(500, {}, data)
+                        raise refused_later(data)
                     yield Received(body, head[1])
             status, headers = await exchange
             if status >= 400:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from contextvars import Context
 from typing import Any
 
 from lmc.errors import BackendError
 from lmc.forking import REMEDY
+from lmc.garbage import few_full_collections
 
 try:
     from uvloop import new_event_loop as _new_loop  # pyright: ignore[reportMissingImports]
@@ -17,6 +19,8 @@ except ImportError:
     from asyncio import new_event_loop as _new_loop
 
 Closer = Callable[[], Awaitable[object]]
+_COLLECTIONS = 1000
+"""Passes through young objects for one through all, while coroutines run: thousands of programs that wait for them are no garbage."""
 
 
 class Loop:
@@ -29,6 +33,7 @@ class Loop:
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closers: list[Closer] = []
+        self._collecting = ExitStack()  # entered while there are tasks
         self._closed = False
         self.error: BackendError | None = None  # why nothing can be done here, but that it was closed
 
@@ -75,9 +80,16 @@ class Loop:
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         """Starts a coroutine; on the loop's thread only."""
         task = asyncio.get_running_loop().create_task(work)
+        if not self._tasks:
+            self._collecting.enter_context(few_full_collections(_COLLECTIONS))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._collecting.close()
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Cancels what runs, closes what was opened, ends the thread and waits for that; idempotent, from any thread."""

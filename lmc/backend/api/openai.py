@@ -145,6 +145,8 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
     try:
         made = kind(**given)
     except (openai.OpenAIError, TypeError) as error:
+        if isinstance(error, openai.OpenAIError) and not azure and not (given.get("api_key") or os.environ.get("OPENAI_API_KEY")):
+            raise ParameterError("OpenAI(…): no key; pass api_key=… or set OPENAI_API_KEY") from None
         raise ParameterError(f"OpenAI(…): {error}") from None
     return lambda: made  # it opens nothing before it is used
 

@@ -40,6 +40,18 @@ def keys_of(prompt: Sequence[int] | str) -> Keys:
     return tuple(found)
 
 
+def extended(keys: Keys, rest: str, text: str) -> tuple[Keys, str]:
+    """The keys of a text that goes on with `text`, and what stands behind its last whole block; `keys` and `rest` are those before."""
+    rest += text
+    if len(rest) < _CHARACTERS:
+        return keys, rest
+    found, key, whole = list(keys), keys[-1] if keys else 0, len(rest) // _CHARACTERS * _CHARACTERS
+    for at in range(0, whole, _CHARACTERS):
+        key = hash((key, rest[at : at + _CHARACTERS].encode("utf-32-le", "surrogatepass")))
+        found.append(key)
+    return tuple(found), rest[whole:]
+
+
 class Prefixes:
     """The beginnings, by server: a bit each. Least recently used ones are forgotten first, as servers do.
 

@@ -24,7 +24,15 @@ from lmc.backend.api.wire import ProxiedWire, parsed, proxied
 from lmc.backend.base import Capabilities, Hints, Usage
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
-from lmc.errors import BackendError, LmcError, MissingPackageError, ModelLoadError, ParameterError, ProgramError
+from lmc.errors import (
+    BackendError,
+    LmcError,
+    MissingPackageError,
+    ModelLoadError,
+    ParameterError,
+    ProgramError,
+    PromptTooLongError,
+)
 from lmc.prompt import Gen, Part, Select
 
 if TYPE_CHECKING:
@@ -204,11 +212,13 @@ class Prompts:
 
     tokens  the server's vocabulary; None: text
     why     why they are text
+    limit   tokens of the server's context, if it says how many
     """
 
     tokens: Tokens | None
     template: ChatTemplate
     why: str = ""
+    limit: int | None = None
 
     @classmethod
     def of(cls, model: str, path: str | None, tokenizer: str | Vocabulary | None, template: ChatTemplate | str | None) -> Prompts:
@@ -232,7 +242,13 @@ class Prompts:
         log("backend", f"{target} gets prompts as text: {why}")
 
     def write(self, place: Place, target: str) -> str | list[int]:
-        return self.tokens.ids(place) if self.tokens is not None else spelled(place, target)
+        """Raises PromptTooLongError for one that leaves no room for an answer, where that is known here."""
+        if self.tokens is None:
+            return spelled(place, target)
+        ids = self.tokens.ids(place)
+        if self.limit is not None and len(ids) >= self.limit:
+            raise PromptTooLongError(f"the prompt has {len(ids)} tokens; the context of {target} is {self.limit} tokens, one of them for the answer. Shorten it or take a model with a longer context")
+        return ids
 
     def headers(self, place: Place) -> dict[str, str]:
         """Routing hints: requests with the same beginning belong together."""

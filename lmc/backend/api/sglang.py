@@ -245,7 +245,7 @@ class SGLang(Remote):
         return Growing()
 
     def usage_in(self, body: Body) -> Usage | None:
-        return _usage(body)
+        return _usage_of_all(body)
 
     def reply_to(self, member: Member, body: Body) -> Reply:
         (item,) = _items(body)
@@ -470,7 +470,7 @@ def _usage_of_all(body: Body) -> Usage | None:
     metas = _metas(body)
     if not metas:
         return None
-    prompt, completion, cached = (sum(count_of(m.get(k)) for m in metas) for k in ("prompt_tokens", "completion_tokens", "cached_tokens"))
+    prompt, completion, cached = [sum([count_of(m.get(k)) for m in metas]) for k in ("prompt_tokens", "completion_tokens", "cached_tokens")]
     return Usage(prompt, completion, cached, 0, 1, 0)
 
 

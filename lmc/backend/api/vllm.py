@@ -41,6 +41,7 @@ class VLLM(Remote):
     """
 
     _able: Capabilities | None = None
+    _sparse = False  # it heeds `stream_interval`
     lookahead = False  # it has a prefix cache: what comes next is cheap to ask
     base = "/v1"
     path = "/completions"
@@ -68,8 +69,8 @@ class VLLM(Remote):
         urls, self._auth, self._wanted = without_root(urls_of(url)), headers_of(api_key), model
         found = one_model(urls, self._asked_of, lambda info: str(info["id"]))
         name = str(found["id"])
-        self._max_context: int | None = found.get("max_model_len")
         prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
+        prompts.limit = found.get("max_model_len")
         patience = patience or Patience(retries=retries, timeout=timeout)
         fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
         super().__init__(
@@ -92,7 +93,7 @@ class VLLM(Remote):
         return str(self._asked_of(url)["id"])
 
     def server_info(self) -> dict[str, Any]:
-        return {**super().server_info(), "max_context": self._max_context}
+        return {**super().server_info(), "max_context": self._prompts.limit}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -102,13 +103,18 @@ class VLLM(Remote):
         return self._able
 
     async def prepare(self) -> None:
-        """Routers in front of servers may refuse ids."""
+        """Find out whether ids are taken, which routers in front of servers may refuse, and whether a stream comes in as few pieces as wanted."""
         tokens = self._prompts.tokens
         if tokens is None:
             return
-        body = {"model": self.model, "prompt": tokens.words.encode(("a",), at_start=True), "max_tokens": 1, "return_token_ids": True}
+        ids = tokens.words.encode(("a",), at_start=True)
         try:
-            await self.client.call(lambda: self.completion(body), usage_of, lambda body: choices_of(body, 1), Tally())
+            try:
+                self._sparse = await self._probed(ids, {"stream_interval": _PROBED})
+            except Fault as fault:
+                if fault.status not in (400, 422) or "stream_interval" not in fault.message:
+                    raise
+                await self._probed(ids, {})
         except Fault as fault:
             if fault.status not in (400, 404, 405, 422):
                 return  # not about the ids: the first real request will say
@@ -117,6 +123,11 @@ class VLLM(Remote):
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
         else:
             self._extra.setdefault("return_token_ids", True)
+
+    async def _probed(self, ids: list[int], more: Body) -> bool:
+        body = {"model": self.model, "prompt": ids, "max_tokens": _PROBED, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}, **more}
+        return await self.client.stream(lambda: self.completion(body), usage_of, Probe, Tally())
 
     # -- as one of a list: prompts with one set of parameters, answered as pieces by index
 
@@ -132,7 +143,7 @@ class VLLM(Remote):
 
     def _params(self, ask: Gen, stops: tuple[str, ...]) -> tuple[bytes, bool]:
         """The body without its prompt, and whether others may go with it."""
-        key = (ask.params, ask.constraint, stops, len(self._cannot), "return_token_ids" in self._extra)
+        key = (ask.params, ask.constraint, stops, len(self._cannot), "return_token_ids" in self._extra, self._sparse)
         sampled = ask.params.temperature > 0  # with a seed of its own
         known = None if sampled else self._written.get(key)
         if known is None:
@@ -140,7 +151,7 @@ class VLLM(Remote):
             body |= {"stop": list(stops)} if stops else {}
             if len(self._written) >= _WRITTEN:
                 self._written.clear()
-            known = dumped(body), body["max_tokens"] <= _SHORT and _NOT_JOINED.isdisjoint(body) and body.get("n", 1) == 1
+            known = dumped(body), (self._sparse or body["max_tokens"] <= _SHORT) and _NOT_JOINED.isdisjoint(body) and body.get("n", 1) == 1
             if not sampled:
                 self._written[key] = known
         return known
@@ -149,6 +160,8 @@ class VLLM(Remote):
         params = members[0].params[:-1]
         if len(members) == 1:
             return b'%b,"prompt":%b}' % (params, dumped(members[0].prompt))
+        if self._sparse:  # two events an answer, its first token and its end, in place of one a token
+            params = b'%b,"stream_interval":%d' % (params, max(1, members[0].limit))
         return b'%b,"prompt":%b,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}' % (params, dumped([member.prompt for member in members]))
 
     def part(self) -> Growing:
@@ -303,6 +316,22 @@ class Growing:
         return {**self._pieces.result(), "usage": body.get("usage")} if ended else None
 
 
-_SHORT = 32  # tokens: each is an event of its own in a stream, so longer answers cost less by themselves
+class Probe:
+    """Whether the pieces of an answer are fewer than its tokens."""
+
+    def __init__(self) -> None:
+        self._pieces, self._events = Pieces(False, UNWATCHED, lambda body: body), 0
+
+    def add(self, body: Body) -> None:
+        self._pieces.add(body)
+        self._events += bool(body.get("choices"))
+
+    def result(self) -> bool:
+        (choice,) = self._pieces.result()["choices"]
+        return self._events < len(choice.get("token_ids", ()))
+
+
+_PROBED = 4  # tokens
+_SHORT = 32  # tokens: longer answers cost less by themselves if each token is an event of its own in a stream
 _WRITTEN = 1024  # parameters that are kept as JSON
 _NOT_JOINED = {"stream", "logprobs", "prompt_logprobs", "seed"}

@@ -92,6 +92,16 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
     )  # fmt: skip
 
 
+def refused_later(text: str | bytes) -> Fault:
+    """The fault that an event of a stream means, whose HTTP status said that all was well.
+
+    vLLM says the status in the event. SGLang does not, and writes such events for mistakes in a request alone: of a fault of its own the
+    stream breaks off.
+    """
+    code: Any = json.loads(text)["error"].get("code")
+    return refused(code if type(code) is int and 400 <= code < 600 else 400, {}, text)
+
+
 async def events(lines: AsyncIterator[str], last: Callable[[dict[str, Any]], bool] = lambda body: False) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one. Raises Fault if it ends before."""
     async for line in lines:
@@ -102,7 +112,7 @@ async def events(lines: AsyncIterator[str], last: Callable[[dict[str, Any]], boo
             return
         body = parsed(data)
         if isinstance(body.get("error"), dict):
-            raise refused(500, {}, data)
+            raise refused_later(data)
         yield body
         if last(body):
             return

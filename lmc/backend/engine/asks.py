@@ -362,6 +362,8 @@ class _Sampling:
             forced_tokens=sum(r.forced for r in done),
             calls=1,
             passes=max(r.passes for r in done),
+            drafted_tokens=sum(r.drafted for r in done),
+            accepted_tokens=sum(r.accepted for r in done),
         )
         self._asker.count_pictures(done)
         texts = tuple(r.ending.text for r in done if r.ending is not None)

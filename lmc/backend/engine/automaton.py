@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -321,6 +322,11 @@ class AutomatonMatcher:
             raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
         self._sampled_in, self.state = self.state, following
         self._recent.append(token)
+
+    def fork(self) -> AutomatonMatcher:
+        found = copy(self)
+        found._recent = self._recent.copy()
+        return found
 
     @property
     def horizon(self) -> int:

@@ -50,6 +50,10 @@ class Matcher(Protocol):
         """Moves on by a token that the mask allowed."""
         ...
 
+    def fork(self) -> Matcher:
+        """Another one at the same place, for tokens that may be drawn: it is asked for `bits`, `row`, `allows`, `accept` and `done` alone."""
+        ...
+
     @property
     def horizon(self) -> int:
         """With fewer tokens left, `end_before` is to be asked about each; 0: never."""

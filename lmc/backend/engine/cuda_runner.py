@@ -23,7 +23,7 @@ from lmc.backend.engine.attention.flashinfer import PagedAttention, Shape
 from lmc.backend.engine.attention.sharing import Group, groups
 from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
-from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.engine import Flight, PassOutput
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
@@ -124,18 +124,18 @@ class CudaRunner(ModelRunner):
             self._flash.wait()
 
     @torch.inference_mode()
-    def launch(self, work: Pass) -> Landing:
+    def launch(self, work: Pass) -> Flight:
         """See AheadRunner. Scores come with it."""
         wanted, index = wanted_rows(work)
         self._begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         logits = self.logits(work, wanted)
         scores = self._scores(logits, work, index)
-        requests = [req for _, req in work.samples]
-        self._places = {req: i for i, req in enumerate(requests)}
+        draws, n = work.draws, len(work.samples)
+        self._places = {req: i for i, (_, req) in enumerate(work.samples)}
         drawn = None
-        if requests:
-            drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
-            self._sampled[: len(requests)] = drawn.tokens.clamp_min(0)  # what is none is an embedding, and nobody's answer
+        if draws:
+            drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in draws], [req for _, req in draws])
+            self._sampled[:n] = drawn.tokens[:n].clamp_min(0)  # what is none is an embedding, and nobody's answer
         landing = Landing(drawn and drawn.leave(), scores and scores.leave(), self._begun, ended)
         ended.record()
         return landing

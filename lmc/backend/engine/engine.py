@@ -31,10 +31,11 @@ from lmc import config
 from lmc.backend import recording
 from lmc.backend.base import HEALTHY, Counters, Health
 from lmc.backend.engine.answer import Ending
-from lmc.backend.engine.device_errors import NO_MEMORY, is_device_error
+from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
+from lmc.backend.engine.drafts import MOST_DRAFTING
 from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Scheduler
-from lmc.backend.engine.work import Pass
+from lmc.backend.engine.work import Draft, Pass
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
 from lmc.garbage import few_full_collections
@@ -45,10 +46,10 @@ log = logging.getLogger("lmc.engine")
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What a pass gives: a token per entry of `samples`, a log-probability and alternatives per entry of `scores`."""
+    """What a pass gives: a token per entry of `draws`, a log-probability and alternatives per entry of `scores`."""
 
     tokens: Sequence[int]
-    logprobs: Sequence[TokenLogprob | None]  # of the sampled tokens, where the request asked for them
+    logprobs: Sequence[TokenLogprob | None]  # of the drawn tokens, where the request asked for them
     scores: Sequence[float]
     tops: Sequence[Top]  # the likeliest tokens beside each score, as many as it asks for
 
@@ -157,6 +158,8 @@ class EngineCore:
         self._live: dict[Request, None] = {}
         self._closed = self._ended = False
         self._generated = self._forced = self._calls = 0
+        self._drafted = self._accepted = 0
+        self._recorded = self._blocked = 0.0  # when the last pass ended (0: the loop has slept since), and how long the device was waited for since
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[Pass, Flight] | None = None
@@ -232,6 +235,15 @@ class EngineCore:
         if self._ended:
             self._take(wait=0.0, closing=True)
 
+    def fail(self, error: BackendError) -> None:
+        """Ends the loop with an error that does not come from a pass, such as the death of what computes with it. From any thread."""
+
+        def end() -> None:
+            if self.broken is None and not self._ended:  # else it has met the same in a pass, or was closed
+                raise error
+
+        self.post(end)
+
     def call(self, action: Callable[[], Any]) -> Any:
         """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
         if self.broken is not None and self._ended:
@@ -301,6 +313,8 @@ class EngineCore:
             groups=t.groups,
             twins=t.twins,
             preemptions=t.preemptions,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -350,14 +364,17 @@ class EngineCore:
                 log.exception("the engine failed; everything outstanding fails with it")
                 traceback.clear_frames(error.__traceback__)  # or the pass's tensors would live as long as anybody has the error
                 self.failure = f"{type(error).__name__}: {error}"
-                if is_device_error(error):
-                    self.broken = BackendError(f"the engine has ended with a device error, after which its process cannot use the device: {self.failure}; start a new process (lmc serve --restart does)")
+                self.broken = ended_by(error)
+                if self.broken is not None:
                     break
                 self._fail_all(error)
         self._fail_all(self.broken)
         self._ended = True  # first this, then the last look: what is posted later is run by who posts it
         self._take(wait=0.0, closing=True)
+        end: Callable[[], None] | None = getattr(self._runner, "close", None)
         self._runner, self._flying = _Released(), None  # weights, KV, graphs: nobody should have to forget the engine to have their memory
+        if end is not None:
+            end()
 
     def _take_kernels(self) -> None:
         """If nothing runs, the runner may take kernels that have been compiled meanwhile. What runs keeps those it began with."""
@@ -391,7 +408,7 @@ class EngineCore:
             if wait == 0.0:
                 action = self._inbox.get_nowait()
             else:
-                self._asleep = True
+                self._asleep, self._recorded = True, 0.0
                 self._resting.set()
                 action = self._inbox.get(timeout=wait)
                 self._asleep = False
@@ -448,6 +465,7 @@ class EngineCore:
         output = self._compute(lambda: self._runner.run(work))
         seconds = time.perf_counter() - began
         self._device_seconds += seconds
+        self._blocked += seconds
         self._record(work, seconds)
         self.scheduler.commit(work)
         self._land()
@@ -480,7 +498,8 @@ class EngineCore:
     def _can_go_on(self, flying: Pass) -> bool:
         """Whether a pass without the answers that must wait for this one is worth while, or none must and most will gain."""
         samples = flying.samples
-        if all(req.runs_free for _, req in samples) and sum(req.surprise for _, req in samples) <= _SURPRISED * len(samples):
+        free = all(req.runs_free for _, req in samples) and not self.scheduler.drafts.is_promising(req for _, req in samples)
+        if free and sum(req.surprise for _, req in samples) <= _SURPRISED * len(samples):
             return True
         return self.scheduler.has_prompts(self._full // 2)
 
@@ -489,7 +508,9 @@ class EngineCore:
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
+        began = time.perf_counter()
         output, seconds = self._rest(lambda: self._compute(flight.land))
+        self._blocked += time.perf_counter() - began
         self._device_seconds += seconds
         self._record(work, seconds)
         self._deliver(work, output)
@@ -497,6 +518,11 @@ class EngineCore:
     def _record(self, work: Pass, seconds: float) -> None:
         """For the pace of the next ones, and a trace, if somebody makes one: the pass that has just ended on the device."""
         self.scheduler.learn(work.rows, seconds)
+        ended = time.perf_counter()
+        if self._recorded and work.rows == len(work.draws) == len(work.samples) + len(work.checks) and not work.first:
+            host = max(0.0, ended - self._recorded - self._blocked)
+            self.scheduler.drafts.costs.learn(len(work.samples), len(work.checks), seconds, host)
+        self._recorded, self._blocked = ended, 0.0
         if recording.recorder is None:
             return
         now, s = time.perf_counter(), self.scheduler
@@ -522,17 +548,43 @@ class EngineCore:
                 score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
             else:  # a forced token: its turn comes before that of this pass's sample
                 score.request.logprobs.append(TokenLogprob(score.token, value, top))
-        sampled = zip(work.samples, work.places, output.tokens, output.logprobs, strict=True)
-        for (_, req), place, token, logprob in sampled:
+        drawn = list(zip(output.tokens, output.logprobs, strict=True))
+        sampled, checked = drawn[: len(work.samples)], drawn[len(work.samples) :]
+        for (_, req), place, (token, logprob) in zip(work.samples, work.places, sampled, strict=True):
             if req.done or not req.awaits(place):
                 continue
+            req.passes += 1
             try:
                 self._push(req, place, token, logprob)
+                if (draft := work.drafts.get(req)) is not None:
+                    self._verify(req, place, draft, checked)
             except Exception as error:
                 self._drop(req, _as_backend_error(error))
             else:
                 self._untold.append(req)
+                if len(work.samples) <= MOST_DRAFTING and not req.done:
+                    self.scheduler.drafts.follow(req)
+        for req in work.drafts:
+            if not req.done:
+                self.scheduler.drop_draft(req)
         self._finish_ready(work.unsampled)
+
+    def _verify(self, req: Request, place: int, draft: Draft, checked: Sequence[tuple[int, TokenLogprob | None]]) -> None:
+        """Goes on by what was drawn behind the tokens of a draft, as far as these are what the answer has from `place` on."""
+        req.drafted += len(draft.ids)
+        self._drafted += len(draft.ids)
+        for i, token in enumerate(draft.ids.tolist()):
+            if req.done or req.ending is not None or req.ids[place + i] != token:
+                return
+            behind = place + i + 1
+            if behind < req.length and req.is_scored:
+                return  # it is forced, and how likely it is its row tells once more
+            self.scheduler.accept(req)
+            req.accepted += 1
+            self._accepted += 1
+            if behind == req.length:
+                assert req.expect() == behind
+                self._push(req, behind, *checked[draft.first + i])
 
     def _speak(self) -> None:
         """Tells the text of what was delivered."""
@@ -548,7 +600,6 @@ class EngineCore:
             raise answer.stuck()
         if token == BROKEN:
             raise BackendError(_BROKEN)
-        req.passes += 1
         req.first_at = req.first_at or time.perf_counter()
         if place == req.length - 1:  # nothing that is in flight goes on from it
             sampled, token = token, answer.steered(token)
@@ -620,6 +671,8 @@ class EngineCore:
         """Keeps the KV of the prompt and of the answer up to its cut."""
         if not req.is_sure:
             self.scheduler.lengths.learn(req.gen, req.length - req.prompt_len)
+        if req.kind is Kind.GENERATE:
+            self.scheduler.drafts.ended(req)
         keep = req.prompt_len + req.ending.keep if req.ending is not None else req.device_len
         self.scheduler.finish(req, min(keep, req.device_len))
         self._done(req)

@@ -7,16 +7,16 @@ where the two prompts part. So the trie of a cold batch takes as many passes as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from lmc.backend.engine.holdings import Holdings
 from lmc.backend.engine.radix_cache import Node, common_prefix
-from lmc.backend.engine.request import PICTURE, Kind, Request
+from lmc.backend.engine.request import PICTURE, Kind, Request, drafted
 from lmc.backend.engine.waiting import Waiting
-from lmc.backend.engine.work import Pass, Rows, Score
+from lmc.backend.engine.work import Draft, Pass, Rows, Score
 
 FREE_ROWS = 188
 """Rows of a pass that are nearly free: below it, reading the weights takes the time (docs/performance.md)."""
@@ -87,9 +87,9 @@ class Filling:
             place, leader = (ahead, at), ahead
         return Start(node, at, place, leader)
 
-    def decode(self, decoding: Sequence[Request]) -> None:
+    def decode(self, decoding: Sequence[Request], drafts: Mapping[Request, np.ndarray]) -> None:
         """The rows of sampled tokens, and as many as there is room for of the tokens forced behind them. The last row of each
-        gives the next sample, unless the answer has ended and only waits for scores."""
+        gives the next sample, unless the answer has ended and only waits for scores. Behind that are the rows of its draft."""
         room, counts = self.room, list[int]()
         for req in decoding:
             known = req.extend_len
@@ -97,15 +97,39 @@ class Filling:
             n = known if known == 1 else min(known, 1 + max(0, room))
             room -= n - 1
             counts.append(n)
-        slots = self._alloc(sum(counts))
+        drafts = self._drafts(drafts, dict(zip(decoding, counts, strict=True)))
+        slots = self._alloc(sum(counts) + sum(map(len, drafts.values())))
         taken = 0
         for req, n in zip(decoding, counts, strict=True):
-            start = self._place(req, slots[taken : taken + n])
-            taken += n
+            draft = drafts.get(req)
+            more = 0 if draft is None else len(draft)
+            start = self._place(req, slots[taken : taken + n + more])
+            taken += n + more
             if n == req.extend_len and req.ending is None:
                 self.work.samples.append((start + n - 1, req))
-        self.room -= taken - len(decoding)
+            if draft is not None:
+                self.work.drafts[req] = Draft(draft, len(self.work.checks))
+                self.work.checks += [(start + n + i, view) for i, view in enumerate(drafted(req, draft))]
+        self.room -= sum(counts) - len(decoding)  # drafts have rows that nobody else wants
         self.room -= min(len(self.work.samples), self.room, self._chunk // 2)  # products of matrices like a whole chunk
+
+    def _drafts(self, drafts: Mapping[Request, np.ndarray], counts: Mapping[Request, int]) -> dict[Request, np.ndarray]:
+        """Those that there are slots for which nobody was promised and nothing is evicted for; they are promised them now, and keep them
+        as far as they are drawn."""
+        promises, found = self._held.promises, dict[Request, np.ndarray]()
+        free, spare = self._held.pool.free_count - sum(counts.values()), promises.spare
+        for req, draft in drafts.items():
+            n = counts[req]
+            lacks = max(0, n + len(draft) - req.reserved)
+            if n < req.extend_len or req.ending is not None or len(draft) > free or lacks > spare:
+                continue
+            free, spare = free - len(draft), spare - lacks
+            if lacks:
+                promises.extend(req, lacks)
+            req.ids[req.length : req.length + len(draft)] = draft
+            req.draft = len(draft)
+            found[req] = draft
+        return found
 
     def advance(self, req: Request, place: Place) -> None:
         """The next chunk of the head, behind `place`, and the branches once it is complete."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.masking import is_constrained, legal_bits
-from lmc.backend.engine.request import Request
+from lmc.backend.engine.request import Request, Sampled
 from lmc.backend.engine.transfer import to_device
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.tokens import TokenAutomaton
@@ -49,24 +49,29 @@ class Following:
         self._before: torch.Tensor | None = None  # int32: the states behind what was drawn last
         self._places: dict[Request, int] = {}  # where in it
 
-    def close(self, logits: torch.Tensor, requests: Sequence[Request]) -> Answers | None:
+    def close(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> Answers | None:
         """Closes in `logits` [N, V], a row for each of `requests`, what their constraints do not allow. Those that `advance` wants
         to know the tokens of, if there are some."""
         rows: list[int] = []
+        followed: list[Request] = []  # of these
         told: list[int] = []
         for i, req in enumerate(requests):
             if is_constrained(req):
-                (rows if req.runs_free else told).append(i)
+                if isinstance(req, Request) and req.runs_free:
+                    rows.append(i)
+                    followed.append(req)
+                else:
+                    told.append(i)
         if told:
             bits = np.stack([legal_bits(requests[i], logits.shape[1]) for i in told]).view(np.int32)
             self._kernels.close_bits(logits, to_device(told, logits), to_device(bits, logits))
         if not rows:
             self._places = {}
             return None
-        answers = self._answers(rows, [requests[i] for i in rows], logits)
+        answers = self._answers(rows, followed, logits)
         assert self._spelling is not None
         self._kernels.close(logits, answers, self._spelling)
-        self._places = {requests[i]: n for n, i in enumerate(rows)}
+        self._places = {req: n for n, req in enumerate(followed)}
         return answers
 
     def advance(self, answers: Answers, tokens: torch.Tensor) -> None:

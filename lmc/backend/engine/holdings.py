@@ -94,8 +94,8 @@ class Holdings:
             req.device_len = keep = req.cached_len
         if keep > req.cached_len:
             self.give(req, keep)
-        self.pool.free(req.slots[req.cached_len : req.device_len])
-        req.device_len = req.cached_len
+        self.pool.free(req.slots[req.cached_len : req.draft_end])
+        req.device_len, req.draft = req.cached_len, 0
         self.pool.free(req.row_slots[req.held_rows])
         req.row_slots[:] = -1
         node, req.node = req.node, None
@@ -152,6 +152,12 @@ class Holdings:
             twin.slots[: req.cached_len] = req.slots[: req.cached_len]
             self.enter(twin)
         req.twins = []
+
+    def drop_draft(self, req: Request) -> None:
+        """What is left of its draft was not drawn: it is promised the slots again."""
+        self.pool.free(req.slots[req.device_len : req.draft_end])
+        self.promises.make(req, req.draft)
+        req.draft = 0
 
     # -- the host tier -----------------------------------------------------------------------------------------
 
@@ -276,7 +282,7 @@ class Holdings:
         for req in self.running:
             req.check()
         owned = [n.slots for n in self.tree.nodes()]
-        owned += [r.slots[r.cached_len : r.device_len] for r in self.running]
+        owned += [r.slots[r.cached_len : r.draft_end] for r in self.running]
         owned += [r.row_slots[r.held_rows] for r in self.running]
         copied: list[Node] = []
         if self.host is not None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.constraint import Matcher
-from lmc.backend.engine.request import BROKEN, STUCK, Request
+from lmc.backend.engine.request import BROKEN, STUCK, Sampled
 from lmc.errors import ConstraintError
 
 _FLAGS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
@@ -28,11 +28,11 @@ _FIRMLY = 2  # from here on a model is expected to be refused
 _MOST_FIRMLY = 3
 
 
-def is_constrained(req: Request) -> bool:
+def is_constrained(req: Sampled) -> bool:
     return req.answer is not None and req.answer.matcher is not None
 
 
-def step_of(req: Request) -> int:
+def step_of(req: Sampled) -> int:
     """How many tokens the answer has before this one."""
     return req.length - req.prompt_len
 
@@ -61,7 +61,7 @@ class Closing:
         return self._added.reshape(-1)
 
 
-def greediest(logits: torch.Tensor, requests: Sequence[Request], greedy: Sequence[bool], closing: Closing) -> list[int]:
+def greediest(logits: torch.Tensor, requests: Sequence[Sampled], greedy: Sequence[bool], closing: Closing) -> list[int]:
     """For each greedy row of `logits` [N, V]: the token with the highest logit of those its request allows, the first
     of equals; STUCK where it allows none, BROKEN where the logits are no numbers. Rows may be written to. 0 for the others."""
     if logits.device.type == "cpu":  # row by row in numpy: torch's argmax takes ten times as long on a CPU
@@ -84,7 +84,7 @@ def greediest(logits: torch.Tensor, requests: Sequence[Request], greedy: Sequenc
     return tokens
 
 
-def _best_on_cpu(row: np.ndarray, req: Request, closing: Closing) -> int:
+def _best_on_cpu(row: np.ndarray, req: Sampled, closing: Closing) -> int:
     matcher = req.answer.matcher if req.answer is not None else None
     if matcher is None:
         return int(row.argmax())
@@ -108,7 +108,7 @@ def _best_on_cpu(row: np.ndarray, req: Request, closing: Closing) -> int:
     return token if row[token] > -np.inf else int(_legal(req, len(row)).argmax())  # the logits themselves close all
 
 
-def few_of(req: Request, logits: torch.Tensor) -> np.ndarray | None:
+def few_of(req: Sampled, logits: torch.Tensor) -> np.ndarray | None:
     """Ascending ids of the legal tokens, where they are few and `logits` on the CPU; else the row is to be masked."""
     if not is_constrained(req) or logits.device.type != "cpu" or _too_early(req):
         return None
@@ -120,7 +120,7 @@ def few_of(req: Request, logits: torch.Tensor) -> np.ndarray | None:
     return known.few if known is not None else None
 
 
-def mask(row: torch.Tensor, req: Request, closing: Closing) -> bool:
+def mask(row: torch.Tensor, req: Sampled, closing: Closing) -> bool:
     """Closes what the constraint does not allow, in place on `row` [V]. False, and nothing closed, if it allows nothing:
     there is no drawing from an empty row, and the rows beside it go on."""
     if row.device.type == "cpu":
@@ -132,7 +132,7 @@ def mask(row: torch.Tensor, req: Request, closing: Closing) -> bool:
     return True
 
 
-def _close(row: np.ndarray, req: Request, closing: Closing) -> bool:
+def _close(row: np.ndarray, req: Sampled, closing: Closing) -> bool:
     """`mask` on the CPU."""
     bits = legal_bits(req, len(row))
     known = None if _too_early(req) else _matcher(req).row
@@ -151,7 +151,7 @@ def _close(row: np.ndarray, req: Request, closing: Closing) -> bool:
     return True
 
 
-def legal_bits(req: Request, size: int) -> np.ndarray:
+def legal_bits(req: Sampled, size: int) -> np.ndarray:
     """What the constraint allows next, a bit a token, [⌈size / 32⌉] uint32; not to be written to."""
     try:
         bits = _matcher(req).bits
@@ -165,7 +165,7 @@ def legal_bits(req: Request, size: int) -> np.ndarray:
     return bits
 
 
-def _legal(req: Request, size: int) -> np.ndarray:
+def _legal(req: Sampled, size: int) -> np.ndarray:
     """bool [size], the caller's own."""
     try:
         bits = _matcher(req).bits
@@ -176,14 +176,14 @@ def _legal(req: Request, size: int) -> np.ndarray:
     return legal
 
 
-def _is_legal(req: Request, token: int) -> bool:
+def _is_legal(req: Sampled, token: int) -> bool:
     return _matcher(req).allows(token) and token not in _too_early(req)
 
 
 _NO_TOKENS: frozenset[int] = frozenset()
 
 
-def _too_early(req: Request) -> frozenset[int]:
+def _too_early(req: Sampled) -> frozenset[int]:
     """Tokens that would end the answer before its minimum length, unless the constraint lets nothing else follow."""
     least = req.params.min_new_tokens
     if not least or step_of(req) >= least or _matcher(req).done:
@@ -192,6 +192,6 @@ def _too_early(req: Request) -> frozenset[int]:
     return req.answer.stop_ids
 
 
-def _matcher(req: Request) -> Matcher:
+def _matcher(req: Sampled) -> Matcher:
     assert req.answer is not None and req.answer.matcher is not None
     return req.answer.matcher

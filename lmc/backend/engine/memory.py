@@ -12,6 +12,8 @@ from lmc.errors import ModelLoadError, ParameterError
 if TYPE_CHECKING:
     import torch
 
+    from lmc.backend.engine.models.loader import LoadedModel
+
 _GIB = 1 << 30
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux
 
@@ -55,15 +57,48 @@ def _free_of_groups() -> Iterator[int]:
             yield max(0, int(limit) - used + int(stat["inactive_file"]) + int(stat["active_file"]))
 
 
-def check_fits(path: Path, need: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuses weights that take `need` bytes as `dtype` and have no room on `device`."""
+_ROOM = 0.85  # of a GPU's free memory: the share that weights may take where they are spread, so that KV and passes have some
+
+
+def check_fits(path: Path, need: int, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> None:
+    """Refuses weights that take `need` bytes as `dtype` and have no room on `device`. `ranks`: over so many devices they are spread."""
     free = free_memory(device)
     if need > free:
         smaller = "" if dtype.itemsize <= 2 else 'dtype="bfloat16" needs half; or '
+        where = "" if ranks == 1 else f" on each of {ranks} ranks"
         raise ModelLoadError(
-            f"{path}: the weights need {need / _GIB:.1f} GiB as {str(dtype).removeprefix('torch.')}, and {device} has "
-            f"{free / _GIB:.1f} GiB free; {smaller}take a smaller model, or free memory"
+            f"{path}: the weights need {need / _GIB:.1f} GiB{where} as {str(dtype).removeprefix('torch.')}, and {device} has "
+            f"{free / _GIB:.1f} GiB free; {smaller}{spreading(need * ranks, free, device, ranks)}take a smaller model, or free memory"
         )
+
+
+def spreading(need: int, free: int, device: torch.device, ranks: int) -> str:
+    """What `tp` would do for weights of `need` bytes in all, on devices with `free` bytes each; "" where it would do nothing."""
+    if device.type != "cuda" or free <= 0:
+        return ""
+    import torch
+
+    there, tp = torch.cuda.device_count(), 2
+    while tp * free * _ROOM < need:
+        tp *= 2
+    if tp <= ranks:
+        return ""
+    return f"tp={tp} spreads them over {tp} such GPUs" + (" of this machine; or " if tp <= there else f", and this machine has {there}; ")
+
+
+def kv_bytes(loaded: LoadedModel) -> int:
+    """Of one token, on one device."""
+    return sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize
+
+
+_POOL_CAP = 3 << 29  # bytes of KV that a pool takes on a CPU without being told: 1.5 GiB
+
+
+def default_pool(loaded: LoadedModel, ranks: int = 1) -> int:
+    """Tokens that fit a quarter of the free memory (at most 1.5 GiB, of all ranks together) on a CPU, 85 % of it on a GPU."""
+    free = free_memory(loaded.device)
+    room = int(free * _ROOM) if loaded.device.type == "cuda" else min(free // 4, _POOL_CAP) // ranks
+    return max(1024, room // kv_bytes(loaded))
 
 
 def check_host(size: int) -> None:

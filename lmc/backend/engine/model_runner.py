@@ -31,8 +31,8 @@ class ModelRunner:
         wanted, index = wanted_rows(work)
         logits = self.logits(work, wanted)
         scores = self._scores(logits, work, index)
-        rows = [index[row] for row, _ in work.samples]
-        tokens, told = self._sampler.sample(logits, rows, [req for _, req in work.samples])
+        draws = work.draws
+        tokens, told = self._sampler.sample(logits, [index[row] for row, _ in draws], [req for _, req in draws])
         return PassOutput(tokens, told, *read(scores))
 
     def _scores(self, logits: torch.Tensor, work: Pass, index: dict[int, int]) -> Logprobs | None:
@@ -113,7 +113,7 @@ def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
 
 def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:
     """The rows whose logits are wanted, in order, and the place of each among them."""
-    wanted = sorted({row for row, _ in work.samples} | {s.row for s in work.scores})
+    wanted = sorted({row for row, _ in work.draws} | {s.row for s in work.scores})
     return wanted, {row: i for i, row in enumerate(wanted)}
 
 

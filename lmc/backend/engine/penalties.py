@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmc.backend.engine.request import PENDING, Request
+from lmc.backend.engine.request import PENDING, Drafted, Request, Sampled
 from lmc.backend.engine.transfer import to_device
 from lmc.prompt import SamplingParams
 
 _LEAST = 8  # answers that there is room for from the start; twice as many each time that there are more
 
 
-def penalise(logits: torch.Tensor, requests: Sequence[Request]) -> None:
+def penalise(logits: torch.Tensor, requests: Sequence[Sampled]) -> None:
     """The requests' rows of `logits` [N, V] on a CPU, in place; all that they said is known."""
     for row, req in zip(logits.numpy(), requests, strict=True):
         if is_penalised(p := req.params):
@@ -47,7 +47,7 @@ class Penalties:
         self._places: dict[Request, int] = {}
         self._counted: dict[Request, int] = {}  # tokens of the answer, the one that is being sampled included
 
-    def apply(self, logits: torch.Tensor, requests: Sequence[Request]) -> Penalised | None:
+    def apply(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> Penalised | None:
         """As `penalise`, on the device, where the last token of each may be known to the device alone."""
         at = [i for i, req in enumerate(requests) if is_penalised(req.params)]
         if not at:
@@ -55,11 +55,12 @@ class Penalties:
                 self._forget()
             return None
         asked, width = [requests[i] for i in at], logits.shape[1]
-        counts = self._held(asked, logits)
-        places = to_device([self._places[req] for req in asked], logits)
+        counts = self._held([req for req in asked if isinstance(req, Request)], logits)
+        places = to_device([self._places[_whole(req)] for req in asked], logits)
         by = np.array([[r.params.frequency_penalty, r.params.presence_penalty] for r in asked], np.float32)
         by = to_device(by, logits)
         less = counts.index_select(0, places)
+        self._count_drafts(asked, less)
         once = (less > 0).float().mul_(by[:, 1:])
         less.mul_(by[:, :1]).add_(once)
         rows = to_device(at, logits)
@@ -69,14 +70,23 @@ class Penalties:
             logits.index_add_(0, rows, less, alpha=-1)
         return Penalised(rows, places * width)
 
-    def expect(self, rows: Penalised, requests: Sequence[Request], tokens: torch.Tensor) -> None:
-        """Counts what was sampled for `requests`, [N] int64 on the device; one below 0 ends its answer, whatever is counted."""
+    def _count_drafts(self, asked: Sequence[Sampled], less: torch.Tensor) -> None:
+        """Adds to the rows of drafts what is said there beyond what is known: [len(asked), V] counts."""
+        said = [req.ids[_whole(req).length : req.length] + np.int64(i * less.shape[1]) for i, req in enumerate(asked) if isinstance(req, Drafted)]
+        if said:
+            where = to_device(np.concatenate(said), less)
+            less.view(-1).index_add_(0, where, torch.ones_like(where, dtype=torch.float32))
+
+    def expect(self, rows: Penalised, requests: Sequence[Sampled], tokens: torch.Tensor) -> None:
+        """Counts what was sampled for `requests`, [N] int64 on the device; one below 0 ends its answer, whatever is counted. What is drawn
+        behind drafts the host says once it is known to be right."""
         assert self._counts is not None
-        said = rows.counts + tokens[rows.at].clamp_min(0)
+        own = [req for req in requests if isinstance(req, Request) and is_penalised(req.params)]
+        n = len(own)  # samples come before rows of drafts
+        said = rows.counts[:n] + tokens[rows.at[:n]].clamp_min(0)
         self._counts.view(-1).index_add_(0, said, torch.ones_like(said, dtype=torch.float32))
-        for req in requests:
-            if is_penalised(req.params):
-                self._counted[req] += 1
+        for req in own:
+            self._counted[req] += 1
 
     def _held(self, asked: Sequence[Request], logits: torch.Tensor) -> torch.Tensor:
         """The counts of all places, with those of `asked` as far as the host knows them."""
@@ -123,6 +133,10 @@ class Penalties:
             del self._places[req], self._counted[req]
         if not self._places:
             self._counts = None
+
+
+def _whole(req: Sampled) -> Request:
+    return req.request if isinstance(req, Drafted) else req
 
 
 def is_penalised(p: SamplingParams) -> bool:

@@ -76,7 +76,7 @@ class Promises:
 
     def short(self) -> list[Request]:
         """Those that were promised less than their known tokens need."""
-        return [req for req in self.open if req.length > req.device_len + req.reserved]
+        return [req for req in self.open if req.length > req.draft_end + req.reserved]
 
     def left_for(self, short: list[Request]) -> int:
         """Slots beyond those that they lack, for each: so that not each pass has to promise more."""
@@ -102,4 +102,4 @@ def most_preemptions(req: Request) -> int:
 
 def _lacks(req: Request) -> int:
     """`Request.missing`, quickly: negative where nothing is; one more than that where the last token needs no row."""
-    return req.length - req.device_len - req.reserved
+    return req.length - req.draft_end - req.reserved

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from lmc.prompt import SamplingParams
 if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
+    from lmc.backend.engine.constraint import Matcher
+    from lmc.backend.engine.drafts import Match
     from lmc.backend.engine.eyes import Laid
     from lmc.backend.engine.host_tier import Fetch
     from lmc.backend.engine.radix_cache import Node
@@ -77,7 +79,8 @@ class Request:
 
         slots   [0, cached_len)          in the radix tree, locked through `node`
                 [cached_len, device_len) ours: KV computed, given to the tree or freed on finish
-                [device_len, kv_max)     not allocated yet; the first `reserved` of them are promised
+                [device_len, draft_end)  ours while a pass with a draft is in flight: what is not drawn is given back
+                [draft_end, kv_max)      not allocated yet; the first `reserved` of them are promised
 
     What is promised is all of it where the length is known or small. Where it is neither, more is promised as the answer
     grows; where there is no more, a request is *preempted*: its KV goes to the tree, as far as there is room for that,
@@ -110,6 +113,7 @@ class Request:
     account: str = ""  # whose share that is
     watched: bool = False  # somebody reads the answer while it grows
     pictures: tuple[Laid, ...] = ()  # of the prompt
+    script: np.ndarray | None = None  # what it answers, whatever the model draws: to measure with
     guess: bool = False  # asked ahead of a decision: behind all that is not, and the first to give up what it has
 
     # identity and outcome
@@ -123,6 +127,8 @@ class Request:
     node_logprobs: list[float] = field(default_factory=list)  # SCORE: per node of the trie; unscored is 0
     passes: int = 0
     forced: int = 0  # tokens of the answer that were not sampled
+    drafted: int = 0  # tokens of drafts that were run,
+    accepted: int = 0  # and those of them that were drawn
     admitted_at: float = 0.0  # by `time.perf_counter()`: when it was admitted first,
     first_at: float = 0.0  # and when its first token was there; 0: not yet
 
@@ -163,6 +169,11 @@ class Request:
     next_row: int = 0  # of the trie; those before it are computed
     row_slots: np.ndarray = field(init=False)  # [rows of the trie] int64, ours; -1: none, or none any more
     awaited: bool = False  # its last token is being sampled: a place is kept for it
+    draft: int = 0  # slots behind `device_len` that hold a draft (drafts.py)
+    match: Match | None = None  # where its text occurred before,
+    followed: int = 0  # of so many tokens
+    vain: int = 0  # tokens in a row without such a place,
+    idle: int = 0  # and tokens for which none is looked for
     in_flight: int = 0  # passes with rows or samples of it that were launched and not delivered
     twins: list[Request] = field(default_factory=list)  # within a pass: they sample from our last prompt row too
 
@@ -182,7 +193,7 @@ class Request:
     @property
     def runs_free(self) -> bool:
         """Whether its next sample needs nothing that the host learns from the last one."""
-        return self._free and (self.answer is None or not self.answer.is_near)
+        return self._free and not self.draft and (self.answer is None or not self.answer.is_near)
 
     @property
     def prompt_len(self) -> int:
@@ -241,14 +252,18 @@ class Request:
         return p.ignore_eos and matcher is None and not (p.stop or p.stop_regex or p.stop_token_ids)
 
     @property
+    def draft_end(self) -> int:
+        return self.device_len + self.draft
+
+    @property
     def unpromised(self) -> int:
         """Slots that it may come to need and was not promised."""
-        return max(0, self.kv_max - self.device_len - self.reserved)
+        return max(0, self.kv_max - self.draft_end - self.reserved)
 
     @property
     def missing(self) -> int:
         """Slots of known tokens that it was not promised."""
-        return max(0, min(self.wanted_len, self.kv_max) - self.device_len - self.reserved)
+        return max(0, min(self.wanted_len, self.kv_max) - self.draft_end - self.reserved)
 
     @property
     def seniority(self) -> tuple[bool, tuple[int, ...], int]:
@@ -362,3 +377,67 @@ class Request:
             and min(self.max_new, other.max_new) > 0
             and np.array_equal(self.ids[: self.head_len], other.ids[: other.head_len])
         )
+
+
+class DraftedAnswer(NamedTuple):
+    """What a sampler needs of an answer."""
+
+    matcher: Matcher | None
+    stop_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """An answer as it will be if the tokens of its draft, up to `length`, are what is drawn: the one behind them is sampled by it."""
+
+    request: Request
+    length: int
+    answer: DraftedAnswer
+    runs_free: bool = False
+    awaited: bool = False
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def prompt_len(self) -> int:
+        return self.request.prompt_len
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.request.ids
+
+    @property
+    def order(self) -> int:
+        return self.request.order
+
+    @property
+    def script(self) -> np.ndarray | None:
+        return self.request.script
+
+    @property
+    def done(self) -> bool:
+        return self.request.done
+
+
+Sampled = Request | Drafted
+"""Whose next token is drawn."""
+
+
+def drafted(req: Request, draft: np.ndarray) -> list[Drafted]:
+    """The answer behind the first, the first two, … tokens of a draft, which stand behind its own in `ids`."""
+    answer = req.answer
+    assert answer is not None
+    found: list[Drafted] = []
+    matcher = answer.matcher
+    for i, token in enumerate(draft.tolist()):
+        if matcher is not None:
+            matcher = matcher.fork()
+            matcher.accept(token)
+        found.append(Drafted(req, req.length + i + 1, DraftedAnswer(matcher, answer.stop_ids)))
+    return found

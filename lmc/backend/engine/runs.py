@@ -30,7 +30,8 @@ from lmc.backend.engine.request import Kind, Request
 _GROWS = 1.0  # times its first prompt, beyond what its first request needs: by what a run of an unknown program is expected to grow
 _AWAY = 2.0  # seconds that a run may be away from a place that nothing is known of
 _WELL_OVER, _SLACK = 3, 1.0  # a lease ends after so many times the usual time, but not before so many seconds beyond it
-_LONGEST = 60.0  # seconds: who is usually away for longer (a person) has no room kept
+_BEYOND, _FADES = 1.5, 0.99  # nor before so many times the longest time lately, which counts for less with every later one
+_LONGEST = 60.0  # seconds: who is usually away for longer (a person) has no room kept, and nobody has it longer for one such time
 _SELDOM, _ENOUGH = 0.1, 8  # the share of runs that come back below which none is expected to, once there were so many
 _RECENT, _PLACES = 32, 1024  # means are over about so many; remembered are so many programs and places
 
@@ -59,13 +60,14 @@ class OpenRun:
 
     seniority  of its first request
     requests   that wait or run; `running`: of those, what has slots
+    lapsed     its lease whose time was over last, until it comes back after all
     parked     leases that lock nothing: the host tier has what they are on; `away`: tokens of it that the run has brought in
     held       slots of it that are leased, or that its running requests have or were promised; `peak`: the most so far
     places     where it has asked
     expected   what it is expected to hold at its peak; `growth`: what of that it does not hold yet, while it is open
     """
 
-    __slots__ = ("away", "batch", "ended", "expected", "growth", "held", "leases", "number", "parked", "peak", "places", "program", "requests", "running", "seniority", "was_open")
+    __slots__ = ("away", "batch", "ended", "expected", "growth", "held", "lapsed", "leases", "number", "parked", "peak", "places", "program", "requests", "running", "seniority", "was_open")
 
     def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
         self.number, self.program, self.batch = source.number, source.program, source.batch
@@ -74,6 +76,7 @@ class OpenRun:
         self.leases: dict[Node, Lease] = {}
         self.parked: dict[Node, Lease] = {}
         self.places: dict[Hashable, None] = {}
+        self.lapsed: Lease | None = None
         self.ended = self.was_open = False
 
     @property
@@ -81,12 +84,18 @@ class OpenRun:
         return self.running > 0 or bool(self.leases) or bool(self.parked)
 
 
+def _site(place: Hashable) -> Hashable:
+    """The line of a place, whose every turn is one: a loop's first turns tell of later ones."""
+    return place[0] if isinstance(place, tuple) and place else place
+
+
 class _Seen(NamedTuple):
-    """What is known of a place: how often runs have left there and come back, and the seconds they were away, on average."""
+    """What is known of a place: how often runs have left there and come back, and the seconds they were away, on average and at most."""
 
     left: int = 0
     back: float = 0.0
     away: float = 0.0
+    longest: float = 0.0
 
 
 class Runs:
@@ -155,6 +164,9 @@ class Runs:
             if lease.until < math.inf:
                 self._returned(lease)
             lease.until = math.inf  # it is admitted in the end, or gone
+        elif run.lapsed is not None:  # or only those who come back early would be learned from
+            self._returned(run.lapsed)
+            run.lapsed = None
         return is_new
 
     @staticmethod
@@ -285,6 +297,8 @@ class Runs:
         for lease in list(run.parked.values()):
             self._learn(lease.place, None)
             self._unpark(lease)
+        if run.lapsed is not None:
+            self._learn(run.lapsed.place, None)
         self._settle(run)
         del self._runs[run.number]
         if run.peak and run.program is not None:
@@ -350,7 +364,7 @@ class Runs:
     def _lease(self, run: OpenRun, node: Node, own: int, req: Request, away: float) -> None:
         """A request's lock becomes a lease."""
         now = self._now()
-        until = now + max(away * _WELL_OVER, away + _SLACK)
+        until = now + max(away * _WELL_OVER, away + _SLACK, self._longest(req.gen))
         held = run.leases.get(node)
         if held is not None:  # siblings that end at the same place
             self._tree.unlock(node)
@@ -379,25 +393,34 @@ class Runs:
 
     def _away(self, place: Hashable) -> float | None:
         """Seconds that a run is usually away behind an answer; None: it does not come back, or not soon."""
-        seen = self._places.get(place)
+        seen = self._places.get(place) or self._places.get(_site(place))
         if seen is None or not seen.back:
             return None if seen is not None and seen.left >= _ENOUGH else _AWAY
         if seen.left >= _ENOUGH and seen.back < _SELDOM * seen.left:
             return None
         return seen.away if seen.away <= _LONGEST else None
 
+    def _longest(self, place: Hashable) -> float:
+        """Seconds below which nobody is late who is away behind an answer: times of tools differ a hundredfold, and what is given up is computed again."""
+        seen = self._places.get(place), self._places.get(_site(place))
+        return min(_BEYOND * max((x.longest for x in seen if x is not None), default=0.0), _LONGEST)
+
     def _returned(self, lease: Lease) -> None:
         self._learn(lease.place, self._now() - lease.since)
 
     def _learn(self, place: Hashable, away: float | None) -> None:
         """A run was away for so long, or has ended (None)."""
-        left, back, mean = self._places.pop(place, _Seen())
+        site = _site(place)
+        if site != place:
+            self._learn(site, away)
+        left, back, mean, longest = self._places.pop(place, _Seen())
         if left >= _RECENT:
             left, back = left // 2, back / 2
         if away is not None:
             back += 1
             mean += (away - mean) / min(back, _RECENT)
-        self._places[place] = _Seen(left + 1, back, mean)
+            longest = max(away, longest * _FADES)
+        self._places[place] = _Seen(left + 1, back, mean, longest)
         if len(self._places) > _PLACES:
             self._places.popitem(last=False)
 
@@ -410,8 +433,10 @@ class Runs:
         parked = [lease for run in self._open for lease in run.parked.values() if lease.until <= now]
         for lease in over:
             self._end(lease)
+            lease.run.lapsed = lease
         for lease in parked:
             self._unpark(lease)
+            lease.run.lapsed = lease
             self._settle(lease.run)
         self.lapsed += len(over) + len(parked)
         return bool(over or parked)

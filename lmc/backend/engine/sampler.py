@@ -20,7 +20,7 @@ from lmc.backend.engine.following import Following, Kernels
 from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.masking import Closing, few_of, greediest, is_constrained, mask, step_of
 from lmc.backend.engine.penalties import Penalties, penalise
-from lmc.backend.engine.request import BROKEN, STUCK, Request, TokenLogprob
+from lmc.backend.engine.request import BROKEN, STUCK, Sampled, TokenLogprob
 from lmc.backend.engine.transfer import to_device, to_host
 from lmc.fsm.tokens import FEW
 from lmc.prompt import SamplingParams
@@ -60,7 +60,7 @@ class Sampler:
         self._closing = Closing()
 
     def sample(
-        self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
+        self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]
     ) -> tuple[list[int], list[TokenLogprob | None]]:
         """Tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row); STUCK for one whose
         constraint lets none come next, BROKEN where the logits are no numbers."""
@@ -74,12 +74,14 @@ class Sampler:
             penalise(own, requests)
         self._adjust(own, requests)
         tokens = self._pick(own, requests)
+        for i, token in _scripted(requests):
+            tokens[i] = token
         if raw is None:
             return tokens, [None] * len(tokens)
         found = _logprobs(raw, to_device(tokens, raw), asked, requests)
         return tokens, found.of_samples(asked, tokens)
 
-    def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]) -> Drawn:
+    def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]) -> Drawn:
         """The same, not waited for: what was drawn for these requests before need not be known."""
         own = _rows(logits, rows)
         asked, raw = _asked(own, requests)
@@ -90,7 +92,7 @@ class Sampler:
             self._penalties.expect(penalised, requests, tokens)
         return Drawn(tokens, asked, None if raw is None else _logprobs(raw, tokens, asked, requests))
 
-    def _draw_ahead(self, own: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    def _draw_ahead(self, own: torch.Tensor, requests: Sequence[Sampled]) -> torch.Tensor:
         bound = any(map(is_constrained, requests))
         answers = None
         if self._following is not None:
@@ -106,12 +108,15 @@ class Sampler:
         tokens = torch.where(best < torch.inf, tokens, BROKEN)
         if bound:
             tokens = torch.where(best == -torch.inf, STUCK, tokens)
+        if said := _scripted(requests):
+            at, what = to_device(np.array(said, np.int64).T.copy(), tokens)
+            tokens[at] = what
         if answers is not None:
             assert self._following is not None
             self._following.advance(answers, tokens)
         return tokens
 
-    def _adjust(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+    def _adjust(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> None:
         """Logit bias, and no end before the minimum; in place."""
         logits[:, self._vocab_size :] = -torch.inf
         biased = [(i, *_bias(r.params.logit_bias)) for i, r in enumerate(requests) if r.params.logit_bias]
@@ -122,7 +127,7 @@ class Sampler:
         if early:
             logits.index_put_(_pair(_places(early), logits), logits.new_full((), -torch.inf))
 
-    def _pick(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    def _pick(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> list[int]:
         greedy = [_is_greedy(r.params) for r in requests]
         tokens = greediest(logits, requests, greedy, self._closing) if any(greedy) else [STUCK] * len(requests)
         drawn: list[int] = []
@@ -143,19 +148,25 @@ class Sampler:
         return tokens
 
 
+def _scripted(requests: Sequence[Sampled]) -> list[tuple[int, int]]:
+    """Which of the requests answer what was recorded, and their next tokens."""
+    scripts = [(i, r, r.script) for i, r in enumerate(requests) if r.script is not None]
+    return [(i, int(script[at])) for i, r, script in scripts if (at := step_of(r)) < len(script)]
+
+
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """logits[rows], itself where that is all of them in order."""
     same = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
     return logits if same else logits[to_device(rows, logits)]
 
 
-def _asked(own: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], torch.Tensor | None]:
+def _asked(own: torch.Tensor, requests: Sequence[Sampled]) -> tuple[list[int], torch.Tensor | None]:
     """Whose log-probabilities are wanted, and a copy of their rows."""
     asked = [i for i, r in enumerate(requests) if r.params.return_logprob]
     return asked, own[to_device(asked, own)] if asked else None
 
 
-def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], requests: Sequence[Request]) -> Logprobs:
+def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], requests: Sequence[Sampled]) -> Logprobs:
     wanted = [requests[i].params.top_logprobs_num or 0 for i in asked]
     return logprobs(raw, range(len(asked)), tokens[to_device(asked, tokens)], wanted)
 
@@ -164,7 +175,7 @@ _WIDTHS = (64, 512, FEW)  # to which few tokens are padded: how a row is drawn d
 
 
 def _drawn(
-    logits: torch.Tensor, requests: Sequence[Request], rows: Sequence[int], few: Mapping[int, np.ndarray]
+    logits: torch.Tensor, requests: Sequence[Sampled], rows: Sequence[int], few: Mapping[int, np.ndarray]
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Tokens for the requests of `rows`, some at a time. `few`: ids that alone are legal in a row."""
     alike: dict[tuple[bool, int], list[int]] = {}
@@ -276,12 +287,12 @@ def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(running, target, right=True)[:, 0].clamp_max(weights.shape[1] - 1)  # beyond it where NaN is
 
 
-def _is_too_early(req: Request) -> bool:
+def _is_too_early(req: Sampled) -> bool:
     """Whether it may not end yet; where a constraint has a say in that, masking.py sees to it."""
     return step_of(req) < req.params.min_new_tokens and not is_constrained(req)
 
 
-def _stops(req: Request) -> np.ndarray:
+def _stops(req: Sampled) -> np.ndarray:
     assert req.answer is not None
     return np.array(sorted(req.answer.stop_ids), np.int64)
 

@@ -20,7 +20,8 @@ from collections.abc import Callable
 
 from lmc import config
 from lmc.backend.engine.admission import Admission
-from lmc.backend.engine.filling import Filling
+from lmc.backend.engine.drafts import Costs, Drafts
+from lmc.backend.engine.filling import FREE_ROWS, Filling
 from lmc.backend.engine.holdings import Holdings
 from lmc.backend.engine.host_tier import Mover, Rates
 from lmc.backend.engine.lengths import Lengths
@@ -40,10 +41,11 @@ class Scheduler:
 
     def __init__(
         self, num_slots: int, *, max_batch: int = 64, chunk: int = 512, policy: Policy = OWN, pace: Pace | None = None,
-        now: Callable[[], float] = time.monotonic, mover: Mover | None = None,
+        now: Callable[[], float] = time.monotonic, mover: Mover | None = None, drafts: Drafts | None = None,
     ) -> None:  # fmt: skip
         self.max_batch, self.chunk, self.policy, self._now = max_batch, chunk, policy, now
         self.pace = pace or Pace(chunk)
+        self.drafts = drafts or Drafts("off", Costs(ahead=False, row=0.0))
         self.tally = Tally()
         self._turns = False  # positions may have to be turned anew
         self.lengths = Lengths()
@@ -145,7 +147,8 @@ class Scheduler:
         self.waiting.clock += 1
         self._held.land_copies()
         closed = self.runs.close()  # now that what follows on their last answers has arrived
-        if closed or (self.waiting and self.runs.lapse()):
+        lapsed = len(self.waiting) > 0 and self.runs.lapse()
+        if closed or lapsed:
             self._held.changes += 1
         self.waiting.promote()
         self._turn()
@@ -162,7 +165,7 @@ class Scheduler:
                 decoding.append(req)
         if (others or self.waiting) and (most := self.pace.rows(decoding)) < self.chunk:
             filling.limit(most)
-        filling.decode(decoding)
+        filling.decode(decoding, self.drafts.propose(decoding, self._spare_rows(decoding, others)))
         others = self._shared(others, filling)
         for req in others:
             assert req.node is not None
@@ -175,6 +178,12 @@ class Scheduler:
             self.tally.passes += 1
             self.tally.rows += work.rows
         return work
+
+    def _spare_rows(self, decoding: list[Request], others: list[Request]) -> int:
+        """Rows of the next pass that are nearly free: none where prompts wait for them."""
+        if self.waiting.ready:
+            return 0
+        return FREE_ROWS - sum(req.extend_len for req in decoding) - sum(req.head_len - req.device_len for req in others)
 
     def _shared(self, others: list[Request], filling: Filling) -> list[Request]:
         """Who has rows of prompts in this pass, in order, where they do not all fit: the shortest first, those that wait included;
@@ -210,6 +219,8 @@ class Scheduler:
             req, n = span.request, len(span.ids)
             if req.done:
                 continue
+            if req in work.drafts and span.branch is None:
+                n -= len(work.drafts[req].ids)  # whether these are drawn is not known
             if span.branch is not None:
                 self.tally.prefilled_tokens += n
                 self.tally.unique_tokens += n
@@ -235,6 +246,14 @@ class Scheduler:
             self.tally.unique_tokens += self._held.give(req, prompt)
         if req.device_len > prompt:
             self._held.give(req, req.device_len)  # what was forced: nobody asked for it, so it is not counted
+
+    def accept(self, req: Request) -> None:
+        """The next token of its draft was drawn: its KV is there."""
+        req.device_len, req.draft = req.device_len + 1, req.draft - 1
+
+    def drop_draft(self, req: Request) -> None:
+        """What is left of its draft was not."""
+        self._held.drop_draft(req)
 
     def learn(self, rows: int, seconds: float) -> None:
         """A pass of so many rows has taken so long."""

@@ -15,7 +15,7 @@ from typing import Any
 from lmc.backend.engine import template_worker
 from lmc.forking import belongs_here
 
-CUTTING = 1.0  # seconds of processor time for all renderings that cutting a template takes: some 0.03 s as a rule
+CUTTING = 0.6  # seconds of processor time for all renderings that cutting a template takes: some 0.03 s as a rule
 RENDERING = 2.0  # for one rendering by itself
 
 

@@ -50,7 +50,7 @@ class Detokenizer(Protocol):
 
 _BLOCK = 384  # characters after which a text is cut at the next word
 _WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
-_WORD_CUT = re.compile(r"(?<=\S)(?= [A-Za-z])")
+_WORD_CUT = re.compile(r" (?<=\S )(?=[A-Za-z])")  # as above; the space comes first, which is what is searched for
 _WORDS_OF = 64  # characters: in shorter texts words are not looked up
 _NEW_WORDS, _MOST_WORDS = 24, 1 << 16  # that are learned from one text, and that are known at once
 _BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # what may stand before such a space: one of each kind that pre-tokenizers tell apart
@@ -90,7 +90,7 @@ class Tokenizer:
         self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._warned = parse_special
         self.prefixes_behind_specials = _is_legacy(raw)  # which put a space before each stretch of text, not the first alone
-        self._words: dict[str, list[int]] = {}  # ids of words that texts go on with
+        self._words: dict[str, list[int]] = {}  # ids of words behind a space; keys that begin with one: of what follows it, as it is
         self._middle = _without_prefix(raw)
         if self._middle is not raw:
             self._middle.encode_special_tokens = not parse_special
@@ -176,17 +176,28 @@ class Tokenizer:
         if len(text) < _WORDS_OF or not self._encodes_words:
             return self._encoded(text, first)
         words = _WORD_CUT.split(text)
-        begins = self._encoded(words.pop(0), True) if first and self._middle is not self.raw else []
+        begins: list[int] = []
+        if first and self._middle is not self.raw:
+            begins = self._encoded(words.pop(0), True)
+        else:
+            words[0] = _as_word(words[0])
+        try:
+            return [*begins, *chain.from_iterable(map(self._words.__getitem__, words))]
+        except KeyError:
+            return [*begins, *rest] if (rest := self._learned(words)) is not None else self._encoded(text, first)
+
+    def _learned(self, words: Sequence[str]) -> list[int] | None:
+        """Ids of words of which some are new; None: too many are."""
         known, new = self._words, 0
         for word in words:
             if word not in known:
                 new += 1
                 if new > _NEW_WORDS:
-                    return self._encoded(text, first)
+                    return None
                 if len(known) >= _MOST_WORDS:  # other threads may be reading it
                     known = self._words = dict[str, list[int]]((word, known[word]) for word in words if word in known)
-                known[word] = self._encoded(word, False)
-        return [*begins, *chain.from_iterable([known[word] for word in words])]
+                known[word] = self._encoded(word[1:] if word[0] == " " else f" {word}", False)
+        return list(chain.from_iterable([known[word] for word in words]))
 
     def _encoded(self, text: str, first: bool) -> list[int]:
         raw = self.raw if first else self._middle
@@ -332,6 +343,11 @@ def _spec(part: Any) -> str:
 
 
 _LEGACY = '"Prepend"', '"prepend_scheme":"always"'
+
+
+def _as_word(head: str) -> str:
+    """What a text begins with, as its words are known."""
+    return head[1:] if head[0] == " " and head[1:2].isascii() and head[1:2].isalpha() else f" {head}"
 
 
 def _is_legacy(raw: RawTokenizer) -> bool:

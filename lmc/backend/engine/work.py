@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.request import Request
+from lmc.backend.engine.request import Drafted, Request, Sampled
 
 
 class Rows(NamedTuple):
@@ -60,17 +60,34 @@ class Score(NamedTuple):
         return (self.request.params.top_logprobs_num or 0) if self.at is not None else 0
 
 
+class Draft(NamedTuple):
+    """A draft in a pass: its tokens, and where in `checks` the rows of these are."""
+
+    ids: np.ndarray  # [n] int32
+    first: int
+
+
 @dataclass(slots=True)
 class Pass:
-    """One pass of the model: spans in row order, rows to sample for, rows to score."""
+    """One pass of the model: spans in row order, rows to sample for, rows to score.
+
+    checks  rows of drafts; each samples what comes behind it if the tokens up to there are what is drawn
+    """
 
     spans: list[Rows] = field(default_factory=list)
     samples: list[tuple[int, Request]] = field(default_factory=list)
+    checks: list[tuple[int, Drafted]] = field(default_factory=list)
+    drafts: dict[Request, Draft] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
     followers: dict[Request, int] = field(default_factory=dict)  # how much of its head others compute in this very pass
     rows: int = 0
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
+
+    @property
+    def draws(self) -> Sequence[tuple[int, Sampled]]:
+        """Rows that tokens are drawn from: those of samples, then those of drafts."""
+        return [*self.samples, *self.checks] if self.checks else self.samples
 
     @property
     def requests(self) -> Iterable[Request]:

@@ -137,6 +137,11 @@ class PipeBackend:
         self._connection.close()  # this process's end of it
         self._fail_all()
 
+    @property
+    def lost(self) -> BackendError | None:
+        """Why it cannot be used any more; None if it can."""
+        return self._lost
+
     # -- the protocol --------------------------------------------------------------------------------------------------
 
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> PipeHandle:

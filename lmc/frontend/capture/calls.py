@@ -13,13 +13,13 @@ from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
-from lmc.errors import LmcError
 from lmc.frontend import primitives
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
 from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
+from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
     NOTHING,
     Abandoned,
@@ -185,7 +185,7 @@ class Calls:
             self._functions[id(fn)] = made = Closure(code, outer, fn.__name__, (), {}, module=fn.__globals__, own=fn)
             for name, cell in cells.items():
                 try:
-                    held = self.snapshot.names.setdefault((id(cell), ""), cell.cell_contents)
+                    held = self.snapshot.first((id(cell), ""), cell.cell_contents)
                 except ValueError:
                     continue  # not bound yet
                 outer.vars[name] = Unknown(None) if id(cell) in self.snapshot.changed else self.adopt(held)
@@ -346,13 +346,14 @@ class Calls:
                 kwargs["choices"] = (kwargs["choices"],)
             elif fn is primitives.select and len(args) > 1 and isinstance(args[1], Unknown):
                 args[1] = (args[1],)
+            args, kwargs = [_inert(x) for x in args], {k: _inert(x) for k, x in kwargs.items()}
         return op.native(fn, *args, **kwargs)
 
     def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
         """The object of a typed answer, once its text is known."""
         value = op.item(self, x, name)
         asked = x.types.get(name) if dtype is None and not isinstance(name, Unknown) else dtype
-        if isinstance(value, Unknown) or not isinstance(value, str) or asked is None or isinstance(asked, (Unknown, Object)):
+        if isinstance(value, Unknown) or not isinstance(value, str) or asked is None or not is_data(asked):
             return Unknown(value.deps if isinstance(value, Unknown) else None)
         return self.adopt(op.native(parse_answer, asked, value))
 
@@ -401,8 +402,7 @@ class Calls:
             if error is None:
                 op.native(manager.__exit__, None, None, None)
                 return False
-            carried = error if isinstance(error, BaseException) else _Carried()
-            return bool(op.native(manager.__exit__, type(carried), carried, None))
+            return bool(op.native(manager.__exit__, _Carried, _Carried(), None))
 
         return Manager(enter, leave)
 
@@ -467,12 +467,7 @@ class Calls:
         deps = join(NOTHING, *(op.need(self, a) for a in (*args, *kwargs.values())))
         if deps is None or deps:
             return self.operation(fn.name, (*args, *kwargs.values()), deps)
-        try:
-            found = self.emitter.pure(fn, table.deep_copy(self, args, {}), table.deep_copy(self, kwargs, {}))
-        except LmcError:
-            raise
-        except Exception as error:
-            raise Raised(error) from None
+        found = self.emitter.pure(fn, table.deep_copy(self, args, {}), table.deep_copy(self, kwargs, {}))
         return found if isinstance(found, Unknown) else table.deep_copy(self, found, {}) if op.need(self, found) == NOTHING else self.adopt(found)
 
     # -- awaiting
@@ -508,7 +503,12 @@ class Calls:
 
 
 class _Carried(Exception):
-    """Stands for an exception of a class of the program's while lmc's own managers are left."""
+    """Stands for an exception while lmc's own managers are left: that changes its traceback, and it may be one of the outside."""
+
+
+def _inert(x: Any) -> Any:
+    """An argument of a gen; unknown if reading it would run code of the user's."""
+    return x if is_inert(x) else Unknown(None)
 
 
 def _outside(x: Any) -> Any:

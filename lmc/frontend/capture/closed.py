@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lmc.frontend.capture.outside import is_users
+from lmc.frontend.capture.outside import is_quiet, is_users
 from lmc.frontend.capture.table import PURE_METHODS, is_known
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr
@@ -44,7 +44,8 @@ def is_closed(function: Function, arguments: Iterable[Mapping[str, Any]]) -> boo
 
 def _is_plain(x: Any) -> bool:
     """Whether a value is data, whatever it holds: what is in a container is only reached by names that are checked."""
-    return isinstance(x, _SCALARS) or type(x) in _CONTAINERS or (dataclasses.is_dataclass(x) and not isinstance(x, type))
+    kind = type(x)  # `isinstance` would ask an object for its class
+    return issubclass(kind, _SCALARS) or kind in _CONTAINERS or (is_quiet(kind) and not issubclass(kind, type) and dataclasses.is_dataclass(kind))
 
 
 class _Closed:
@@ -82,7 +83,7 @@ class _Closed:
         return True
 
     def _may_read(self, x: Any) -> bool:
-        return _is_plain(x) or isinstance(x, types.ModuleType) or self._is_known(x)
+        return _is_plain(x) or type(x) is types.ModuleType or self._is_known(x)
 
     def _may_call(self, body: _Body, func: ast.expr) -> bool:
         if isinstance(func, ast.Name):
@@ -93,19 +94,19 @@ class _Closed:
         if found is not None:  # of a module
             return self._is_known(found[0])
         base = body.found(func.value.id) if isinstance(func.value, ast.Name) and not body.is_own(func.value.id) else None
-        if isinstance(base, Function):
+        if issubclass(type(base), Function):
             return func.attr == "run" and self._is_known(base)
         return func.attr in _METHODS
 
     def _is_known(self, x: Any) -> bool:
         """Whether what calling this does is known: it only computes, or is a function of the user's that is closed."""
-        if id(x) in _BLOCKING or x is _MISSING:
+        if id(x) in _BLOCKING or x is _MISSING or not is_quiet(type(x)):
             return False
-        if isinstance(x, Function):
+        if issubclass(type(x), Function):
             return not x.is_async and self.is_closed(x.func)
-        if isinstance(x, type):
+        if issubclass(type(x), type):
             return x.__module__ == "builtins" or is_known(x) or _is_record(x)
-        return is_known(x) or getattr(x, "__module__", None) == "builtins" or self.is_closed(x)
+        return is_known(x) or (type(x) is types.BuiltinFunctionType and x.__module__ == "builtins") or self.is_closed(x)
 
 
 def _is_record(cls: type) -> bool:
@@ -158,8 +159,8 @@ class _Body:
         """What an attribute of a module stands for; None: it is not one."""
         if isinstance(node, ast.Name):
             found = _MISSING if self.is_own(node.id) else self.found(node.id)
-            return (found,) if isinstance(found, types.ModuleType) else None
-        if isinstance(node, ast.Attribute) and (base := self.outside(node.value)) is not None and isinstance(base[0], types.ModuleType):
+            return (found,) if type(found) is types.ModuleType else None
+        if isinstance(node, ast.Attribute) and (base := self.outside(node.value)) is not None and type(base[0]) is types.ModuleType:
             return (vars(base[0]).get(node.attr, _lazy(base[0], node.attr)),)
         return None
 

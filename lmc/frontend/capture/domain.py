@@ -52,7 +52,7 @@ class Asking(Emitter, Protocol):
         ...
 
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown. Raises what it raises."""
+        """The result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown. Raises Raised if it is known to raise."""
         ...
 
 

@@ -215,7 +215,9 @@ class Evaluation(Calls, Objects, Havoc):
             for generator in self.generators:
                 generator.kill()
             place.reset(token)
-            self.locals.forget()
+            for outside in (self.outside, self.locals):
+                outside.forget()
+            self.locals.snapshot.forget()
         outcome.steps = self.steps
         return outcome
 
@@ -338,7 +340,7 @@ class Evaluation(Calls, Objects, Havoc):
         if found is not _MISSING:
             return found
         if name in module:
-            raw = self.snapshot.names.setdefault(key, module[name])
+            raw = self.snapshot.first(key, module[name])
             found = Unknown(None) if key in self.snapshot.changed else self.adopt(raw)
         elif hasattr(builtins, name):
             found = getattr(builtins, name)

@@ -129,7 +129,7 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
 
     def run(frame: Frame) -> Any:
         x = operand(frame)
-        deps = op.need(frame.ev, x)
+        deps = None if name == "invert" and type(x) is bool else op.need(frame.ev, x)  # which warns
         return frame.ev.operation(name, (x,), deps) if deps is None or deps else op.native(fn, x)
 
     return run

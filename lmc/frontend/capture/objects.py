@@ -157,7 +157,7 @@ class Objects:
             return Object(functools.cached_property, {"fget": raw.func})
         if type(raw) is types.FunctionType:
             return raw
-        return self.adopt(self.snapshot.names.setdefault((id(cls), name), raw))
+        return self.adopt(self.snapshot.first((id(cls), name), raw))
 
     def mro(self: Evaluation, cls: Any) -> tuple[Any, ...]:
         return cls.mro if type(cls) is Class else cls.__mro__ if isinstance(cls, type) else ()
@@ -210,9 +210,10 @@ class Objects:
         deps = op.need(self, args)
         if deps is None or deps:
             return self.operation("enum", (cls, *args), deps)
-        if "_missing_" in vars(cls):
+        members = vars(cls)["_member_map_"].values()
+        if "_missing_" in vars(cls) or any(op.need(self, vars(member)["_value_"]) != NOTHING for member in members):
             return self.unknown_code(cls, args, {})
-        for member in vars(cls)["_member_map_"].values():
+        for member in members:
             if vars(member)["_value_"] == args[0] or member is args[0]:
                 return self.adopt(member)
         raise Raised(ValueError(f"{args[0]!r} is not a valid {cls.__qualname__}"))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import traceback
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES, is_plain_enum
+from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES, is_plain_enum, is_users
 from lmc.frontend.capture.values import (
     NOTHING,
     Class,
@@ -82,8 +83,16 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     except EvaluatorError:
         raise
     except Exception as error:
+        if interrupts(error):
+            raise
         error.__traceback__ = None
         raise Raised(error) from None
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether code of the user's raised an exception inside of the evaluator, which calls none: a signal's handler did, and the program gets it."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(is_users(frame.f_code.co_filename) for frame in frames)
 
 
 # -- binary operators ------------------------------------------------------------------------------------------------
@@ -361,7 +370,7 @@ def truth(ev: Evaluation, x: Any) -> Any:
         return bool(x)
     kind = type(x)
     if kind in ATOMS:
-        return bool(x)
+        return Unknown(None) if x is NotImplemented else bool(x)  # which warns
     if isinstance(x, Unknown):
         return x
     if kind in SEQUENCES or kind in MAPPINGS:

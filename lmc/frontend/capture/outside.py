@@ -37,7 +37,7 @@ PLAIN = frozenset({str, int, float, bool, type(None)})
 SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 MAPPINGS = frozenset({dict, Counter, OrderedDict, defaultdict})
 CONTAINERS = SEQUENCES | MAPPINGS
-CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, HostFunction, Expr, types.MethodDescriptorType)
+CALLABLES = (types.FunctionType, types.BuiltinFunctionType, HostFunction, Expr, types.MethodDescriptorType)
 LARGEST = 20_000
 """Items that are copied of one container; larger ones are unknown."""
 
@@ -55,7 +55,10 @@ def _defined(meta: type, name: str) -> Any:
 
 
 class Snapshot:
-    """Copies of outside containers and instance dictionaries by identity, kept for a run."""
+    """Copies of outside containers and instance dictionaries by identity, kept for a run.
+
+    What an evaluation could not look into is left out of them, so that a finalizer runs when Python lets go of its object.
+    """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> None:
         """Copies what can change of a program's arguments (without the state), before the program starts."""
@@ -92,19 +95,22 @@ class Snapshot:
             return known[1]
         kind = type(x)
         if kind in CONTAINERS:
-            held = None if len(x) > LARGEST else kind(x) if kind is not defaultdict else defaultdict(x.default_factory, x)
-            if kind is deque and held is not None:
-                held = deque(x, x.maxlen)
+            held = None if len(x) > LARGEST else _copied(x, kind)
         else:
             held = _attributes(x) if (type(kind) is type or type(kind) is ABCMeta) and is_plain(kind) else None
-        if held is not None:  # what cannot be copied is not kept alive either
+        if held is not None and (kind is not tuple or held is x):  # what cannot be copied is not kept alive either
             self._copies[id(x)] = (x, held)
         return held
 
+    def first(self, key: tuple[int, str], x: Any) -> Any:
+        """What a name of the outside held when it was first read; now that is `x`."""
+        return self.names.setdefault(key, x if is_holdable(x) else _NOT_HELD)
+
     def forget(self) -> None:
         """Let go of all copies and of what they are of."""
-        self._copies.clear()
-        self._captured.clear()
+        self.args, self.kwargs = (), {}
+        for held in (self._copies, self._captured, self.names):
+            held.clear()
 
 
 class Outside:
@@ -119,10 +125,10 @@ class Outside:
     def adopt(self, x: Any) -> Any:
         """A value of the outside as the evaluation may hold it; Unknown for what could run code or cannot be copied."""
         kind = type(x)
+        if kind in ATOMS or kind is Unknown:
+            return x
         if not is_quiet(kind):
             return Unknown(None)
-        if kind in ATOMS:
-            return x
         known = self._adopted.get(id(x))
         if known is not None:
             return known[1]
@@ -136,7 +142,6 @@ class Outside:
         """Let go of all that was adopted, which would be kept alive."""
         self._adopted.clear()
         self.origins.clear()
-        self.snapshot.forget()
 
     def holds(self, x: Any) -> bool:
         """Whether a value is the outside's own."""
@@ -147,8 +152,8 @@ class Outside:
             return self._container(x, kind)
         if issubclass(kind, type):
             return x if is_quiet(x) else Unknown(None)
-        if issubclass(kind, CALLABLES) or kind.__module__.startswith(_OF_LMC):
-            return x
+        if issubclass(kind, CALLABLES) or kind is types.ModuleType or kind.__module__.startswith(_OF_LMC):
+            return x  # a module of another class may do anything when it is read, such as being imported
         if x is os.environ:
             return self._container(dict(os.environ), dict)
         if type(kind) is EnumMeta:
@@ -189,13 +194,9 @@ class Outside:
             made.clear()
             self._remember(x, made)
             for key, value in held.items():
-                if not _is_key(key):
-                    return self._forget(x, made)
                 made[key] = adopt(value)
             return made
         if kind is set:
-            if not all(map(_is_key, held)):
-                return Unknown(None)
             made = held.copy()
             self._remember(x, made)
             return made
@@ -210,11 +211,6 @@ class Outside:
         self._adopted[id(x)] = (x, made)
         if not self.snapshot.is_captured(x):
             self.origins[id(made)] = x
-
-    def _forget(self, x: Any, made: Any) -> Any:
-        self.origins.pop(id(made), None)
-        self._adopted[id(x)] = (x, unknown := Unknown(None))
-        return unknown
 
 
 _ADOPTABLE_CALLABLES = frozenset({types.MethodType, functools.partial, type(functools.lru_cache(len)), staticmethod, classmethod, property})
@@ -231,6 +227,41 @@ def _is_key(x: Any) -> bool:
     return kind in ATOMS or kind in (type, types.FunctionType, types.BuiltinFunctionType)
 
 
+_NOT_HELD = Unknown(None)
+
+
+def is_holdable(x: Any) -> bool:
+    """Whether an evaluation may look into a value, and keeping it alive delays no finalizer."""
+    kind = type(x)
+    if kind in ATOMS or kind in CONTAINERS or kind in (types.ModuleType, Unknown):
+        return True
+    if kind in (types.MethodType, types.BuiltinFunctionType):
+        return is_holdable(x.__self__)
+    if kind is functools.partial:
+        return is_holdable(x.func) and all(map(is_holdable, x.args)) and all(map(is_holdable, x.keywords.values()))
+    if not is_quiet(kind):
+        return False
+    if issubclass(kind, BaseException):
+        return BaseException.__traceback__.__get__(x) is None  # type: ignore[attr-defined]
+    return issubclass(kind, (*CALLABLES, type)) or kind in _ADOPTABLE_CALLABLES or kind in _SAFE_TYPES or type(kind) is EnumMeta or is_plain(kind) or kind.__module__.startswith(_OF_LMC)
+
+
+def _copied(x: Any, kind: type) -> Any:
+    """A copy of a container; None if that could run code of its keys."""
+    if kind in MAPPINGS:
+        if not all(map(_is_key, list(dict.keys(x)))):  # what iterates over an OrderedDict itself hashes
+            return None
+        held: Any = kind(x) if kind is not defaultdict else defaultdict(x.default_factory, x)
+        held.update({key: _NOT_HELD for key, item in held.items() if type(item) not in PLAIN and not is_holdable(item)})
+        return held
+    if kind in (set, frozenset):
+        return kind(x) if all(map(_is_key, list(x))) else None
+    items = [item if type(item) in PLAIN or is_holdable(item) else _NOT_HELD for item in list(x)]
+    if kind is tuple:
+        return x if all(a is b for a, b in zip(items, x, strict=True)) else tuple(items)
+    return items if kind is list else deque(items, x.maxlen)
+
+
 def _attributes(x: Any) -> dict[str, Any]:
     """The instance dictionary and slots of a plain object."""
     held = dict(object.__getattribute__(x, "__dict__")) if hasattr(type(x), "__dict__") and _has_dict(type(x)) else {}
@@ -241,7 +272,7 @@ def _attributes(x: Any) -> dict[str, Any]:
                     held.setdefault(name, member.__get__(x))
                 except AttributeError:
                     continue  # not set
-    return held
+    return {name: item if is_holdable(item) else _NOT_HELD for name, item in held.items()}
 
 
 def _has_dict(cls: type) -> bool:
@@ -249,12 +280,12 @@ def _has_dict(cls: type) -> bool:
 
 
 _OF_BASES = frozenset({object, Generic, Protocol, *(getattr(types, "_none", ()))})
-_FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__new__", "__set_name__", "__init_subclass__")
+_FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__new__", "__set_name__", "__init_subclass__", "__class__", "__del__")
 
 
 @functools.lru_cache(4096)
 def is_plain(cls: type) -> bool:
-    """Whether a class is plain: no metaclass of its own, no hook of attributes or construction, no builtin base but exceptions."""
+    """Whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no builtin base but exceptions."""
     if type(cls) not in (type, ABCMeta) or cls.__module__ == "builtins" or cls.__module__.split(".")[0] in ("lmc", "torch", "numpy"):
         return False
     for base in cls.__mro__[:-1]:
@@ -263,6 +294,8 @@ def is_plain(cls: type) -> bool:
         if base.__module__ == "builtins" or not base.__flags__ & _HEAP_TYPE:
             return False
         names = vars(base)
+        if type(names.get("__dict__")) not in (types.NoneType, types.GetSetDescriptorType):
+            return False
         if any(name in names and not (name == "__setattr__" and "__dataclass_fields__" in names) and not (name == "__delattr__" and "__dataclass_fields__" in names)
                for name in _FORBIDDEN):  # fmt: skip
             return False
@@ -280,8 +313,13 @@ def is_plain_enum(cls: type) -> bool:
 
 
 def _is_hook(cls: type, name: str) -> bool:
-    return name.startswith("__") and name.endswith("__") and isinstance(vars(cls)[name], types.FunctionType) and is_users(vars(cls)[name].__code__.co_filename)
+    held = vars(cls)[name]
+    if not (name.startswith("__") and name.endswith("__")) or name == "__class__":
+        return False
+    return is_users(held.__code__.co_filename) if isinstance(held, types.FunctionType) else callable(held) and type(held) not in _OF_ENUM
 
+
+_OF_ENUM = frozenset({type, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, staticmethod, classmethod})
 _LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
 _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
 """Modules whose objects a program may hand on: programs and backends."""

@@ -148,7 +148,9 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
         if type(x) is range:
             ev.count(op.native(len, x))
     _bounded(name, given)
-    if _is_regex(fn) and not _is_quick(fn, name, given, kwargs):
+    if (_is_regex(fn) and not _is_quick(fn, name, given, kwargs)) or (fn is re.compile and given and _warns(fn, given, given[0])):
+        return ev.operation(name, args, None)
+    if fn is ast.literal_eval and given and isinstance(given[0], str) and _WARNED.search(given[0]):
         return ev.operation(name, args, None)
     try:
         found = op.native(fn, *given, **kwargs)
@@ -177,6 +179,8 @@ def _bounded(name: str, args: list[Any]) -> None:
         raise Stop("too large")
 
 
+_WARNED = re.compile(r"\\|\d[a-zA-Z]")
+"""What the parser of Python may warn of."""
 _WRITTEN_IN_PYTHON = ("textwrap.", "shlex.", "html.", "ast.", "string.", "urllib.")
 _MOST_COMPARED = 1_000_000
 """Characters of one text times those of the texts that it is compared with."""
@@ -196,11 +200,23 @@ def _signature(name: str, fn: Any) -> inspect.Signature:
     return _signatures[name]
 
 
+_NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
+
+
+def _warns(fn: Any, args: list[Any], pattern: Any) -> bool:
+    """Whether `re` may warn: of sets within sets when it reads a pattern, of numbers and flags that are given by position."""
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    most = {"split": 2, "sub": 3, "subn": 3}.get(getattr(fn, "__name__", ""), 4)
+    return len(args) > most or _NESTED.search(text if isinstance(text, str) else str(text, "latin-1") if isinstance(text, bytes) else "") is not None
+
+
 def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a search is over soon, whatever the text: it holds the interpreter, and so the answer that its program waits for."""
     try:
         given = _signature(fn.__qualname__, fn).bind(*args, **kwargs).arguments
         pattern: Any = given.get("pattern", getattr(fn, "__self__", None))
+        if _warns(fn, args, pattern):
+            return False
         text, flags = given["string"], given.get("flags", 0)
         if isinstance(pattern, re.Pattern):
             pattern, flags = pattern.pattern, pattern.flags

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from lmc.frontend.capture.evaluation import Evaluation, Frame, Outcome
@@ -20,8 +19,13 @@ BUDGET = 50_000
 _TYPES: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
 
 
+ANY = object()
+"""The example of an argument that is left unknown though it has a default."""
+
+
 def graph_of(function: Function, /, **examples: Any) -> Graph:
-    """The graph of a program. Arguments that `examples` does not name are their defaults, or unknown: parameters of the graph.
+    """The graph of a program. Arguments that `examples` does not name are their defaults, or unknown: parameters of the graph. So is one whose
+    example is `ANY`, whatever its default.
 
     Nothing of the program runs, and no model is asked.
     """
@@ -43,22 +47,12 @@ def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome
 
 
 class _GraphEvaluation(Evaluation):
-    """An evaluation that keeps what it is told of unknown arguments, and shows a fork of unknown size as one branch."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        adopt: Callable[[Any], Any] = self.outside.adopt
-
-        def keeping(x: Any) -> Any:
-            return x if isinstance(x, Unknown) else adopt(x)
-
-        self.adopt = keeping
+    """An evaluation that shows a fork of unknown size as one branch."""
 
     def _state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "fork" and any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):
             args, kwargs = [1], {}
         return super()._state_method(x, name, args, kwargs)
-
 
     def _run(self, frame: Frame) -> Any:
         """Calls a function. Of a helper that asks nothing and cannot be followed to its end, nothing is left but the call."""
@@ -83,9 +77,9 @@ def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for _, p in parameters):
         kwargs.update({name: x for name, x in given.items() if name not in dict(parameters)})
     for name, p in parameters:
-        if name in given:
+        if name in given and given[name] is not ANY:
             x: Any = given[name]
-        elif p.default is not inspect.Parameter.empty:
+        elif p.default is not inspect.Parameter.empty and name not in given:
             x = p.default
         elif p.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
@@ -117,4 +111,4 @@ def _end(evaluation: Evaluation, emitter: GraphEmitter, outcome: Outcome) -> Non
         domain.returns(evaluation, outcome.value)
 
 
-__all__ = ["graph_of", "traced"]
+__all__ = ["ANY", "graph_of", "traced"]

@@ -1,8 +1,8 @@
 """What an evaluation does where it meets something unknown when a graph is wanted: both arms, and each loop's body once, as regions.
 
 Between two arms what they can change is put back (`Heap`); where they go on together, what differs is a parameter of the block that follows.
-What a graph cannot say is left out, since it is advice: an undecided `return` of a helper, and an undecided `break` of a loop over
-known items, are taken to go on.
+What a graph cannot say is left out, since it is advice: an undecided `return` of a helper, and an undecided `break` or `continue` of a loop over
+known items, are taken to go on; which arms they end is the switch's `leaves`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -164,7 +164,7 @@ class GraphDomain(Domain):
             b.at(end.label)
             end.heap.restore()
             return end
-        return self._joined(evaluation, frame, home, on, cases, going, before, loc, values=values)
+        return self._joined(evaluation, frame, home, on, cases, ends, before, loc, values=values)
 
     def _arm(self, evaluation: Evaluation, frame: Frame, arm: Arm, *, values: bool) -> Ended:
         emitter, b = self.emitter, self.builder
@@ -236,14 +236,16 @@ class GraphDomain(Domain):
         raise error if error is not None else Stop("nothing goes on")
 
     def _joined(
-        self, evaluation: Evaluation, frame: Frame, home: str, on: Operand, cases: list[tuple[Case, str]], going: Sequence[Ended], before: Heap, loc: Loc,
+        self, evaluation: Evaluation, frame: Frame, home: str, on: Operand, cases: list[tuple[Case, str]], ends: Sequence[Ended], before: Heap, loc: Loc,
         *, values: bool,
     ) -> Ended:  # fmt: skip
         emitter, b = self.emitter, self.builder
         then = b.label()
         emitter.above[then] = home
         b.at(home)
-        b.terminate("switch", (on,), loc=loc, cases=cases, then=then)
+        going = [end for end in ends if not end.left]
+        leaves = tuple(k for k, end in enumerate(ends) if not end.left and end.signal is not None)
+        b.terminate("switch", (on,), {"leaves": leaves} if leaves and len({end.signal for end in going}) > 1 else {}, loc=loc, cases=cases, then=then)
         heaps = [end.heap for end in going]
         slots = [slot for slot in self._slots(evaluation, before, heaps) if self._differs(slot, heaps, before)]
         columns = [[self._held(slot, heap, before) for heap in heaps] for slot in slots]

@@ -234,20 +234,18 @@ def answers_of(engine) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_an_engine_a_step_ahead_gives_the_same_answers(k, folder, share, monkeypatch):
-    """The model on a CPU as if it worked by itself, with the references for kernels."""
-    import lmc
-    from lmc.backend.engine.model_runner import ModelRunner, wanted_rows
+def ahead_runner(waits, kernels):
+    """A runner with the model of another one, on a CPU as if that worked by itself."""
+    from lmc.backend.engine.model_runner import ModelRunner, read, wanted_rows
     from lmc.backend.engine.sampler import Sampler
 
     class Flight:
-        def __init__(self, drawn) -> None:
-            self.drawn = drawn
+        def __init__(self, drawn, scores) -> None:
+            self.drawn, self.scores = drawn, scores
 
         def land(self):
             tokens, told = ([], []) if self.drawn is None else self.drawn.read()
-            return PassOutput(tokens, told, [], []), 0.0
+            return PassOutput(tokens, told, *read(self.scores)), 0.0
 
     class Ahead(ModelRunner):
         """Takes tokens that are not known yet from the pass before."""
@@ -261,13 +259,14 @@ def test_an_engine_a_step_ahead_gives_the_same_answers(k, folder, share, monkeyp
             self.launched += 1
             work.spans = [span._replace(ids=self.known(span)) for span in work.spans]
             wanted, index = wanted_rows(work)
-            logits, requests = self.logits(work, wanted), [req for _, req in work.samples]
+            logits = self.logits(work, wanted)
+            scores = self._scores(logits, work, index)
             drawn = None
-            if requests:
-                drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.samples], requests)
+            if work.samples:
+                drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in work.draws], [req for _, req in work.draws])
                 self.sampled = drawn.tokens
-            self.places = {req: i for i, req in enumerate(requests)}
-            return Flight(drawn)
+            self.places = {req: i for i, (_, req) in enumerate(work.samples)}
+            return Flight(drawn, scores)
 
         def known(self, span):
             if span.ids[-1] != PENDING:
@@ -275,11 +274,18 @@ def test_an_engine_a_step_ahead_gives_the_same_answers(k, folder, share, monkeyp
             self.together += span.request.answer.matcher is not None
             return np.append(span.ids[:-1], max(0, int(self.sampled[self.places[span.request]])))
 
+    return Ahead(waits._model, waits._kv, Sampler(waits._sampler._vocab_size, kernels))
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_an_engine_a_step_ahead_gives_the_same_answers(k, folder, share, monkeypatch):
+    """The model on a CPU as if it worked by itself, with the references for kernels."""
+    import lmc
+
     monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", share)
     with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=2048, canonical=False) as engine:
         expected = answers_of(engine)
-        waits = engine._core._runner
-        engine._core._runner = ahead = Ahead(waits._model, waits._kv, Sampler(waits._sampler._vocab_size, k.slow))
+        engine._core._runner = ahead = ahead_runner(engine._core._runner, k.slow)
         assert answers_of(engine) == expected
         assert ahead.launched > 10 and ahead.together > 50
         assert all(re.fullmatch(CONSTRAINTS[2], text) for text in expected[2::4])

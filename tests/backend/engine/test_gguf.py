@@ -133,7 +133,7 @@ def test_any_bytes_stand_for_what_ggml_says(kind, monkeypatch):
 @pytest.mark.model
 def test_the_real_file_dequantizes_as_ggml_does():
     reference = pytest.importorskip("gguf")
-    from lmc.backend.engine.models.loader import embedded_path
+    from lmc.backend.engine.models.gguf import embedded_path
 
     path = embedded_path()
     file = gguf.read(path)

@@ -226,7 +226,10 @@ def test_talks_at_random(seed, ahead):
                 if run is not None:
                     run.end()
             case "cancel" if talks:
-                talks.pop(rng.randrange(len(talks)))[1].cancel()
+                run, handle = talks.pop(rng.randrange(len(talks)))
+                handle.cancel()
+                if run is not None:
+                    run.end()
             case "late":
                 mover.late = rng.randint(0, 6)
             case "fail":

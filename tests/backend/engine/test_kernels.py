@@ -19,10 +19,10 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol
 def k():
     """The kernels and their references; imported late, because Triton itself is slow to import."""
     pytest.importorskip("triton")
-    from lmc.backend.engine.kernels import activation, embedding, mask, norm, rope
+    from lmc.backend.engine.kernels import activation, embedding, grouped, mask, norm, rope
 
     return SimpleNamespace(
-        **{n: getattr(m, n) for m in (activation, embedding, mask, norm, rope) for n in dir(m) if n[0] != "_"}
+        **{n: getattr(m, n) for m in (activation, embedding, grouped, mask, norm, rope) for n in dir(m) if n[0] != "_"}
     )
 
 
@@ -49,6 +49,38 @@ def test_norm_alone_leaves_its_input(k):
     expected, _ = k.add_rms_norm_reference(None, x, weight, 1e-6)
     torch.testing.assert_close(k.add_rms_norm(None, x, weight, 1e-6), expected, **TOLERANCE[torch.float32])
     assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "count", "experts"), [(1, 1, 1), (1, 2, 8), (5, 2, 4), (40, 3, 5), (90, 2, 2)])
+def test_products_of_groups(k, dtype, rows, count, experts):
+    scores = noise(rows, experts, dtype=torch.float32, seed=3)
+    if rows > 20:
+        scores[:, 0] -= 100.0  # nobody chooses it, if others do
+    chosen = scores.topk(min(count, experts), -1).indices
+    x, w = noise(rows, 70, dtype=dtype), noise(experts, 90, 70, dtype=dtype, seed=1)
+    weights = noise(chosen.numel(), dtype=torch.float32, seed=2)
+    groups = k.groups_of(chosen, experts)
+    assert int(groups.rows.sum()) == chosen.numel()
+    near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.2, "rtol": 2e-2}
+    y = k.multiply(x, w, groups, chosen.shape[1])
+    torch.testing.assert_close(y, k.multiply_reference(x, w, chosen.flatten(), chosen.shape[1]), **near)
+    down = noise(experts, 70, 90, dtype=dtype, seed=4)
+    expected = k.multiply_reference(y, down, chosen.flatten(), 1, weights)
+    near = near if dtype == torch.float32 else {"atol": 3.0, "rtol": 3e-2}
+    torch.testing.assert_close(k.multiply(y, down, groups, 1, weights), expected, **near)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_experts_by_groups_are_those_one_by_one(k, normed):
+    from lmc.backend.engine.models.experts import Experts, Grouped
+    from lmc.backend.engine.models.linear import Dense
+
+    gate_up, down = noise(6, 2 * 40, 64, dtype=torch.float32, seed=1) * 0.2, noise(6, 64, 40, dtype=torch.float32, seed=2)
+    experts = Experts(Dense(noise(6, 64, dtype=torch.float32)), [*map(Dense, gate_up)], [*map(Dense, down)], 2, normed, (gate_up, down))
+    for rows in (1, 7, 120):
+        x = noise(rows, 64, dtype=torch.float32, seed=5)
+        torch.testing.assert_close(Grouped(experts)(x), experts(x), atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -46,7 +46,7 @@ def exact():
 def judge():
     """transformers' own model over our dequantized weights, float32."""
     transformers = pytest.importorskip("transformers")
-    file = gguf.read(loader.embedded_path())
+    file = gguf.read(gguf.embedded_path())
     config = loader.gguf_config(file)
     theirs = transformers.LlamaConfig(
         vocab_size=config.vocab_size,
@@ -175,6 +175,9 @@ FAMILIES = {
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
     "yarn-rope": ("Qwen2", {"rope_parameters": YARN}),
     "yarn-mscale": ("Mistral", {"sliding_window": None, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False, "beta_fast": 8}}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 30}),
+    "qwen3-experts": ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True, "head_dim": 16}),
+    "qwen3-unnormed": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": False, "head_dim": 16}),
     "linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
 }
 
@@ -212,7 +215,11 @@ def test_safetensors_of_each_family(saved, family):
     spread = float(expected.std())
     for dtype, tolerance in (("float32", 1e-4), (None, 1e-2), ("float16", 3e-2), ("bfloat16", 0.25)):
         loaded = load(str(folder), dtype=dtype)
-        torch.testing.assert_close(all_logits(loaded, ids), expected, atol=tolerance * spread, rtol=1e-3)
+        found, near = all_logits(loaded, ids), {"atol": tolerance * spread, "rtol": 1e-3}
+        if loaded.config.num_experts and dtype != "float32":  # a row for which rounding changes the experts is another
+            assert torch.isclose(found, expected, **near).all(1).float().mean() > 0.8
+        else:
+            torch.testing.assert_close(found, expected, **near)
     assert loaded.config.eos_token_ids == (2,) and isinstance(loaded.model, LlamaModel)
 
 
@@ -520,7 +527,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(small, monkeypatch, tmp_path
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path / "file")
     with caplog.at_level(logging.WARNING, "lmc"):
-        assert cache.entry(loader.embedded_path(), "float32") is None
+        assert cache.entry(gguf.embedded_path(), "float32") is None
     assert "every load converts the model again; set LMC_CACHE_DIR" in caplog.text
 
 

@@ -127,6 +127,18 @@ def test_who_comes_back_late_loses_its_lease_and_is_answered():
     assert counters.prefilled_tokens <= counters.unique_tokens + 4 * 400
 
 
+def test_tools_whose_times_differ_a_hundredfold_lose_leases_only_until_that_is_known():
+    """Who comes back after its lease has ended is learned from."""
+    world, lapsed = World(POOL), [0]
+    for _ in range(3):
+        some = agents(24)
+        for i, agent in enumerate(some):
+            agent.tools = [8.0 if (i + turn) % 7 == 0 else 0.08 for turn in range(4)]
+        world.run(some)
+        lapsed.append(world.engine.stats()["lapsed_leases"])
+    assert 0 < lapsed[1] == lapsed[3]
+
+
 def test_where_everything_fits_runs_change_nothing():
     found = []
     for policy in (Policy(), Policy(schedule="lpm")):

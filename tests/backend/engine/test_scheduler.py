@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from lmc.backend.engine.request import Kind
 from lmc.errors import BackendError, CancelledError, PromptTooLongError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
+    Copies,
+    CopiesAhead,
     FakeAheadRunner,
     FakeRunner,
     FakeWords,
@@ -734,7 +737,7 @@ class Anything(RuleBasedStateMachine):
             free = len(asks) == 1 and asks[0].params.n == 1 and asks[0].constraint is None
             if whole is not None and free and handle.results[0].error is None:
                 n = min(asks[0].params.max_new_tokens, 120 - len(WORDS.encode((whole,))))
-                assert handle.results[0].output().text == expected_text(whole, n)
+                assert handle.results[0].output().text == self.expected(whole, n)
         self.open.clear()
         self.pinned.clear()
         handle = None
@@ -745,6 +748,9 @@ class Anything(RuleBasedStateMachine):
         assert stats["pinned"] == stats["running"] == stats["waiting"] == 0
         assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
 
+
+    def expected(self, whole: str, n: int) -> str:
+        return expected_text(whole, n)
 
     def is_legal(self, output, regex: str) -> None:
         if output.meta["finish_reason"]["type"] == "stop":
@@ -782,9 +788,31 @@ class AnythingNearAhead(AnythingNear):
     runs = FakeAheadRunner
 
 
+class AnythingDrafted(Anything):
+    """The same with drafts, and a model that says much again."""
+
+    runs = Copies
+    near = 40
+    options: Mapping[str, Any] = {"drafts": 5}
+
+    def expected(self, whole: str, n: int) -> str:
+        model = self.core.runner
+        ids = WORDS.encode((whole,))
+        for _ in range(n):
+            ids.append(model.next(np.array(ids), 0, None))
+        return WORDS.decode(ids[len(ids) - n :])
+
+
+class AnythingDraftedAhead(AnythingDrafted):
+    runs = CopiesAhead
+
+
+AnythingDrafted.TestCase.settings = AnythingDraftedAhead.TestCase.settings = settings(examples(4, 60), stateful_step_count=30)
 AnythingNear.TestCase.settings = AnythingNearAhead.TestCase.settings = settings(examples(4, 60), stateful_step_count=30)
 Anything.TestCase.settings = AnythingAhead.TestCase.settings = settings(examples(4, 60), stateful_step_count=30)
 TestAnything = pytest.mark.search(Anything.TestCase)
 TestAnythingAhead = pytest.mark.search(AnythingAhead.TestCase)
+TestAnythingDrafted = pytest.mark.search(AnythingDrafted.TestCase)
+TestAnythingDraftedAhead = pytest.mark.search(AnythingDraftedAhead.TestCase)
 TestAnythingNear = pytest.mark.search(AnythingNear.TestCase)
 TestAnythingNearAhead = pytest.mark.search(AnythingNearAhead.TestCase)

@@ -200,7 +200,7 @@ def test_unknown_gguf_tokenizers_are_errors(change, says):
 @pytest.fixture(scope="module")
 def smollm():
     from lmc.backend.engine.models import gguf
-    from lmc.backend.engine.models.loader import embedded_path
+    from lmc.backend.engine.models.gguf import embedded_path
 
     return from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
 
@@ -299,7 +299,7 @@ def test_a_vocabulary_that_may_merge_across_words_is_not_cut():
 def test_ids_equal_those_of_transformers(smollm):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("gguf")
-    from lmc.backend.engine.models.loader import embedded_path
+    from lmc.backend.engine.models.gguf import embedded_path
 
     path = embedded_path()
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)

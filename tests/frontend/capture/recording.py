@@ -10,7 +10,7 @@ from typing import Any
 from lmc.frontend.capture.domain import Asking
 from lmc.frontend.capture.evaluation import Evaluation, Outcome
 from lmc.frontend.capture.outside import Snapshot
-from lmc.frontend.capture.values import NOTHING, Deps, Unknown, join
+from lmc.frontend.capture.values import NOTHING, Deps, Raised, Unknown, join
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
@@ -73,7 +73,10 @@ class Recording(Asking):
 
     def pure(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.pure_calls.append((fn.name, args))
-        return fn.fn(*args, **kwargs)
+        try:
+            return fn.fn(*args, **kwargs)
+        except Exception as error:
+            raise Raised(error) from None
 
     def root(self) -> Text:
         return Text()

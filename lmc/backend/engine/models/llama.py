@@ -1,6 +1,6 @@
 """The Llama family, fused: merged qkv and gate_up, rotary position as one complex product, logits for wanted rows only.
 
-Covers Llama 2 and 3, SmolLM2 and 3 (layers without positions), Mistral, Qwen2 (qkv bias) and Qwen3 (q/k norm). Rows of q and k are kept with each
+Covers, besides the experts of Mixtral and Qwen3-MoE, Llama 2 and 3, SmolLM2 and 3 (layers without positions), Mistral, Qwen2 (qkv bias) and Qwen3 (q/k norm). Rows of q and k are kept with each
 rotary pair side by side (x[2i], x[2i+1]); dot products do not notice, and rotation becomes a complex multiplication.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.linear import Dense, Linear, half_packed, spread
 from lmc.errors import ModelLoadError
 
@@ -29,8 +30,9 @@ class Layer:
     k_norm: Tensor | None
     o: Linear
     post_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
+    experts: Linear | None = None  # in the place of both (experts.py)
 
 
 class LlamaModel:
@@ -100,8 +102,11 @@ class LlamaModel:
         return qk[:, : c.num_heads]
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate_up = layer.gate_up(self._rms(x, layer.post_norm))
-        gate, up = gate_up.chunk(2, -1)
+        x = self._rms(x, layer.post_norm)
+        if layer.gate_up is None or layer.down is None:
+            assert layer.experts is not None
+            return layer.experts(x)
+        gate, up = layer.gate_up(x).chunk(2, -1)
         return layer.down(F.silu(gate).mul_(up))
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -151,7 +156,7 @@ def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
     rows, width = config.vocab_size, config.hidden_size
     fused = {"embed": _get(state, "model.embed_tokens.weight", rows, width), "norm": _get(state, "model.norm.weight", width)}
     if not config.tie_embeddings:
-        fused["head"] = _get(state, "lm_head.weight", rows, width)
+        fused["head"] = _get(state, "lm_head.weight", config.head_rows or rows, width)
     return fused
 
 
@@ -175,12 +180,34 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
     if c.qk_norm:
         fused[dst + "q_norm"] = paired("q_norm.weight", 1)
         fused[dst + "k_norm"] = paired("k_norm.weight", 1)
-    gate_up = (_get(state, f"{mlp}{kind}_proj.weight", c.intermediate_size, width) for kind in ("gate", "up"))
-    fused[dst + "gate_up.weight"] = torch.cat(tuple(gate_up))
-    fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight", width, c.intermediate_size)
+    if c.num_experts:
+        fused |= _fuse_experts(state, c, src, dst)
+    else:
+        gate_up = (_get(state, f"{mlp}{kind}_proj.weight", c.intermediate_size, width) for kind in ("gate", "up"))
+        fused[dst + "gate_up.weight"] = torch.cat(tuple(gate_up))
+        fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight", width, c.intermediate_size)
     fused[dst + "input_norm"] = _get(state, src + "input_layernorm.weight", width)
     fused[dst + "post_norm"] = _get(state, src + "post_attention_layernorm.weight", width)
     return fused
+
+
+def _expert_names(config: ModelConfig, src: str) -> tuple[str, str, tuple[str, str, str]]:
+    """The router of a layer, its experts, and the gate, up and down of each."""
+    if config.architecture == "mixtral":
+        return f"{src}block_sparse_moe.gate.weight", f"{src}block_sparse_moe.experts.", ("w1", "w3", "w2")
+    return f"{src}mlp.gate.weight", f"{src}mlp.experts.", ("gate_proj", "up_proj", "down_proj")
+
+
+def _fuse_experts(state: Mapping[str, Tensor], c: ModelConfig, src: str, dst: str) -> dict[str, Tensor]:
+    router, experts, (gate, up, down) = _expert_names(c, src)
+    rows, width = c.expert_size, c.hidden_size
+    every = [f"{experts}{i}." for i in range(c.num_experts)]
+    pairs = [torch.cat([_get(state, f"{e}{name}.weight", rows, width) for name in (gate, up)]) for e in every]
+    return {
+        f"{dst}router.weight": _get(state, router, c.num_experts, width),
+        f"{dst}experts_gate_up.weight": torch.stack(pairs),
+        f"{dst}experts_down.weight": torch.stack([_get(state, f"{e}{down}.weight", width, rows) for e in every]),
+    }
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -188,19 +215,22 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     c = config
     found: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
     if not c.tie_embeddings:
-        found["head"] = (c.vocab_size, c.hidden_size)
+        found["head"] = (c.head_rows or c.vocab_size, c.hidden_size)
     for i in range(c.num_layers):
         layer = f"layers.{i}."
         for kind, rows, columns, biased in (
             ("qkv", c.q_size + 2 * c.kv_size, c.hidden_size, c.qkv_bias),
             ("o", c.hidden_size, c.q_size, c.o_bias),
-            ("gate_up", 2 * c.intermediate_size, c.hidden_size, False),
-            ("down", c.hidden_size, c.intermediate_size, False),
+            *(() if c.num_experts else (("gate_up", 2 * c.intermediate_size, c.hidden_size, False), ("down", c.hidden_size, c.intermediate_size, False))),
         ):
             found[f"{layer}{kind}.weight"] = (rows, columns)
             if biased:
                 found[f"{layer}{kind}.bias"] = (rows,)
         found |= {f"{layer}input_norm": (c.hidden_size,), f"{layer}post_norm": (c.hidden_size,)}
+        if c.num_experts:
+            found[f"{layer}router.weight"] = (c.num_experts, c.hidden_size)
+            found[f"{layer}experts_gate_up.weight"] = (c.num_experts, 2 * c.expert_size, c.hidden_size)
+            found[f"{layer}experts_down.weight"] = (c.num_experts, c.hidden_size, c.expert_size)
         if c.qk_norm:
             found |= {f"{layer}q_norm": (c.head_dim,), f"{layer}k_norm": (c.head_dim,)}
     return found
@@ -216,6 +246,11 @@ def their_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         attn, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
         found |= {f"{attn}{name}.weight": (size, width) for name, size in rows.items()} | {f"{attn}{name}.bias": (size,) for name, size in rows.items()}
         found |= {f"{attn}o_proj.weight": (width, c.q_size), f"{attn}o_proj.bias": (width,), f"{attn}q_norm.weight": (c.head_dim,), f"{attn}k_norm.weight": (c.head_dim,)}
+        if c.num_experts:
+            router, experts, (gate, up, down) = _expert_names(c, f"model.layers.{i}.")
+            found[router] = (c.num_experts, width)
+            for e in range(c.num_experts):
+                found |= {f"{experts}{e}.{name}.weight": (c.expert_size, width) for name in (gate, up)} | {f"{experts}{e}.{down}.weight": (width, c.expert_size)}
         found |= {f"{mlp}gate_proj.weight": (c.intermediate_size, width), f"{mlp}up_proj.weight": (c.intermediate_size, width)}
         found |= {f"{mlp}down_proj.weight": (width, c.intermediate_size)}
         found |= {f"model.layers.{i}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
@@ -239,13 +274,27 @@ def _get(state: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
 MATRICES = ("qkv", "o", "gate_up", "down")
 
 
-def build(fused: Mapping[str, Tensor], config: ModelConfig, *, pack_half: bool = False, **options: Any) -> LlamaModel:
-    """The model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py."""
-    names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in MATRICES]
-    pairs = [(fused["embed" if config.tie_embeddings else "head"], None)]  # the largest first: threads end together
+def build(
+    fused: Mapping[str, Tensor],
+    config: ModelConfig,
+    *,
+    pack_half: bool = False,
+    wrap: Callable[[str, Linear], Linear] = lambda _, matrix: matrix,
+    **options: Any,
+) -> LlamaModel:
+    """The model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py.
+
+    wrap    makes of a matrix ("head", "layers.0.o", …) the one that is used: where others have parts of it
+    """
+    kinds = MATRICES[:2] if config.num_experts else MATRICES
+    names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in kinds]
+    pairs = [(fused["head"] if "head" in fused else fused["embed"], None)]  # the largest first: threads end together
     pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
     head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
-    linear = dict(zip(names, rest, strict=True))
+    linear = {name: wrap(name, matrix) for name, matrix in zip(names, rest, strict=True)}
+    if config.num_experts:
+        for i in range(config.num_layers):
+            linear[f"layers.{i}.experts"] = wrap(f"layers.{i}.experts", experts_of(fused, f"layers.{i}.", config, pack_half=pack_half))
     layers = tuple(
         Layer(
             input_norm=fused[f"layers.{i}.input_norm"],
@@ -254,9 +303,10 @@ def build(fused: Mapping[str, Tensor], config: ModelConfig, *, pack_half: bool =
             k_norm=fused.get(f"layers.{i}.k_norm"),
             o=linear[f"layers.{i}.o"],
             post_norm=fused[f"layers.{i}.post_norm"],
-            gate_up=linear[f"layers.{i}.gate_up"],
-            down=linear[f"layers.{i}.down"],
+            gate_up=linear.get(f"layers.{i}.gate_up"),
+            down=linear.get(f"layers.{i}.down"),
+            experts=linear.get(f"layers.{i}.experts"),
         )
         for i in range(config.num_layers)
     )
-    return LlamaModel(config, fused["embed"], layers, fused["norm"], head, **options)
+    return LlamaModel(config, fused["embed"], layers, fused["norm"], wrap("head", head), **options)

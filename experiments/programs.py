@@ -1,0 +1,248 @@
+"""Experiments on whole programs: throughput, latency, ablations, arrivals, run-ahead, and the paper's workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from random import Random
+from statistics import median
+from typing import Any
+
+import lmc
+from benchmarks import bench_ahead
+from benchmarks.ahead_programs import WORKLOADS
+from benchmarks.bench_programs import ABLATIONS, POLICIES, ablated
+from benchmarks.workloads import Size, Workload, figures
+from experiments.core import Plot, Point, Row, Setup, experiment
+from lmc.measuring import Line, Measured, arriving, compare, compiled, interpreted, measure
+
+
+def systems(setup: Setup) -> Iterator[tuple[str, Any]]:
+    """Names of what is measured, and how each is opened: lmc, then the peers."""
+    yield "lmc", setup.engine
+    for name in setup.peers:
+        yield name.partition(":")[0], lambda name=name: setup.peer(name)
+
+
+def timed(line: Line) -> Row:
+    """The columns of a comparison."""
+    return {
+        "way": line.way, "n": line.items, "reps": line.reps, "seconds": line.seconds, "least": line.least, "most": line.most, "programs/s": line.items / line.seconds,
+        "first p50": line.first.p50, "first p95": line.first.p95, "first p99": line.first.p99, "total p50": line.total.p50, "total p95": line.total.p95,
+        "total p99": line.total.p99, "requests": line.requests, "prompt": line.prompt_tokens, "computed": line.computed_tokens, "generated": line.generated_tokens,
+        "passes": line.passes, "same": line.same,
+    }  # fmt: skip
+
+
+def by_system(setup: Setup, ways: tuple[str, ...], *, one: bool = False) -> Iterator[Point]:
+    """Each of the ten workloads on each system."""
+    for system, opened in systems(setup):
+        for workload in figures(Size(setup.scale)):
+            def rows(workload: Workload = workload, opened: Any = opened, system: str = system) -> list[Row]:
+                count = 1 if one else setup.count(workload.n)
+                with closing(opened()) as backend:
+                    lines = compare(workload.program, lambda rep: workload.items(count, setup.seed + rep), backend, ways=ways, reps=setup.reps, streams=one)
+                return [{"workload": workload.name, "system": system, **timed(line)} for line in lines]
+
+            yield Point(f"{system} {workload.name}", rows)
+
+
+@experiment(
+    "throughput", "How many programs a second, as a batch?", Plot("Programs a second, compiled", "workload", "programs/s", "system · way"),
+    reads="Ten shapes of programs. first: an item's first answer; total: its last, both from the start of the batch. computed: prompt tokens that no cache held. "
+    "same: items with the interpreter's texts.", paper="Figure 5",
+)  # fmt: skip
+def throughput(setup: Setup) -> Iterator[Point]:
+    return by_system(setup, ("interpreted", "compiled"))
+
+
+@experiment(
+    "latency", "How long does one program take on a warm, otherwise idle engine?", Plot("Seconds of one program", "workload", "seconds", "system · way"),
+    reads="One program at a time, with an empty cache. first: until its first token.", paper="Figure 6",
+)  # fmt: skip
+def latency(setup: Setup) -> Iterator[Point]:
+    return by_system(setup, ("loop", "one by one"), one=True)
+
+
+SHARED = ("few-shot", "react", "tree", "judge")
+"""Workloads in which something is shared, which is what most ablations leave out."""
+
+
+def _workloads(setup: Setup, names: tuple[str, ...]) -> list[Workload]:
+    return [w for w in figures(Size(setup.scale)) if w.name in names]
+
+
+def _row(workload: Workload, variant: str, runs: list[Measured], reference: list[Measured]) -> Row:
+    last, seconds = runs[-1], median(run.seconds for run in runs)
+    same = [a == b for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts)]
+    return {
+        "workload": workload.name, "without": variant, "n": len(last.texts), "reps": len(runs), "seconds": seconds, "least": min(run.seconds for run in runs),
+        "most": max(run.seconds for run in runs), "times": seconds / median(run.seconds for run in reference), "requests": last.counters.calls,
+        "computed": last.counters.prefilled_tokens, "unique": last.counters.unique_tokens, "optimality": last.counters.prefill_optimality,
+        "generated": last.counters.generated_tokens, "forced": last.counters.forced_tokens, "passes": last.counters.passes, "same": sum(same) / len(same),
+    }  # fmt: skip
+
+
+ENGINES: Mapping[str, Mapping[str, Any]] = {
+    "nothing": {}, "cache": {"cache": "off"}, "tree (a table instead)": {"cache": "table"}, "order (first come first served)": {"schedule": "fcfs"},
+    "order (random)": {"schedule": "random"}, "programs (longest prefix first)": {"schedule": "lpm"}, "next use (least recently used)": {"eviction": "lru"},
+    "forced tokens": {"forced": False},
+}  # fmt: skip
+
+
+@experiment(
+    "ablations", "What is each part worth?", Plot("Time without it, over the time with everything", "without", "times", per="workload"),
+    reads="Compiled batches on an engine that does one thing otherwise, in the same run. times: over everything.", paper="Figure 8c",
+)  # fmt: skip
+def ablations(setup: Setup) -> Iterator[Point]:
+    for workload in _workloads(setup, (*SHARED, "json")):
+        yield Point(workload.name, lambda workload=workload: _ablated(setup, workload))
+
+
+def _ablated(setup: Setup, workload: Workload) -> list[Row]:
+    count, found = setup.count(workload.n), dict[str, list[Measured]]()
+    draws = [workload.items(count, setup.seed + rep) for rep in range(setup.reps)]
+    for variant, options in ENGINES.items():
+        with closing(setup.engine(**options)) as engine:
+            ways = {variant: compiled(workload.program)}
+            if variant == "nothing":
+                ways |= {"run-ahead": compiled(workload.program, ahead="off"), "compiling (interpreted)": interpreted(workload.program)}
+                ways |= {f"pass {name.removeprefix('without-')}": lambda items, backend, name=name: ablated(workload, backend, name)(list(items)) for name in ABLATIONS}
+                ways |= {"parallelism (one after another)": lambda items, backend: workload.program.run_batch(list(items), backend=backend, temperature=0, num_threads=1)}
+            for name, way in ways.items():
+                measure(way, workload.items(min(2, count), setup.seed - 1), engine)
+                found[name] = [measure(way, items, engine) for items in draws]
+    return [_row(workload, name, runs, found["nothing"]) for name, runs in found.items()]
+
+
+@experiment(
+    "order", "How near is the order of the engine to the best one?", Plot("Prompt tokens that had to be computed, over those that were", "workload", "optimality", "policy"),
+    reads="A pool with room for about two programs, so that the order decides what is computed twice. unique: tokens of the trie of all prompts. Counters; the same in each run.",
+    paper="Theorem 3.1, Section 6.3",
+)  # fmt: skip
+def order(setup: Setup) -> Iterator[Point]:
+    for workload in _workloads(setup, SHARED):
+        for policy, options in POLICIES.items():
+            yield Point(f"{workload.name} {policy}", lambda workload=workload, policy=policy, options=options: _ordered(setup, workload, policy, options))
+
+
+def _ordered(setup: Setup, workload: Workload, policy: str, options: Mapping[str, Any]) -> Row:
+    items = workload.items(setup.count(workload.n), setup.seed)
+    with closing(setup.engine()) as engine:  # what two items need together, on an engine with room for all
+        pool = int(1.1 * measure(compiled(workload.program), items[:2], engine).counters.unique_tokens) + 256
+        pool += measure(compiled(workload.program), items[:2], engine).counters.generated_tokens
+    with closing(setup.engine(max_tokens=pool, **options)) as engine:
+        spent = measure(compiled(workload.program), items, engine).counters
+    return {"workload": workload.name, "policy": policy, "n": len(items), "pool": pool, "prompt": spent.prompt_tokens, "computed": spent.prefilled_tokens,
+            "unique": spent.unique_tokens, "optimality": spent.prefill_optimality, "preemptions": spent.preemptions}  # fmt: skip
+
+
+@experiment(
+    "hit-rate", "What does a shared prefix give, by how much of the prompt it is?", Plot("Programs a second", "shared", "programs/s", "cache", kind="lines"),
+    Plot("Seconds to the first token, median", "shared", "first p50", "cache", kind="lines"),
+    reads="One gen behind a prompt of fixed length, of which a share is the same in all items.", paper="Figure 8a and 8b",
+)  # fmt: skip
+def hit_rate(setup: Setup) -> Iterator[Point]:
+    for cache in ("tree", "off"):
+        for share in (0.0, 0.25, 0.5, 0.75, 0.95):
+            yield Point(f"{cache} {share:.0%}", lambda cache=cache, share=share: _shared(setup, cache, share))
+
+
+def _shared(setup: Setup, cache: str, share: float) -> Row:
+    from benchmarks.workloads import answer, text
+
+    words, tokens = Size(setup.scale).words(1000), Size(setup.scale).tokens(32)
+    common, rng = text(Random("shared"), round(words * share)), Random(setup.seed)
+
+    @lmc.function
+    def ask(s, own):
+        s += common + " " + own + "\nAnswer:" + answer("answer", tokens)
+
+    count = setup.count(128)
+    with closing(setup.engine(cache=cache)) as engine:
+        draw = lambda: [{"own": text(rng, words - round(words * share))} for _ in range(count)]
+        way = compiled(ask)
+        measure(way, draw()[:2], engine)
+        runs = [measure(way, draw(), engine, streams=True) for _ in range(setup.reps)]
+    runs.sort(key=lambda run: run.seconds)
+    run = runs[len(runs) // 2]
+    cached = run.counters.cached_tokens / run.counters.prompt_tokens
+    return {"cache": cache, "shared": share, "hit rate": cached, "n": count, "reps": setup.reps, "seconds": run.seconds, "least": runs[0].seconds, "most": runs[-1].seconds,
+            "programs/s": count / run.seconds, "first p50": run.first.p50, "first p95": run.first.p95, "total p95": run.total.p95}  # fmt: skip
+
+
+@experiment(
+    "radix-overhead", "What does the radix cache cost where nothing is shared?", Plot("Seconds", "workload", "seconds", "cache"),
+    reads="Chats with nothing in common, and nothing to be found again but their own turns (chat-short), and single gens of fresh text (agents), with the cache and without.",
+    paper="Section 6.3, overhead of RadixAttention",
+)  # fmt: skip
+def radix_overhead(setup: Setup) -> Iterator[Point]:
+    for workload in _workloads(setup, ("agents", "chat-short")):
+        yield Point(workload.name, lambda workload=workload: list(_overhead(setup, workload)))
+
+
+def _overhead(setup: Setup, workload: Workload) -> Iterator[Row]:
+    for cache in ("tree", "off"):
+        with closing(setup.engine(cache=cache)) as engine:
+            way = compiled(workload.program)
+            measure(way, workload.items(2, setup.seed - 1), engine)
+            runs = [measure(way, workload.items(setup.count(workload.n), setup.seed + rep), engine) for rep in range(setup.reps)]
+        times = [run.seconds for run in runs]
+        yield {"workload": workload.name, "cache": cache, "n": len(runs[0].texts), "reps": len(runs), "seconds": median(times), "least": min(times), "most": max(times),
+               "computed": runs[-1].counters.prefilled_tokens, "cached": runs[-1].counters.cached_tokens}  # fmt: skip
+
+
+@experiment(
+    "arrivals", "What do users wait when programs arrive by themselves?", Plot("Seconds to the last answer, 95th percentile", "load", "total p95", "workload · arrivals", kind="lines"),
+    Plot("Seconds to the first token, 95th percentile", "load", "first p95", "workload · arrivals", kind="lines"),
+    reads="load: arrivals a second over the programs a second of a batch. poisson: at random; bursts: eight at once. Times count from an item's arrival.",
+)  # fmt: skip
+def arrivals(setup: Setup) -> Iterator[Point]:
+    for workload in _workloads(setup, ("react", "judge", "chat-short")):
+        yield Point(workload.name, lambda workload=workload: list(_arrivals(setup, workload)))
+
+
+def _arrivals(setup: Setup, workload: Workload) -> Iterator[Row]:
+    count = setup.count(workload.n) * 2
+    with closing(setup.engine()) as engine:
+        program = lmc.compile(workload.program)
+        way = lambda items, backend: program.batch(items, backend=backend, temperature=0)
+        measure(way, workload.items(2, setup.seed - 1), engine)
+        rate = count / measure(way, workload.items(count, setup.seed), engine).seconds
+        for kind in ("poisson", "bursts"):
+            for load in (0.3, 0.6, 0.9):
+                rng = Random(f"{setup.seed}/{kind}/{load}")
+                due = _poisson(rng, load * rate, count) if kind == "poisson" else _bursts(load * rate, count)
+                found = arriving(program, workload.items(count, setup.seed + 1), engine, due)
+                yield {"workload": workload.name, "arrivals": kind, "load": load, "rate/s": load * rate, "n": count, "seconds": found.seconds, "first p50": found.first.p50,
+                       "first p95": found.first.p95, "first p99": found.first.p99, "total p50": found.total.p50, "total p95": found.total.p95, "total p99": found.total.p99}  # fmt: skip
+
+
+def _poisson(rng: Random, rate: float, count: int) -> list[float]:
+    """Times of arrivals at random, so many a second."""
+    at, due = 0.0, list[float]()
+    for _ in range(count):
+        due.append(at)
+        at += rng.expovariate(rate)
+    return due
+
+
+def _bursts(rate: float, count: int, size: int = 8) -> list[float]:
+    """Times of arrivals of so many at once."""
+    return [(i // size) * size / rate for i in range(count)]
+
+
+@experiment(
+    "run-ahead", "What is run-ahead worth on programs that read as they go, beside an expert's asyncio?",
+    Plot("Seconds over the expert's", "program", "times the expert's", "mode"),
+    reads="Ten programs as people write them on a mock of an API (0.3 s ± 30 % an answer, scaled by a third), interpreted, compiled, and rewritten by hand with asyncio.gather. "
+    "more tokens: beyond the interpreter's.",
+)  # fmt: skip
+def run_ahead(setup: Setup) -> Iterator[Point]:
+    for workload in WORKLOADS:
+        for temperature in (0.0, None):
+            yield Point(f"{workload.name} {'default' if temperature is None else temperature}", lambda workload=workload, temperature=temperature: [
+                {"program": row.workload, "mode": row.mode, "temperature": row.temperature, "seconds": row.seconds, "requests": row.requests, "tokens": row.tokens,
+                 "ahead used": row.used, "ahead wasted": row.wasted, "times the expert's": row.ratio, "faster": row.speedup, "more tokens": row.more}
+                for row in bench_ahead.bench(workload, bench_ahead.api, scale=0.33, temperature=temperature, reps=setup.reps, warm=2)
+            ])  # fmt: skip

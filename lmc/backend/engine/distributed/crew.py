@@ -1,0 +1,323 @@
+"""The ranks of an engine, as rank 0 has them: started, fed with passes, watched, and ended whatever happens.
+
+    loop's thread      tell ─► memory, "n is there" ─► ranks         every look finds what is wrong within a moment: a rank that
+    watching thread    their messages, their deaths, their silence   has ended, failed, or says nothing ends all of them, and the engine
+
+Collectives that wait for a rank which is gone end with it: on CPUs since its connections close, on GPUs since the group is aborted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+from lmc.backend.engine.attention.sharing import Group as Sharing
+from lmc.backend.engine.device_errors import RanksLost
+from lmc.backend.engine.distributed.group import NO_MULTICAST, Group
+from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, put, wait_until
+from lmc.backend.engine.request import Request
+from lmc.backend.engine.work import Pass
+from lmc.errors import ModelLoadError, ParameterError
+from lmc.forking import belongs_here
+
+log = logging.getLogger("lmc.engine")
+
+CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.backend.engine.distributed.rank import main; main()"
+DOORBELL = struct.Struct("<qq")  # number of a pass, int32 of it; -1: the end
+
+_LOOK = 0.05  # seconds between looks at ranks that say nothing
+_SILENT = 6.0  # seconds without a beat after which a rank that should compute is taken to hang: it beats four times a second
+_SILENT_LOADING = 120.0  # while it loads, native code may hold the interpreter for long
+_GRACE = 2.0  # seconds that ranks have to end by themselves
+LIMIT_CPU, LIMIT_GPU = 60.0, 8.0
+"""Seconds after which a pass that all ranks have begun is taken to hang."""
+
+
+class Crew:
+    """Ranks 1 to `ranks` - 1, processes of this one.
+
+    devices  of all ranks, by their names
+    limit    seconds that a pass may take
+    lost     why the engine cannot go on; None as long as it can
+    on_loss  called once, with that, from any thread
+    """
+
+    def __init__(self, devices: Sequence[str], limit: float, threads: int = 1) -> None:
+        self.ranks, self.devices, self._limit = len(devices), list(devices), limit
+        if self.ranks > MOST_RANKS:
+            raise ParameterError(f"Engine: tp is {self.ranks}; it may be {MOST_RANKS} at most")
+        self.group = Group(0, self.ranks, limit)
+        self.lost: RanksLost | None = None
+        self.on_loss: Callable[[RanksLost], None] = lambda _: None
+        self._process = os.getpid()
+        self._folder = tempfile.mkdtemp(prefix="lmc-ranks-")
+        self._memory = Memory()
+        self._number = 0
+        self._open, self._began = 0, 0.0  # passes that compute, and since when the first of them does, by time.monotonic(); 0: none
+        self._serving = self._closing = False
+        self._heard = threading.Condition()
+        self._said: dict[int, list[dict[str, Any]]] = {}
+        self._ranks: dict[int, _Rank] = {}
+        try:
+            for rank in range(1, self.ranks):
+                told = {"rank": rank, "ranks": self.ranks, "leader": os.getpid(), "memory": self._memory.handle, "threads": threads, "limit": limit}
+                self._ranks[rank] = _Rank(told)
+                self._said[rank] = []
+        except BaseException:
+            self._end()
+            raise
+        threading.Thread(target=_watch, args=(weakref.ref(self), list(self._ranks.values())), name="lmc-ranks", daemon=True).start()
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """A child of fork() has no right to its parent's ranks."""
+        self._heard, self._ranks, self._closing = threading.Condition(), {}, True
+
+    def watched_by(self, told: Callable[[RanksLost], None]) -> None:
+        """`told` is called if the engine cannot go on, from any thread; at once if it is so."""
+        self.on_loss = told
+        if self.lost is not None:
+            told(self.lost)
+
+    @property
+    def processes(self) -> list[int]:
+        """Their ids, by rank."""
+        return [rank.process.pid for rank in self._ranks.values()]
+
+    # -- before the first pass ---------------------------------------------------------------------------------------------
+
+    def load(self, options: Mapping[str, Any]) -> None:
+        """Lets them load their parts of a model (loader.load's options), each on its device."""
+        self._say({"load": {**options, "device": None}})
+
+    def loaded(self) -> dict[int, dict[str, Any]]:
+        """What each says when it has: `slots` that it has room for, `weights` bytes, `token` bytes. Raises ModelLoadError."""
+        return self._each("loaded", ModelLoadError)
+
+    def begin(self, slots: int, device: Any) -> None:
+        """Makes the group. Every rank has a pool of so many slots then."""
+        self._say({"begin": slots, "store": self._folder})
+        try:
+            self.group.connect(Path(self._folder) / "store", device)
+        except RuntimeError as error:
+            raise self.failed(error) from error
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def ready(self) -> None:
+        """Returns when all can compute."""
+        self._each("ready", RanksLost)
+        self._serving = True
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        for number, rank in self._ranks.items():
+            if "load" in message:
+                message = {"load": {**message["load"], "device": self.devices[number]}}
+            self._send(number, rank, json.dumps(message).encode())
+
+    def _send(self, number: int, rank: _Rank, message: bytes) -> None:
+        try:
+            rank.connection.send_bytes(message)
+        except OSError as error:
+            raise self.failed(error, f"rank {number} has ended") from error
+
+    def _each(self, what: str, kind: type[ModelLoadError] | type[RanksLost]) -> dict[int, dict[str, Any]]:
+        found = dict[int, dict[str, Any]]()
+        with self._heard:
+            while len(found) < len(self._ranks):
+                for number, said in self._said.items():
+                    if number not in found and said:
+                        found[number] = said.pop(0)[what]
+                if self.lost is not None:
+                    raise kind(self.lost.message)
+                self._heard.wait(_LOOK)
+        return found
+
+    # -- passes ------------------------------------------------------------------------------------------------------------
+
+    def tell(self, work: Pass, wanted: Sequence[int], groups: Sequence[Sharing], places: Mapping[Request, int], samples: int) -> None:
+        """All ranks compute this pass now; rank 0 has to, too. Raises RanksLost."""
+        self.check()
+        parts, memory, number = parts_of(work, wanted, groups, places, samples), self._memory, self._number + 1
+        size = sum(map(len, parts))
+        self._until_taken(number - 2)
+        if not memory.fits(size):
+            self._until_taken(number - 1)
+            memory.grow(size)
+        put(parts, memory.room(number, size))
+        self._number = number
+        self._open += 1
+        self._began = self._began or time.monotonic()
+        for rank, each in self._ranks.items():
+            self._send(rank, each, DOORBELL.pack(number, size))
+
+    def over(self) -> None:
+        """The first of the passes that were told and are not over yet is over."""
+        self._open -= 1
+        self._began = time.monotonic() if self._open else 0.0
+
+    def check(self) -> None:
+        """Raises RanksLost if it is so."""
+        if self.lost is not None:
+            raise self.lost
+
+    def _until_taken(self, number: int) -> None:
+        taken = self._memory.taken
+        wait_until(lambda: int(taken[1 : self.ranks].min()) >= number, self.check)
+
+    def failed(self, error: BaseException, why: str = "") -> RanksLost:
+        """Rank 0 cannot go on with a pass: the reason, which is another rank's if one has ended. Ends all of them."""
+        until = time.monotonic() + _GRACE
+        while self.lost is None and isinstance(error, OSError | RuntimeError) and time.monotonic() < until:
+            time.sleep(_LOOK / 5)  # what broke here may be the first sign of what the watch finds in a moment
+        self.lose(why or f"rank 0 failed in a pass, and the others cannot go on from there: {type(error).__name__}: {error}")
+        assert self.lost is not None
+        return self.lost
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def lose(self, why: str) -> None:
+        """All ranks end, and the engine with that reason."""
+        with self._heard:
+            if self.lost is not None or self._closing:
+                return
+            self.lost = RanksLost(f"the engine has ended: {why}; start a new one (lmc serve --restart does)")
+            self._heard.notify_all()
+        log.error("%s", self.lost.message)
+        self._kill()
+        self.group.abort()
+        self.on_loss(self.lost)
+
+    def close(self) -> None:
+        """Ends the ranks; returns when their processes have gone. Idempotent."""
+        if self._process != os.getpid():
+            return
+        with self._heard:
+            first, self._closing = not self._closing, True
+        if first:
+            self._end()
+
+    def _end(self) -> None:
+        for rank in self._ranks.values():
+            with suppress(OSError):
+                rank.connection.send_bytes(DOORBELL.pack(-1, 0))
+        until = time.monotonic() + (_GRACE if self._serving and self.lost is None else 0.0)
+        for rank in self._ranks.values():
+            with suppress(subprocess.TimeoutExpired):
+                rank.process.wait(max(0.0, until - time.monotonic()))
+        self._kill()
+        for rank in self._ranks.values():
+            rank.process.wait()
+            rank.connection.close()
+        self.group.close()
+        self._memory.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        for rank in self._ranks.values():
+            with suppress(ProcessLookupError):
+                rank.process.kill()
+
+    # -- the watch ---------------------------------------------------------------------------------------------------------
+
+    def look(self, number: int, rank: _Rank) -> bool:
+        """What a rank has said, and how it is. False when there is nothing more to look at."""
+        if self._closing or self.lost is not None:
+            return False
+        try:
+            while rank.connection.poll():
+                message = json.loads(rank.connection.recv_bytes())
+                if "failed" in message:
+                    self.lose(f"rank {number} on {self.devices[number]} failed: {message['failed']}")
+                    return False
+                with self._heard:
+                    self._said[number].append(message)
+                    self._heard.notify_all()
+        except (OSError, EOFError):
+            if not self._closing:
+                self.lose(f"rank {number} on {self.devices[number]} {_end_of(rank.process)}")
+            return False
+        if rank.process.poll() is not None:
+            self.lose(f"rank {number} on {self.devices[number]} {_end_of(rank.process)}")
+            return False
+        now, beats = time.monotonic(), int(self._memory.beats[number])
+        if beats != rank.beats:
+            rank.beats, rank.beaten = beats, now
+        elif now - rank.beaten > (_SILENT if self._serving else _SILENT_LOADING):
+            self.lose(f"rank {number} on {self.devices[number]} (process {rank.process.pid}) has not been running for {now - rank.beaten:.0f} s")
+            return False
+        began = self._began
+        if began and now - began > self._limit:
+            behind = [r for r in range(1, self.ranks) if int(self._memory.taken[r]) < self._number]
+            self.lose(f"a pass has taken {now - began:.0f} s and does not end" + (f": rank {behind[0]} has not begun it" if behind else ""))
+            return False
+        return True
+
+
+class _Rank:
+    """A process, and the line to it."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.connection, other = Pipe()
+        self.beats, self.beaten = 0, time.monotonic()
+        with other:
+            told = {**told, "control": other.fileno()}
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", CODE, json.dumps(sys.path), json.dumps(told)],
+                    stdin=subprocess.DEVNULL, stdout=_errors(), pass_fds=(told["control"], told["memory"]), start_new_session=True,
+                    env={**os.environ, **NO_MULTICAST},
+                )  # fmt: skip
+            except BaseException:
+                self.connection.close()
+                raise
+
+
+def _errors() -> int | None:
+    """Where what ranks print goes: not among the program's own output."""
+    try:
+        return sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL
+    except (OSError, ValueError):
+        return subprocess.DEVNULL
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    try:
+        status = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return "has closed its line"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
+
+
+def _watch(crew: weakref.ref[Crew], ranks: list[_Rank]) -> None:
+    """Until nobody has the crew, or there is nothing to watch."""
+    lines: dict[Connection, tuple[int, _Rank]] = {rank.connection: (number, rank) for number, rank in enumerate(ranks, 1)}
+    while True:
+        try:
+            wait_for(list(lines), _LOOK)
+        except (OSError, ValueError):
+            return  # closed meanwhile
+        here = crew()
+        if here is None:
+            return
+        if not all([here.look(*each) for each in lines.values()]):
+            return
+        del here
+

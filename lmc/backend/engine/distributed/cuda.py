@@ -1,0 +1,135 @@
+"""The runners of ranks on GPUs: the same graphs on every rank, with NCCL's sums captured in them.
+
+What ranks do to their devices must be the same, in the same order: all plan each pass by the same rules from the same spans, all graphs are
+captured before the first pass, and what rank 0 has drawn ahead is sent behind each pass, on the devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from lmc.backend.engine.attention.sharing import Group as Sharing
+from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
+from lmc.backend.engine.distributed.group import Summed
+from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.following import Kernels
+from lmc.backend.engine.kernels import automata, mask
+from lmc.backend.engine.sampler import Sampler
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.distributed.crew import Crew
+    from lmc.backend.engine.distributed.group import Group
+    from lmc.backend.engine.distributed.passes import Written
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.models.llama import LlamaModel
+    from lmc.backend.engine.work import Pass
+
+_LOOK = 100e-6  # seconds between looks at a pass in flight
+
+
+class _Ranked(CudaRunner):
+    """What all ranks have in common."""
+
+    def __init__(self, group: Group, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
+        super().__init__(model, kv, sampler)
+        self._group = group
+        self._sharing: list[Sharing] = []  # of the pass that begins, as rank 0 has found it
+        if self._products is not None:
+            for matrix in _summed(model):
+                matrix.multiply = self._products
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Every graph that there can be: one that is captured later would be a pass which others do not compute."""
+        super().capture()
+        for rows in BUCKETS:
+            for wide in (False, True):
+                self._captured(rows, wide=wide)
+
+    def _groups(self, work: Pass) -> list[Sharing]:
+        return self._sharing
+
+
+class LeadingCuda(_Ranked):
+    """Rank 0's. See AheadRunner."""
+
+    def __init__(self, crew: Crew, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
+        super().__init__(crew.group, model, kv, sampler)
+        self._crew, self._samples = crew, 0
+
+    @torch.inference_mode()
+    def launch(self, work: Pass) -> Watched:
+        self._samples = len(work.samples)
+        try:
+            landing = super().launch(work)
+            assert isinstance(landing, Landing)
+            if self._samples:
+                self._group.from_root(self._sampled[: self._samples])
+        finally:
+            self._samples = 0
+        return Watched(landing, self._crew)
+
+    def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
+        self._sharing = CudaRunner._groups(self, work)
+        self._crew.tell(work, wanted, self._sharing, self._places, self._samples)
+        try:
+            return super().logits(work, wanted)
+        except BaseException as error:
+            raise self._crew.failed(error) from error
+
+    def run(self, work: Pass) -> PassOutput:
+        output = super().run(work)
+        self._crew.over()
+        return output
+
+    def close(self) -> None:
+        self._crew.close()
+
+
+class Watched:
+    """A pass in flight that others compute, too: it is looked at, since one that hangs in a graph would never say so."""
+
+    def __init__(self, landing: Landing, crew: Crew) -> None:
+        self._landing, self._crew = landing, crew
+
+    def land(self) -> tuple[PassOutput, float]:
+        while not self._landing.ended.query():
+            self._crew.check()
+            time.sleep(_LOOK)
+        self._crew.over()
+        return self._landing.land()
+
+
+class FollowingCuda(_Ranked):
+    """The others'."""
+
+    @torch.inference_mode()
+    def follow(self, written: Written) -> None:
+        self._sharing = written.groups
+        self.logits(written.work, written.wanted)
+        if written.samples:
+            self._group.from_root(self._sampled[: written.samples])
+
+
+def _summed(model: LlamaModel) -> Iterable[Summed]:
+    for layer in model.layers:
+        for matrix in (layer.o, layer.down):  # experts have products of their own
+            if isinstance(matrix, Summed):
+                yield matrix
+
+
+def leading(crew: Crew, model: LlamaModel, pool: KVPool, vocab_size: int) -> LeadingCuda:
+    kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
+    runner = LeadingCuda(crew, model, pool, Sampler(vocab_size, kernels))
+    runner.capture()
+    return runner
+
+
+def following(group: Group, model: LlamaModel, pool: KVPool, sampler: Sampler) -> FollowingCuda:
+    runner = FollowingCuda(group, model, pool, sampler)
+    runner.capture()
+    return runner

@@ -1,0 +1,152 @@
+"""What ranks say to each other on their devices: sums, the gathered logits, tokens that rank 0 has drawn; and matrices that end in that.
+
+gloo on CPUs, NCCL on GPUs, where all of it can be captured in CUDA graphs. Groups are no process group of torch.distributed's registry: a
+program may have its own, and several engines.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmc.backend.engine.models.linear import Linear
+
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+"""Set in every rank before torch.distributed begins: multicast over NVLink can make a shared host unusable for others."""
+
+HANDSHAKE = 30.0
+"""Seconds that ranks, all of them alive, may take to find each other."""
+
+
+def without_multicast() -> None:
+    """In this process; before anything of NCCL is loaded."""
+    os.environ.update(NO_MULTICAST)
+
+
+class Group:
+    """Of ranks 0 to `ranks` - 1. Until `connect` it only says which one this is.
+
+    limit  seconds that a collective on a CPU may take: after that its peers are taken to be gone
+    """
+
+    def __init__(self, rank: int, ranks: int, limit: float) -> None:
+        self.rank, self.ranks, self._limit = rank, ranks, limit
+        self._group: Any = None
+
+    def connect(self, store: Path, device: torch.device) -> None:
+        """Meets the other ranks over a file that all of them name; each of them must be about to. Raises RuntimeError."""
+        import torch.distributed as dist
+
+        without_multicast()
+        met = dist.FileStore(str(store), self.ranks)
+        met.set_timeout(timedelta(seconds=HANDSHAKE))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=self._limit)
+            self._group = dist.ProcessGroupNCCL(met, self.rank, self.ranks, options)
+        else:
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            options._timeout = timedelta(seconds=self._limit)
+            self._group = dist.ProcessGroupGloo(met, self.rank, self.ranks, options)
+        self._root = dist.GatherOptions()
+        self._root.rootRank = 0
+        self._from_root = dist.BroadcastOptions()
+        self._from_root.rootRank = 0
+        self.sum(torch.zeros(1, device=device))  # communicators are made by the first use, which must not be captured
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Of all ranks' `x`, in place."""
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        """Of rank 0: all ranks' `x` [rows, n] side by side, [rows, ranks · n]; of others None."""
+        if self.rank:
+            self._group.gather([], [x], self._root).wait()
+            return None
+        every = x.new_empty(self.ranks, *x.shape)
+        self._group.gather([list(every.unbind(0))], [x], self._root).wait()
+        return every.transpose(0, 1).reshape(len(x), -1)
+
+    def from_root(self, x: Tensor) -> Tensor:
+        """Rank 0's `x`, in place."""
+        self._group.broadcast([x], self._from_root).wait()
+        return x
+
+    def abort(self) -> None:
+        """Ends what waits for peers that are gone. From any thread."""
+        group = self._group
+        if group is not None and hasattr(group, "abort"):
+            group.abort()
+
+    def close(self) -> None:
+        """Nothing is said any more."""
+        self._group = None
+
+    def measure(self, device: torch.device, sizes: tuple[int, ...] = (8 << 10, 512 << 10, 16 << 20), rounds: int = 20) -> dict[int, float]:
+        """Seconds of a sum of so many bytes, float16, the median of some; all ranks must do this at once."""
+        found = dict[int, float]()
+        for size in sizes:
+            x, times = torch.zeros(size // 2, dtype=torch.float16, device=device), list[float]()
+            for _ in range(rounds):
+                began = time.perf_counter()
+                self.sum(x)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                times.append(time.perf_counter() - began)
+            found[size] = sorted(times)[rounds // 2]
+        return found
+
+
+class Summed:
+    """A matrix whose columns are spread over ranks: each multiplies its part of x, and the results are added up."""
+
+    __slots__ = ("_group", "_sum", "local", "multiply")
+
+    def __init__(self, local: Linear, group: Group) -> None:
+        self.local, self._group, self._sum = local, group, group.sum
+        self.multiply: Callable[[Linear, Tensor], Tensor] = _plainly
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._sum(self.multiply(self.local, x).contiguous())
+
+    def over(self, local: Linear) -> Summed:
+        """The same of another way to multiply by this part."""
+        return Summed(local, self._group)
+
+
+def _plainly(matrix: Linear, x: Tensor) -> Tensor:
+    return matrix(x)
+
+
+class Gathered:
+    """A head whose rows are spread over ranks. Rank 0 has the logits of all; the others something of the same number of rows.
+
+    width    rows of the longest part; shorter ones are filled up
+    size     of the vocabulary
+    """
+
+    __slots__ = ("_group", "_size", "_width", "local")
+
+    def __init__(self, local: Linear, group: Group, width: int, size: int) -> None:
+        self.local, self._group, self._width, self._size = local, group, width, size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) == 0:
+            return x.new_empty(0, self._size)
+        y = self.local(x)
+        if y.shape[1] < self._width:
+            y = torch.nn.functional.pad(y, (0, self._width - y.shape[1]))
+        every = self._group.gather(y.contiguous())
+        return y if every is None else every[:, : self._size]

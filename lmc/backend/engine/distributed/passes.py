@@ -1,0 +1,154 @@
+"""A pass for other ranks: written once to memory that all of them map, in a few arrays of int32, and read there as a pass again.
+
+    rank 0 ──write──► part n mod 2 of the memory ──"n is there"──► each rank copies it out, and says so in `taken`
+
+While a pass runs the next one may be written; one more waits until the slowest rank has taken what was there before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lmc.backend.engine.attention.sharing import Group
+from lmc.backend.engine.request import PENDING, Kind, Request
+from lmc.backend.engine.work import Pass, Rows
+
+_PARTS = 2
+_FIRST = 1 << 20  # bytes of a part, to begin with
+_HEAD = 4096  # bytes before the parts: `taken` and `beats` of each rank
+_FIELDS = 8
+MOST_RANKS = 64
+
+
+class Written(NamedTuple):
+    """A pass as others read it: spans without requests, logit rows, groups that read slots together, and how many samples of it are
+    told behind it."""
+
+    work: Pass
+    wanted: list[int]
+    groups: list[Group]
+    samples: int
+
+
+class Memory:
+    """The memory. The file behind it has no name; it grows when a pass needs more."""
+
+    def __init__(self, handle: int | None = None) -> None:
+        self.handle = _unnamed() if handle is None else handle
+        if handle is None:
+            os.ftruncate(self.handle, _HEAD + _PARTS * _FIRST)
+        self._map()
+
+    def _map(self) -> None:
+        size = os.fstat(self.handle).st_size
+        self._memory = mmap.mmap(self.handle, size)
+        self._numbers = np.frombuffer(self._memory, np.int64, 2 * MOST_RANKS)
+        self._part = (size - _HEAD) // _PARTS
+
+    @property
+    def taken(self) -> np.ndarray:
+        """By each rank: the number of the last pass that it has copied out, [MOST_RANKS] int64."""
+        return self._numbers[:MOST_RANKS]
+
+    @property
+    def beats(self) -> np.ndarray:
+        """By each rank: how often it has said that it lives."""
+        return self._numbers[MOST_RANKS:]
+
+    def room(self, number: int, ints: int) -> np.ndarray:
+        """The place of pass `number`, at least so many int32. Whoever writes makes it larger, while nobody reads."""
+        return np.frombuffer(self._memory, np.int32, ints, _HEAD + number % _PARTS * self._part)
+
+    def fits(self, ints: int) -> bool:
+        return 4 * ints <= self._part
+
+    def grow(self, ints: int) -> None:
+        os.ftruncate(self.handle, _HEAD + _PARTS * (1 << (4 * ints - 1).bit_length()))
+        self._map()
+
+    def refresh(self) -> None:
+        """Another process may have made it larger."""
+        if os.fstat(self.handle).st_size != len(self._memory):
+            self._map()
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+def _unnamed() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("lmc-passes")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def parts_of(work: Pass, wanted: Sequence[int], groups: Sequence[Group], places: Mapping[Request, int], samples: int) -> list[np.ndarray]:
+    """The arrays of a pass. A pending token is written as its place among the samples before (kernels/embedding.py)."""
+    spans = work.spans
+    lengths = np.fromiter((len(s.ids) for s in spans), np.int32, len(spans))
+    contexts = np.fromiter((len(s.slots) for s in spans), np.int32, len(spans))
+    ids = np.concatenate([s.ids for s in spans], dtype=np.int32)
+    if places:
+        for span, end in zip(spans, np.cumsum(lengths).tolist(), strict=True):
+            if span.ids[-1] == PENDING:
+                ids[end - 1] = -1 - places[span.request]
+    grouped = list(chain.from_iterable((g.length, len(g.spans), *g.spans) for g in groups))
+    fields = (len(spans), len(ids), len(wanted), int(contexts.sum()), len(groups), len(grouped), samples, 0)
+    far = np.fromiter((s.is_far for s in spans), np.int32, len(spans))
+    return [_ints(fields), lengths, contexts, far, ids, _ints(wanted), _ints(grouped), *(s.slots for s in spans)]
+
+
+def put(parts: Sequence[np.ndarray], room: np.ndarray) -> None:
+    """Writes them one behind the other."""
+    np.concatenate(parts, out=room, casting="same_kind")
+
+
+def _ints(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+def read(room: np.ndarray) -> Written:
+    """What `put` wrote, copied out."""
+    spans, rows, wanted, slots, groups, grouped, samples, _ = room[:_FIELDS].tolist()
+    at = _FIELDS
+
+    def take(n: int, kind: Any = np.int32) -> np.ndarray:
+        nonlocal at
+        at += n
+        return room[at - n : at].astype(kind)
+
+    lengths, contexts, far = take(spans).tolist(), take(spans).tolist(), take(spans).tolist()
+    ids, logit_rows, said, every = take(rows), take(wanted).tolist(), take(grouped).tolist(), take(slots, np.int64)
+    work, row, slot = Pass(), 0, 0
+    for n, context, is_far in zip(lengths, contexts, far, strict=True):
+        work.add(Rows(_NOBODY, ids[row : row + n], context - n, every[slot : slot + context], is_far=bool(is_far)))
+        row, slot = row + n, slot + context
+    found: list[Group] = []
+    while len(found) < groups:
+        length, members = said[:2]
+        found.append(Group(length, tuple(said[2 : 2 + members])))
+        said = said[2 + members :]
+    return Written(work, logit_rows, found, samples)
+
+
+_NOBODY = Request(Kind.PREFILL, np.zeros(1, np.int32), lambda _: None)  # whose a row is, only rank 0 knows
+
+
+def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
+    """Returns once `done`; in between `check` may raise. As a rule it is done at once, or in some microseconds."""
+    for _ in range(100):
+        if done():
+            return
+    pause = 20e-6
+    while not done():
+        check()
+        time.sleep(pause)
+        pause = min(pause * 2, 2e-3)

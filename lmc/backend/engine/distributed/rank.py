@@ -1,0 +1,102 @@
+"""A rank's process: loads its part of the model, and computes every pass that rank 0 tells, until it is told to end or has nobody to tell it.
+
+It ends by itself when rank 0's process ends, however that happens: a thread watches the line and the parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmc.backend.engine.distributed.crew import DOORBELL
+from lmc.backend.engine.distributed.group import Group, without_multicast
+from lmc.backend.engine.distributed.passes import Memory, read
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.distributed.runner import Follower
+
+_BEAT = 0.25  # seconds
+_IDLE = 0.5  # seconds without a pass after which kernels are taken that have been compiled meanwhile
+
+
+def main() -> None:
+    """Runs a rank as `sys.argv` says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, who tells
+    told = json.loads(sys.argv[2])
+    without_multicast()
+    line, memory = Connection(told["control"]), Memory(told["memory"])
+    threading.Thread(target=_beat, args=(told, memory), name="lmc-beat", daemon=True).start()
+    status = 0
+    try:
+        _run(told, line, memory)
+    except EOFError:
+        pass  # nobody tells any more
+    except BaseException as error:
+        _tell(line, {"failed": _described(error)})
+        status = 1
+    os._exit(status)  # at once: collectives that wait for others would not let threads end
+
+
+def _beat(told: Mapping[str, Any], memory: Memory) -> None:
+    """Says that this process lives, and ends it when rank 0's does not."""
+    line = select.poll()
+    line.register(told["control"], 0)  # its end alone
+    rank = told["rank"]
+    while os.getppid() == told["leader"] and not line.poll(1000 * _BEAT):
+        memory.beats[rank] += 1
+    os._exit(0)
+
+
+def _tell(line: Connection, message: Mapping[str, Any]) -> None:
+    try:
+        line.send_bytes(json.dumps(message).encode())
+    except OSError:
+        pass  # rank 0 has gone, and will not ask
+
+
+def _described(error: BaseException) -> str:
+    from lmc.errors import LmcError
+
+    return error.message if isinstance(error, LmcError) else f"{type(error).__name__}: {error}"
+
+
+def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
+    import torch
+
+    from lmc.backend.engine.distributed.runner import follower
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.memory import default_pool, kv_bytes
+    from lmc.backend.engine.models.loader import load
+
+    torch.set_num_threads(told["threads"])
+    group = Group(told["rank"], told["ranks"], told["limit"])
+    loaded = load(**json.loads(line.recv_bytes())["load"], group=group)
+    _tell(line, {"loaded": {"slots": default_pool(loaded, told["ranks"]), "weights": loaded.weight_bytes, "token": kv_bytes(loaded)}})
+    begin = json.loads(line.recv_bytes())
+    pool = KVPool.of(loaded.layers, begin["begin"], loaded.dtype, str(loaded.device))
+    group.connect(Path(begin["store"]) / "store", loaded.device)
+    runner = follower(loaded, pool, group)
+    _tell(line, {"ready": {}})
+    _follow(told["rank"], line, memory, runner)
+
+
+def _follow(rank: int, line: Connection, memory: Memory, runner: Follower) -> None:
+    while True:
+        if not line.poll(_IDLE):
+            runner.settle()
+        number, size = DOORBELL.unpack(line.recv_bytes())
+        if number < 0:
+            return
+        memory.refresh()
+        written = read(memory.room(number, size))
+        memory.taken[rank] = number
+        runner.follow(written)
+

@@ -1,0 +1,87 @@
+"""Runners of ranks: rank 0's, which tells each pass before it computes its part, and the others', which compute what they are told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from lmc.backend.engine.distributed.passes import Written
+from lmc.backend.engine.model_runner import ModelRunner
+from lmc.backend.engine.models.llama import LlamaModel
+from lmc.backend.engine.sampler import Sampler
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.distributed.crew import Crew
+    from lmc.backend.engine.distributed.group import Group
+    from lmc.backend.engine.engine import Runner
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.models.loader import LoadedModel
+    from lmc.backend.engine.work import Pass
+
+
+class Follower(Protocol):
+    """What a rank computes passes with."""
+
+    def follow(self, written: Written) -> None: ...
+
+    def settle(self) -> None:
+        """Nothing runs for the moment."""
+        ...
+
+
+class Leading(ModelRunner):
+    """Rank 0's, where passes are waited for."""
+
+    def __init__(self, crew: Crew, model: LlamaModel, kv: KVPool, sampler: Sampler, device: str) -> None:
+        super().__init__(model, kv, sampler, device)
+        self._crew = crew
+
+    def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
+        crew = self._crew
+        crew.tell(work, wanted, (), {}, 0)
+        try:
+            return super().logits(work, wanted)
+        except BaseException as error:
+            raise crew.failed(error) from error
+        finally:
+            crew.over()
+
+    def close(self) -> None:
+        self._crew.close()
+
+
+class Following(ModelRunner):
+    """The others'."""
+
+    @torch.inference_mode()
+    def follow(self, written: Written) -> None:
+        self.logits(written.work, written.wanted)
+
+    def settle(self) -> None:
+        pass
+
+
+def leader(loaded: LoadedModel, pool: KVPool, vocab_size: int, crew: Crew) -> Runner:
+    assert isinstance(loaded.model, LlamaModel)
+    if _by_graphs(loaded):
+        from lmc.backend.engine.distributed.cuda import leading
+
+        return leading(crew, loaded.model, pool, vocab_size)
+    return Leading(crew, loaded.model, pool, Sampler(vocab_size), str(loaded.device))
+
+
+def follower(loaded: LoadedModel, pool: KVPool, group: Group) -> Follower:
+    assert isinstance(loaded.model, LlamaModel)
+    sampler = Sampler(loaded.config.vocab_size)  # which is never asked
+    if _by_graphs(loaded):
+        from lmc.backend.engine.distributed.cuda import following
+
+        return following(group, loaded.model, pool, sampler)
+    return Following(loaded.model, pool, sampler, str(loaded.device))
+
+
+def _by_graphs(loaded: LoadedModel) -> bool:
+    return loaded.device.type == "cuda" and loaded.dtype.itemsize == 2
+
+

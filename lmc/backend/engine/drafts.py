@@ -1,0 +1,324 @@
+"""Drafts: tokens that an answer probably goes on with. They are run beside its last token, and kept as far as they are what is drawn.
+
+    known            … the cat sat on the        what was said where the text ended like this before
+    draft                              mat and   rows of their own in the next pass; each draws the token behind it
+    drawn                              mat so    the first is the draft's: the row behind it drew the next token, too
+
+A draw depends on (seed, position) and the tokens before it alone, so a draft never changes a token, only how many there are a pass.
+
+Sources are the answer's own context, prompt included, and earlier answers to the same gen in the same namespace and account. In each
+the longest earlier occurrence of the text's end is looked for (prompt lookup; cf. the suffix automata of SAM decoding, which find the same
+but cost every request a build, also those that nobody drafts for). How often what followed there was what came next is counted for each
+gen, source and length of the occurrence, also while nothing is drafted: so drafts that would not pay are not run, and ones that would are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from lmc.backend.engine.request import PICTURE, Request
+from lmc.errors import ParameterError
+
+Setting = int | Literal["auto", "off"]
+
+MOST_DRAFTING = 8
+"""Answers that run together up to which drafts are made: their pass is waited for before the next one is planned."""
+MOST_TOKENS = 16  # of one draft, if nobody says otherwise
+_LIMIT = 64  # tokens that anybody may ask for
+
+_LEAST, _LONGEST = 2, 16  # tokens that an occurrence has at least, and up to which a longer one counts for more
+_SITE = 1 << 14  # tokens that are kept of the answers to one gen
+_SITES = 256  # gens of which answers are kept, those that were answered last
+_SEAM = -1  # between two answers
+
+
+class Match(NamedTuple):
+    """Where a text's end occurred before: `length` tokens before `at` in `text` are its last ones."""
+
+    text: np.ndarray
+    at: int
+    length: int
+    source: str
+    repeats: bool  # it is the text itself: behind its end it goes on as it does behind `at`
+
+    def next(self, n: int) -> np.ndarray:
+        """Up to `n` tokens that followed there."""
+        found = self.text[self.at : self.at + n]
+        if len(found) < n and self.repeats:
+            found = np.resize(found, n)
+        foreign = np.flatnonzero((found < 0) | (found >= PICTURE))
+        return found[: foreign[0]] if len(foreign) else found
+
+
+def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:
+    """The longest occurrence in `text` of the end of `end`, the last of several, with something behind it; None if it is too short."""
+    at = np.flatnonzero(text[:-1] == end[-1])
+    length = 1
+    while len(at) and length < min(_LONGEST, len(end)):
+        before = at[at >= length] - length
+        further = before[text[before] == end[-1 - length]] + length
+        if not len(further):
+            break
+        at, length = further, length + 1
+    if not len(at) or length < _LEAST:
+        return None
+    return Match(text, int(at[-1]) + 1, length, source, text is end)
+
+
+# -- what was right before ------------------------------------------------------------------------------------------
+
+
+_BUCKETS = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3] + [4] * 8 + [5])  # of lengths
+_PRIOR = np.array([0.35, 0.45, 0.55, 0.7, 0.8, 0.9])
+_WEIGHT = 4.0  # tokens that what is known of all gens counts for, where one begins
+_MEMORY = 0.98  # what a token counts for once another was seen
+
+
+class Odds:
+    """How often the token behind an occurrence was the next one, by the length of the occurrence."""
+
+    def __init__(self, prior: Odds | None = None) -> None:
+        self._prior = prior
+        self._hits, self._tries = np.zeros(len(_PRIOR)), np.zeros(len(_PRIOR))
+
+    def learn(self, length: int, hit: bool) -> None:
+        b = _BUCKETS[min(length, _LONGEST + 1)]
+        self._hits[b] = self._hits[b] * _MEMORY + hit
+        self._tries[b] = self._tries[b] * _MEMORY + 1
+
+    def rates(self) -> np.ndarray:
+        prior = _PRIOR if self._prior is None else self._prior.rates()
+        return (self._hits + _WEIGHT * prior) / (self._tries + _WEIGHT)
+
+    def chances(self, length: int, n: int) -> np.ndarray:
+        """[n] that the first, the first two, … tokens behind an occurrence are the next ones."""
+        lengths = np.minimum(np.arange(length, length + n), _LONGEST + 1)
+        return np.cumprod(self.rates()[_BUCKETS[lengths]])
+
+
+@dataclass(slots=True)
+class _Site:
+    """One gen in one namespace and account: what was answered, and which source was right."""
+
+    text: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    odds: dict[str, Odds] = field(default_factory=dict)
+
+    def keep(self, ids: np.ndarray) -> None:
+        self.text = np.concatenate((self.text, [_SEAM], ids)).astype(np.int32)[-_SITE:]  # whoever copies from the old one goes on with that
+
+
+# -- what a pass costs ----------------------------------------------------------------------------------------------
+
+
+class Costs:
+    """What rows of drafts cost, in passes without them.
+
+    ahead  whether passes are launched before the last one's tokens are known, which one with drafts is not
+    row    what a row more takes
+    host   what the host does between two passes
+    """
+
+    def __init__(self, ahead: bool, row: float, host: float = 0.1) -> None:
+        self.ahead, self.row, self.host = ahead, row, host
+        self._plain: dict[int, float] = {}  # seconds of a pass of so many rows
+
+    def learn(self, rows: int, drafted: int, seconds: float, host: float) -> None:
+        """A pass of so many rows, and so many of drafts beside them, has taken a device and its host so long."""
+        plain = self._plain.get(rows)
+        if not drafted:
+            self._plain[rows] = seconds if plain is None else plain + (seconds - plain) / 8
+        elif plain:
+            self.row += (min(1.0, max(0.0, (seconds / plain - 1) / drafted)) - self.row) / 16
+        if plain:
+            self.host += (min(2.0, host / plain) - self.host) / 32
+
+    def worth(self, answers: int, chances: Sequence[np.ndarray]) -> list[int]:
+        """How many tokens of each draft to run, so that most tokens come out of a second; none where that would not be more than without
+        any. `chances`: that as many tokens of each draft are right (Odds)."""
+        order = sorted(((p, i) for i, each in enumerate(chances) for p in each.tolist()), reverse=True)
+        counts = [0] * len(chances)
+        tokens, took = float(answers), 1 + self.host
+        for p, i in order:
+            if p * took <= tokens * self.row:
+                break
+            tokens, took = tokens + p, took + self.row
+            counts[i] += 1
+        plain = answers / (max(1.0, self.host) if self.ahead else 1 + self.host)
+        return counts if tokens / took > _GAIN * plain else [0] * len(chances)
+
+
+_GAIN = 1.03  # below which nobody would notice, and a wrong guess would cost more
+
+
+# -- drafts ---------------------------------------------------------------------------------------------------------
+
+
+class Drafts:
+    """The drafts of one engine. For its thread.
+
+    setting  tokens that a draft has at most: always so many where there are some; "auto": as many as pay; "off": none
+    """
+
+    def __init__(self, setting: Setting, costs: Costs) -> None:
+        self.costs = costs
+        self.use(setting)
+        self.forget()
+
+    def use(self, setting: Setting) -> None:
+        """From the next pass on."""
+        self.setting = setting
+        self._most = {"auto": MOST_TOKENS, "off": 0}[setting] if isinstance(setting, str) else setting
+
+    def forget(self) -> None:
+        """What was answered before, and which drafts were right."""
+        self._sites: dict[Hashable, _Site] = {}  # in the order of the last answer
+        self._every: dict[str, Odds] = {}
+
+    # -- what was said -----------------------------------------------------------------------------------------
+
+    def follow(self, req: Request) -> None:
+        """Looks at the tokens that a running answer has got since it was last looked at, and for what may come next."""
+        end = req.length - req.awaited
+        if not self._most or end <= req.prompt_len:
+            return
+        ids = req.ids[:end]
+        for at in range(max(req.followed, req.prompt_len), end):
+            match = req.match
+            if match is None:
+                break
+            if match.repeats:
+                match = match._replace(text=ids)  # which has grown
+            expected = match.next(1)
+            hit = len(expected) == 1 and int(expected[0]) == int(ids[at])
+            self._learn(req, match, hit)
+            req.match = match._replace(at=match.at + 1, length=match.length + 1) if hit and match.at + 1 < len(match.text) else None
+        req.followed = end
+        if req.match is None:
+            req.match = self._find(req, ids)
+
+    def _find(self, req: Request, ids: np.ndarray) -> Match | None:
+        if req.idle > 0:
+            req.idle -= 1
+            return None
+        own = occurrence(ids, ids, "own")
+        site = self._sites.get(_key(req))
+        if site is not None and len(site.text):
+            other = occurrence(site.text, ids, "site")
+            if other is not None and (own is None or other.length > own.length):
+                own = other
+        req.vain = 0 if own is not None else req.vain + 1
+        req.idle = min(req.vain // _VAIN, _MOST_IDLE)
+        return own
+
+    def ended(self, req: Request) -> None:
+        """An answer is complete: others to the same gen may go on like it."""
+        req.match = None
+        if self._most and (key := _key(req)) is not None and req.length > req.prompt_len:
+            site = self._sites.pop(key, None) or _Site()
+            site.keep(req.ids[req.prompt_len : req.length])
+            self._put(key, site)
+
+    def _put(self, key: Hashable, site: _Site) -> None:
+        self._sites[key] = site
+        if len(self._sites) > _SITES:
+            del self._sites[next(iter(self._sites))]
+
+    def _learn(self, req: Request, match: Match, hit: bool) -> None:
+        self._odds(req, match.source).learn(match.length, hit)
+        self._every.setdefault(match.source, Odds()).learn(match.length, hit)
+
+    def _odds(self, req: Request, source: str) -> Odds:
+        every = self._every.setdefault(source, Odds())
+        key = _key(req)
+        if key is None:
+            return every
+        site = self._sites.get(key)
+        if site is None:
+            site = _Site()
+            self._put(key, site)
+        return site.odds.setdefault(source, Odds(every))
+
+    # -- what comes next ---------------------------------------------------------------------------------------
+
+    def propose(self, decoding: Sequence[Request], rows: int) -> dict[Request, np.ndarray]:
+        """Drafts for the next pass, of so many rows in all; what else is in it are the rows of `decoding`."""
+        if not self._most or rows <= 0 or len(decoding) > MOST_DRAFTING:
+            return {}
+        found: dict[Request, np.ndarray] = {}
+        for req in decoding:
+            if req.match is None or req.awaited or req.followed != req.length:
+                continue
+            draft = _legal(req, req.match.next(min(self._most, _room(req))))
+            if len(draft):
+                found[req] = draft
+        counts = self._counts(len(decoding), [(req, len(draft), 0) for req, draft in found.items()]) if found else []
+        drafts: dict[Request, np.ndarray] = {}
+        for (req, draft), n in zip(found.items(), counts, strict=True):
+            n = min(n, rows)
+            rows -= n
+            if n:
+                drafts[req] = draft[:n]
+        return drafts
+
+    def is_promising(self, requests: Iterable[Request]) -> bool:
+        """Whether drafts will pay once the tokens of `requests` are known that are being sampled: then these are worth waiting for."""
+        if not self._most:
+            return False
+        requests = list(requests)
+        if len(requests) > MOST_DRAFTING:
+            return False
+        expected = [(req, min(self._most, _room(req)), 1) for req in requests if req.match is not None]
+        expected = [(req, n, more) for req, n, more in expected if n > 0]
+        return bool(expected) and any(self._counts(len(requests), expected))
+
+    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int]]) -> list[int]:
+        """How many tokens of each draft to run. Of each: how many it has, and how many tokens come before them."""
+        if self.setting != "auto":
+            return [n for _, n, _ in drafts]
+        chances: list[np.ndarray] = []
+        for req, n, before in drafts:
+            assert req.match is not None
+            chances.append(self._odds(req, req.match.source).chances(req.match.length, n + before)[before:])
+        return self.costs.worth(answers, chances)
+
+
+_VAIN = 8  # tokens in a row without an occurrence for each that is not looked at then
+_MOST_IDLE = 4
+
+
+def _key(req: Request) -> Hashable:
+    """Which answers may be alike. None: nobody knows. Never those of another namespace or account: who is faster could tell what others were told."""
+    loc = req.gen[0] if isinstance(req.gen, tuple) else None
+    return None if loc is None else (req.namespace, req.account, req.gen)
+
+
+def _room(req: Request) -> int:
+    """Tokens that may be drafted: the answer may have them, and their rows are computed as they will be without a draft."""
+    room = req.kv_max - req.length
+    return room if req.near is None or req.is_far else min(room, req.near - req.length)
+
+
+def _legal(req: Request, draft: np.ndarray) -> np.ndarray:
+    """The draft up to the first token that cannot be drawn there, or ends the answer."""
+    answer = req.answer
+    assert answer is not None
+    matcher = None if answer.matcher is None else answer.matcher.fork()
+    for i, token in enumerate(draft.tolist()):
+        if token in answer.stop_ids or (matcher is not None and (matcher.done or not matcher.allows(token))):
+            return draft[:i]
+        if matcher is not None:
+            matcher.accept(token)
+    return draft
+
+
+def check_setting(setting: object) -> Setting:
+    """Raises ParameterError unless it is one."""
+    if setting in ("auto", "off"):
+        return setting  # pyright: ignore[reportReturnType]
+    if isinstance(setting, int) and not isinstance(setting, bool) and 0 < setting <= _LIMIT:
+        return setting
+    raise ParameterError(f'Engine: drafts is {setting!r}; it can be "auto", "off" or a number of tokens from 1 to {_LIMIT}')

@@ -1,0 +1,461 @@
+"""Several engines of one model behind one `Backend`: where what is asked goes, and what becomes of it when a replica fails.
+
+A submission goes where the longest beginning of its prompt has been, unless that replica is too busy (placement.py); what goes on from an
+answer that is not there yet, or belongs to a group of siblings, goes where its parent is. When a replica's process ends, what it was asked
+is asked again elsewhere, with the answers so far as given, if nobody has read a part of the answer; else it fails and says why.
+
+    handle ──► _Node ──► its parent _Node        segments and answers so far: the prompt, which another replica can take up
+                 └──► the replica's handle        nobody has the node, nor an answer of it, any more: dropped over there, too
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from lmc.backend.api.prefixes import BLOCK, extended
+from lmc.backend.base import HEALTHY, Capabilities, Counters, Handle, Health, Hints, Output, Result, Scored, charge
+from lmc.backend.pipe.client import PipeBackend, PipeHandle
+from lmc.backend.placement import Placement, Target
+from lmc.backend.replicas.process import Process
+from lmc.chat import ChatTemplate
+from lmc.errors import BackendError
+from lmc.forking import belongs_here
+from lmc.prompt import Gen, Given, Image, Mark, Segment, Select, Special, Text
+
+log = logging.getLogger("lmc.engine")
+
+_CHARACTERS = 4  # of text, for about a token
+_PICTURE = 512  # characters that a picture counts
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Replica(Target):
+    """One of them."""
+
+    process: Process
+    backend: PipeBackend
+
+
+class _Asked(Result):
+    """An answer; keeps what is asked alive as long as somebody may read it."""
+
+    __slots__ = ("__weakref__", "node")
+
+    def __init__(self, node: _Node) -> None:
+        super().__init__()
+        self.node: _Node | None = node
+
+
+class _Node:
+    """A submission: what was asked behind what, where, and what it counts there until its answers are there.
+
+    outputs      of what it asks, in order; None where it is not answered yet
+    answers      who waits for these, if anybody does
+    keys, rest   of the beginnings of the prompt up to here (prefixes.py), and the characters behind the last of them
+    size, limit  tokens of that prompt, about, and of the answers at most
+    """
+
+    __slots__ = (
+        "__weakref__", "answers", "cancelled", "cost", "handle", "hints", "keys", "kind", "limit", "moves", "outputs", "owner", "parent", "replica", "rest",
+        "segments", "size",
+    )  # fmt: skip
+
+    def __init__(self, owner: Replicas, kind: str, parent: _Node | None, segments: Sequence[Segment], hints: Hints | None) -> None:
+        self.owner, self.kind, self.parent, self.segments, self.hints = owner, kind, parent, tuple(segments), hints
+        self.handle: PipeHandle | None = None
+        self.replica: Replica | None = None
+        self.cost, self.moves, self.cancelled = 0, 0, False
+        self.keys, self.rest = extended(*(parent.keys, parent.rest) if parent is not None else ((), ""), _text(segments))
+        self.size = len(self.keys) * BLOCK + len(self.rest) // _CHARACTERS
+        self.limit = sum(s.params.max_new_tokens for s in segments if isinstance(s, Gen))
+        self.outputs: list[Output | None] = [None for s in segments if isinstance(s, Gen | Select)]
+        self.answers: tuple[weakref.ref[_Asked], ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether all its answers are there."""
+        return None not in self.outputs
+
+    @property
+    def written(self) -> list[Segment]:
+        """Its segments, with the answers that are there as given."""
+        outputs = iter(self.outputs)
+        return [
+            segment if not isinstance(segment, Gen | Select) or (output := next(outputs)) is None
+            else Given(output.text, output.ids if isinstance(segment, Gen) else ())
+            for segment in self.segments
+        ]  # fmt: skip
+
+    def __del__(self) -> None:
+        self.owner.leave(self)
+
+
+class ReplicaHandle:
+    """A prompt in one of the replicas."""
+
+    __slots__ = ("__weakref__", "_results", "node")
+
+    def __init__(self, node: _Node, results: tuple[Result, ...]) -> None:
+        self.node, self._results = node, results
+
+    @property
+    def results(self) -> Sequence[Result]:
+        return self._results
+
+    def cancel(self) -> None:
+        """Stops what is unfinished; its results, and those of everything that depends on them, fail with CancelledError."""
+        self.node.cancelled = True
+        if self.node.handle is not None:
+            self.node.handle.cancel()
+
+
+class Replicas:
+    """A backend over replicas, which are its own from now on. `words`: the tokenizer and whole chat template of their model."""
+
+    def __init__(self, processes: Sequence[Process], words: Any = None, whole_template: Any = None) -> None:
+        self._processes = list(processes)
+        self._lock = threading.RLock()  # nodes end in destructors, which may run while it is held
+        self._placement: Placement[Replica] = Placement()
+        try:
+            every = [Replica(bit=i, process=process, backend=process.backend()) for i, process in enumerate(processes)]
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
+        self._placement.use(every)
+        self._every, self._closed = every, False
+        self._moving = threading.RLock()  # held while nodes of a lost replica are asked of others
+        self._mover: queue.SimpleQueue[tuple[_Node, int, BaseException] | None] | None = None
+        self.tokenizer, self.whole_template = words, whole_template
+        weakref.finalize(self, _end, [r.backend for r in every], self._processes)
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        self._lock, self._moving, self._mover = threading.RLock(), threading.RLock(), None
+
+    # -- the protocol --------------------------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._every[0].backend.capabilities
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._every[0].backend.chat_template
+
+    def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ReplicaHandle:
+        return self._enter("submit", parent, segments, hints)
+
+    def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ReplicaHandle:
+        return self._enter("prefill", parent, segments, hints)
+
+    def release(self, handle: Handle) -> None:
+        node = self._own(handle)
+        if node.replica is not None and node.handle is not None and node.replica.backend.lost is None:
+            node.replica.backend.release(node.handle)
+
+    def holds(self, handle: Handle) -> bool:
+        node = self._own(handle)
+        return node.replica is not None and node.handle is not None and node.replica.backend.holds(node.handle)
+
+    def counters(self) -> Counters:
+        """Of all replicas that are there."""
+        return reduce(add, [replica.backend.counters() for replica in self._living], Counters())
+
+    def flush_cache(self) -> None:
+        for replica in self._living:
+            replica.backend.flush_cache()
+
+    def server_info(self) -> dict[str, Any]:
+        found = [_said(replica) for replica in self._every]
+        first = next((each for each in found if "model" in each), {})
+        return {"model": first.get("model", self.capabilities.name), "max_context": self.capabilities.max_context, "replicas": found}
+
+    def health(self) -> Health:
+        """Of the worst replica that is there; ended if none is."""
+        if self._closed:
+            return Health("closed", "the engine was closed")
+        living = self._living
+        if not living:
+            return Health("ended", "all replicas have ended")
+        worst = next((found for replica in living if not (found := replica.backend.health()).ready), HEALTHY)
+        return Health("failed", worst.reason) if worst.state == "ended" and len(living) > 1 else worst
+
+    def close(self) -> None:
+        """Ends the replicas and their processes; idempotent."""
+        self._closed = True
+        _end([replica.backend for replica in self._every], self._processes)
+
+    def __enter__(self) -> Replicas:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- for people and servers ------------------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        """What is where, in lines for people."""
+        return tuple(f"replica {r.bit} on {r.process.device}{': ' + line if line else ''}" for r in self._every for line in r.process.topology)
+
+    @property
+    def processes(self) -> list[int]:
+        """Their ids."""
+        return [process.id for process in self._processes]
+
+    def count_tokens(self, text: str) -> int:
+        """How many tokens a text by itself is, for plans and predictions."""
+        return len(self.tokenizer.encode((text,), at_start=False)) if text else 0
+
+    def encode(self, parts: Sequence[Any]) -> list[int]:
+        """The token ids of literal parts at the start of a prompt."""
+        return list(self.tokenizer.encode(parts))
+
+    def warm_up(self) -> None:
+        """Nothing: replicas take kernels when they are compiled."""
+
+    # -- requests ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _living(self) -> list[Replica]:
+        return [replica for replica in self._every if replica.backend.lost is None]
+
+    def _own(self, handle: Handle) -> _Node:
+        if not (isinstance(handle, ReplicaHandle) and handle.node.owner is self):
+            raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
+        return handle.node
+
+    def _enter(self, kind: str, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None) -> ReplicaHandle:
+        if self._closed:
+            raise BackendError(f"{self.capabilities.name} is closed")
+        node = _Node(self, kind, None if parent is None else self._own(parent), segments, hints)
+        results = tuple([_Asked(node) for _ in node.outputs])
+        node.answers = tuple(map(weakref.ref, results))
+        self._place(node)
+        return ReplicaHandle(node, results)
+
+    def _place(self, node: _Node) -> None:
+        """Asks it of a replica. Raises what is wrong with it; if a replica ends meanwhile, another is asked."""
+        while True:
+            before = node.parent
+            if before is not None and not _known(before):
+                self._revive(before)
+            with self._lock:
+                replica = self._choose(node)
+                if replica is None:
+                    raise self._none_left()
+                cost = self._placement.give(replica, node)
+                onto = before.handle if before is not None and before.replica is replica else None
+            segments = node.written if onto is not None else [*_history(before), *node.written]
+            try:
+                enter = replica.backend.submit if node.kind == "submit" else replica.backend.prefill
+                handle = enter(onto, _merged(segments), node.hints)
+            except BaseException:
+                with self._lock:
+                    self._placement.leave(replica, cost)
+                if replica.backend.lost is None:
+                    raise
+                self._lost(replica)
+                continue
+            with self._lock:
+                node.replica, node.handle, node.cost = replica, handle, cost
+            if not handle.results:
+                self.leave(node)
+            open_ = [i for i, output in enumerate(node.outputs) if output is None]
+            for i, result in zip(open_, handle.results, strict=True):
+                result.on_change(_Forward(node, i))
+            return
+
+    def _choose(self, node: _Node) -> Replica | None:
+        """Where the parent is, if it has to be there; else by prefixes and load."""
+        for replica in self._placement.targets:
+            if replica.backend.lost is not None:
+                self._placement.drop(replica)
+        if not self._placement.targets:
+            return None
+        before = node.parent
+        if before is not None and before.replica is not None and before.replica.backend.lost is None:
+            grouped = node.hints is not None and node.hints.group is not None
+            if grouped or not _known(before):
+                return before.replica
+        return self._placement.pick(node)
+
+    def leave(self, node: _Node) -> None:
+        """Its replica has nothing to do for it any more. Usable from a destructor."""
+        with self._lock:
+            replica, cost, node.cost = node.replica, node.cost, 0
+            if replica is not None and cost:
+                self._placement.leave(replica, cost)
+
+    def _lost(self, replica: Replica) -> None:
+        with self._lock:
+            news = not replica.dropped
+            self._placement.drop(replica)
+        if news:
+            log.error("replica %d on %s %s; %d of %d are left", replica.bit, replica.process.device, replica.process.described, len(self._living), len(self._every))
+
+    def _none_left(self) -> BackendError:
+        ends = ", ".join(f"replica {r.bit} {r.process.described}" for r in self._every)
+        return BackendError(f"{self.capabilities.name} cannot be used any more: {ends}; start it again (lmc serve --restart does)")
+
+    # -- answers ------------------------------------------------------------------------------------------------------------
+
+    def answered(self, node: _Node) -> None:
+        """One more of its answers is there."""
+        with self._lock:
+            if node.replica is not None and not node.replica.dropped:
+                self._placement.answered(node.replica, node)
+        if node.known:
+            self.leave(node)
+
+    def move_soon(self, node: _Node, index: int, error: BaseException) -> None:
+        """The replica that an answer was asked of has ended. From the thread that reads from it, which must not wait."""
+        with self._lock:
+            if self._mover is None:
+                self._mover = queue.SimpleQueue()
+                threading.Thread(target=_move, args=(self._mover,), name="lmc-moves", daemon=True).start()
+        self._mover.put((node, index, error))
+
+    def move(self, node: _Node, index: int, error: BaseException) -> None:
+        """Asks others, if nobody has read a part of the answer; else it fails and says why."""
+        answer = node.answers[index]()
+        if answer is None or answer.done or node.cancelled or self._closed:
+            return _fail(answer, error)
+        replica = node.replica
+        try:
+            if replica is not None and replica.backend.lost is not None:
+                self._lost(replica)
+                if answer.deltas or node.moves >= len(self._every):
+                    raise BackendError(f"replica {replica.bit} on {replica.process.device} {replica.process.described} while it answered, and a part had been read")
+            self._revive(node)
+        except Exception as failure:
+            _fail(answer, failure)
+
+    def _revive(self, node: _Node) -> None:
+        """What it asks is asked of a replica that is there."""
+        with self._moving:
+            if node.replica is not None and node.replica.backend.lost is None:
+                return
+            self.leave(node)
+            node.moves += 1
+            self._place(node)
+
+
+def _fail(answer: _Asked | None, error: BaseException) -> None:
+    if answer is not None:
+        answer.fail(error)
+        answer.node = None
+
+
+def _move(moves: queue.SimpleQueue[tuple[_Node, int, BaseException] | None]) -> None:
+    """One after another, until nobody has the backend any more."""
+    while (each := moves.get()) is not None:
+        node, index, error = each
+        node.owner.move(node, index, error)
+        del node, each
+
+
+def _history(node: _Node | None) -> list[Segment]:
+    """All that a prompt was made of, its answers as given."""
+    found = list[list[Segment]]()
+    while node is not None:
+        found.append(node.written)
+        node = node.parent
+    return [segment for written in reversed(found) for segment in written]
+
+
+def _known(node: _Node | None) -> bool:
+    """Whether all answers of a prompt are there."""
+    while node is not None:
+        if not node.known:
+            return False
+        node = node.parent
+    return True
+
+
+def _merged(segments: Sequence[Segment]) -> list[Segment]:
+    """Texts that follow each other as one."""
+    found = list[Segment]()
+    for segment in segments:
+        if isinstance(segment, Text) and found and isinstance(before := found[-1], Text):
+            found[-1] = Text((*before.parts, *segment.parts))
+        else:
+            found.append(segment)
+    return found
+
+
+def _text(segments: Sequence[Segment]) -> str:
+    """What prompts are compared by: literal text; an answer is its place."""
+    found = list[str]()
+    for segment in segments:
+        if isinstance(segment, Text):
+            found += [p if isinstance(p, str) else p.spelling if isinstance(p, Special) else f"\0{p.role}{p.edge}" if isinstance(p, Mark) else "\0" for p in segment.parts]
+        elif isinstance(segment, Given):
+            found.append(segment.text)
+        elif isinstance(segment, Image):
+            found.append(f"\0{id(segment)}".ljust(_PICTURE))
+        else:
+            found.append(f"\0{segment.seed}")
+    return "".join(found)
+
+
+class _Forward:
+    """What becomes of an answer over there, for the one here. On the thread that reads the replica's pipe."""
+
+    __slots__ = ("_index", "_node", "_seen")
+
+    def __init__(self, node: _Node, index: int) -> None:
+        self._node, self._index, self._seen = weakref.ref(node), index, 0
+
+    def __call__(self, result: Result) -> None:
+        node = self._node()
+        if node is None:
+            return
+        answer, deltas = node.answers[self._index](), result.deltas
+        while answer is not None and self._seen < len(deltas):
+            answer.feed(deltas[self._seen], _scored(result, self._seen))
+            self._seen += 1
+        if not result.done:
+            return
+        if result.error is None:
+            node.outputs[self._index] = output = result.output()
+            if node.hints is not None:  # accounts are of this process
+                charge(node.hints.owner, output.usage)
+        elif node.replica is not None and node.replica.backend.lost is not None and not node.cancelled:
+            return node.owner.move_soon(node, self._index, result.error)
+        node.owner.answered(node)
+        if answer is None:
+            return
+        if result.error is not None:
+            return _fail(answer, result.error)
+        answer.finish(result.output())
+        answer.node = None
+
+
+def _scored(result: Result, at: int) -> Scored:
+    return result.scored(at, at + 1)
+
+
+def _said(replica: Replica) -> dict[str, Any]:
+    prompt = {"requests": replica.requests, "running": replica.running, "sent_before": replica.known}
+    if replica.backend.lost is not None:
+        return {"replica": replica.bit, "device": replica.process.device, "ended": replica.process.described, **prompt}
+    return {"replica": replica.bit, "device": replica.process.device, **replica.backend.server_info(), **prompt}
+
+
+def _end(backends: Sequence[PipeBackend], processes: Sequence[Process]) -> None:
+    for backend in backends:
+        backend.close()
+    for process in processes:
+        process.close()
+
+

@@ -1,0 +1,91 @@
+"""`lmc bench`: what lmc gives a user's own program."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmc import named, userfiles
+from lmc.cli.console import say, write
+from lmc.cli.models import open_backend
+from lmc.cli.options import Arguments, InputFile, ModelName, Target
+from lmc.cli.run import arguments_of, one_source
+from lmc.config import config
+from lmc.items import read_items
+from lmc.pages import several
+from lmc.userfiles import UsageError
+
+
+def bench(
+    target: Target,
+    arg: Arguments = None,
+    input_file: InputFile = None,
+    backend: ModelName = None,
+    reps: Annotated[int, typer.Option(min=1, help="Timed repetitions; each runs every item in every way.")] = 3,
+    limit: Annotated[int | None, typer.Option(min=1, show_default="all", help="Use the first so many items of --input.")] = None,
+    ways: Annotated[str, typer.Option(help="Of loop, interpreted, one by one, compiled; the first is what the others are compared with.")] = "loop,interpreted,one by one,compiled",
+    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file.")] = None,
+) -> None:
+    """Runs a program in several ways and compares them: seconds, latencies, requests, tokens, price.
+
+    \b
+    loop         one item after another, interpreted: what plain code does
+    interpreted  all items as a batch
+    one by one   one item after another, compiled: what run-ahead gives
+    compiled     all items as a batch
+
+    Each way runs every item --reps times at temperature 0, in turns, after a run of two items that does not count. The cache of a model in this
+    process is emptied before each; a server's is not, so behind an API the first way can pay for what later ones find. Tools of the program run
+    each time, too.
+
+    \b
+    Examples:
+      lmc bench examples/judge.py:judge --input examples/data/essays.jsonl --limit 2
+      lmc bench my.py:program --input rows.csv -b openai:gpt-4.1-mini --limit 10 --reps 1
+    """
+    from lmc.measuring import WAYS, compare
+
+    one_source(arg, input_file)
+    names = [name.strip() for name in ways.split(",")]
+    if unknown := [name for name in names if name not in WAYS]:
+        raise UsageError(f"--ways: there is no way {unknown[0]!r}; there are {', '.join(WAYS)}")
+    program = userfiles.load_program(target)
+    if target.endswith(".lmcp"):
+        raise UsageError(f"{target} is a saved program, which has no source to interpret; give FILE.py:FUNCTION")
+    items = [arguments_of(program, arg)] if input_file is None else list(read_items(program, input_file).arguments)[:limit]
+    name = backend or config().model or "smollm2"
+    with closing(open_backend(name)) as model:
+        if not named.is_model(name) and name != "mock":
+            say(f"note: {named.public(name)} is asked for {len(items)} items {reps} times in each of {len(names)} ways")
+        lines = compare(program, lambda _: items, model, ways=names, reps=reps)
+    rows = [_row(line) for line in lines]
+    print(_table(rows))
+    print(f"\n{several(len(items), 'item')}, {several(reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. p50 and p95: from the start to an item's last answer."
+          "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value.")
+    if output is not None:
+        write(json.dumps({"program": target, "backend": named.public(name), "lines": [asdict(line) for line in lines]}, indent=1), output)
+    if any(line.same < 1 for line in lines):
+        say("note: some answers differ between the ways. On a real model the numerics of batching can decide a near tie; a program that uses the time, "
+            "random numbers or other programs' answers differs by itself")
+
+
+def _row(line: Any) -> dict[str, str]:
+    return {
+        "": line.way, "seconds": f"{line.seconds:.3f}", "range": f"{line.least:.3f}-{line.most:.3f}", "faster": f"{line.speedup:.2f}x",
+        "p50 s": f"{line.total.p50:.3f}", "p95 s": f"{line.total.p95:.3f}", "requests": str(line.requests), "prompt": str(line.prompt_tokens),
+        "computed": str(line.computed_tokens), "generated": str(line.generated_tokens), "forced": str(line.forced_tokens or ""), "passes": str(line.passes or ""),
+        "ahead": f"{line.ahead_used}/{line.ahead_asked}" if line.ahead_asked else "", "price": "" if line.cost is None else f"{line.cost:.4f}", "same": f"{line.same:.0%}",
+    }  # fmt: skip
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    """The columns in which something is, aligned."""
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    lines = [names, *([row[name] for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
+    return "\n".join("  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths))).rstrip() for line in lines)

@@ -1,0 +1,240 @@
+"""Measure a program in the ways in which it can be run: times of each item, requests, tokens, money. `lmc bench`, and the project's experiments.
+
+    loop          one item after another, interpreted: what plain code does
+    interpreted   all items as a batch, interpreted
+    one by one    one item after another, compiled
+    compiled      all items as a batch, compiled
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import lmc
+from lmc.backend.base import Backend, Counters, Handle, Hints, Prices, Result, Usage
+from lmc.prompt import Segment
+
+Items = Sequence[Mapping[str, Any]]
+Way = Callable[[Items, Any], list[Any]]
+"""Runs a program's items on a backend; gives their states in order."""
+
+
+class Watched:
+    """A backend that notes when the answers of each run came. It adds a list append to a request, and nothing to an answer.
+
+    streams  let answers arrive as they grow, so that the time of a first token is known; without, it is that of a first answer
+    """
+
+    def __init__(self, backend: Backend, *, streams: bool = False) -> None:
+        self.backend, self._streams = backend, streams
+        self.runs: dict[object, list[Result]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def submit(self, parent: Any, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
+        given = hints or Hints()
+        handle = self.backend.submit(parent, segments, given._replace(watched=True) if self._streams else given)
+        self.runs.setdefault(_item.get() or (given.run and given.run.number), []).extend(handle.results)
+        return handle
+
+    def times(self) -> dict[object, tuple[float, float]]:
+        """When each run had its first text and its last answer, by `time.perf_counter()`. Of runs that have an answer."""
+        found: dict[object, tuple[float, float]] = {}
+        for run, results in self.runs.items():
+            ended = [(r.first or r.ended, r.ended) for r in results if r.answer is not None]
+            if ended:
+                found[run] = min(first for first, _ in ended), max(end for _, end in ended)
+        return found
+
+
+_item: ContextVar[str] = ContextVar("item", default="")
+"""Which item a thread runs, where each has one of its own."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Percentiles of times, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @staticmethod
+    def of(times: Sequence[float]) -> Spread:
+        """Of at least one time, by the nearest rank: a percentile is a time that occurred."""
+        found = sorted(times)
+        at = lambda share: found[max(0, math.ceil(share * len(found)) - 1)]
+        return Spread(at(0.5), at(0.95), at(0.99))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All items once, in one way.
+
+    seconds   wall time until every item is done
+    first, total  from the start (of an item, where one runs after another; else of all) to its first text, and to its last answer
+    texts     what each item's conversation was, and what it returned
+    """
+
+    seconds: float
+    counters: Counters
+    usage: Usage
+    first: Spread
+    total: Spread
+    texts: tuple[tuple[str, str], ...]
+
+
+def loop(program: Any) -> Way:
+    """The interpreter, one item after another."""
+    return lambda items, backend: [_ended(program.run_batch([dict(item)], backend=backend, **GREEDY)[0]) for item in items]
+
+
+def interpreted(program: Any) -> Way:
+    return lambda items, backend: program.run_batch([dict(item) for item in items], backend=backend, **GREEDY)
+
+
+def one_by_one(program: Any) -> Way:
+    """Compiled, one item after another."""
+    made = lmc.compile(program)
+    return lambda items, backend: [_ended(made.call(item, backend=backend, **GREEDY)) for item in items]
+
+
+def compiled(program: Any, **options: Any) -> Way:
+    """Compiled with these options, as a batch."""
+    made = lmc.compile(program, **options)
+    return lambda items, backend: made.batch(items, backend=backend, **GREEDY)
+
+
+GREEDY: Mapping[str, Any] = {"temperature": 0, "seed": 0}
+"""Of all runs. A gen with a temperature of its own has the same seed in every way."""
+WAYS: Mapping[str, Callable[[Any], Way]] = {"loop": loop, "interpreted": interpreted, "one by one": one_by_one, "compiled": compiled}
+ONE_AFTER_ANOTHER = ("loop", "one by one")
+
+
+def _ended(state: Any) -> Any:
+    state.sync()
+    return state
+
+
+def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, streams: bool = False) -> Measured:
+    """Run all items once, with an empty cache.
+
+    in_turn  items run one after another, so that the time of each counts from the end of the one before
+    Raises what an item raises: a speed of programs that fail is none.
+    """
+    backend.flush_cache()
+    gc.collect()
+    watched = Watched(backend, streams=streams)
+    before, began = backend.counters(), time.perf_counter()
+    states = way(items, watched)
+    for state in states:
+        state.sync()
+    seconds = time.perf_counter() - began
+    times = sorted(watched.times().values(), key=lambda t: t[1])
+    starts = [began, *(end for _, end in times[:-1])] if in_turn else [began] * len(times)
+    spent = sum((state.usage for state in states), Usage())
+    answered = [(first - start, end - start) for start, (first, end) in zip(starts, times)] or [(seconds, seconds)]  # a program may ask nothing
+    return Measured(
+        seconds, backend.counters() - before, spent, Spread.of([first for first, _ in answered]), Spread.of([total for _, total in answered]),
+        tuple((state.text(), repr(state.ret_value)) for state in states),
+    )  # fmt: skip
+
+
+def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, streams: bool = True) -> Measured:
+    """Run each item when its time has come, on a thread of its own, as the users of a service would.
+
+    at  seconds from the start, of each item, in order
+    `first` and `total` count from an item's arrival. Raises what an item raises, after all have ended.
+    """
+    backend.flush_cache()
+    watched = Watched(backend, streams=streams)
+    states: list[Any] = [None] * len(items)
+    failures: list[BaseException] = []
+
+    def run(i: int) -> None:
+        _item.set(str(i))
+        try:
+            states[i] = _ended(program.call(items[i], backend=watched, **GREEDY))
+        except BaseException as error:  # raised below, in the thread that waits
+            failures.append(error)
+
+    before, began = backend.counters(), time.perf_counter()
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(items))]
+    for thread, due in zip(threads, at):
+        time.sleep(max(0.0, began + due - time.perf_counter()))
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    seconds = time.perf_counter() - began
+    seen = watched.times()
+    times = [(seen[str(i)][0] - began - due, seen[str(i)][1] - began - due) for i, due in enumerate(at) if str(i) in seen] or [(seconds, seconds)]
+    return Measured(seconds, backend.counters() - before, sum((state.usage for state in states), Usage()), Spread.of([first for first, _ in times]),
+                    Spread.of([total for _, total in times]), tuple((state.text(), repr(state.ret_value)) for state in states))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """One way of running a program, over all repetitions. Counters and percentiles are those of the repetition whose time is the median.
+
+    same  share of items with the text and return value of the first way's, over all repetitions
+    cost  in what the backend's prices are in; None where it has none
+    """
+
+    way: str
+    items: int
+    reps: int
+    seconds: float
+    least: float
+    most: float
+    first: Spread
+    total: Spread
+    requests: int
+    prompt_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    forced_tokens: int
+    passes: int
+    ahead_asked: int
+    ahead_used: int
+    cost: float | None
+    same: float
+    speedup: float
+
+
+def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: Sequence[str] = tuple(WAYS), reps: int = 3, streams: bool = False) -> list[Line]:
+    """Run a program in several ways, in turns, after an untimed run of each; the first way is what the others are compared with.
+
+    draw  the items of a repetition; -1: of the untimed run
+    """
+    made = {name: WAYS[name](program) for name in ways}
+    runs: dict[str, list[Measured]] = {name: [] for name in ways}
+    for way in made.values():
+        measure(way, draw(-1)[:2], backend)
+    for rep in range(reps):
+        items = draw(rep)
+        for name in ways if rep % 2 == 0 else tuple(reversed(ways)):  # texts that were met before are tokenized already
+            runs[name].append(measure(made[name], items, backend, in_turn=name in ONE_AFTER_ANOTHER, streams=streams))
+    return [_line(name, runs[name], runs[ways[0]], backend.capabilities.prices) for name in ways]
+
+
+def _line(name: str, runs: Sequence[Measured], reference: Sequence[Measured], prices: Prices | None) -> Line:
+    times = [run.seconds for run in runs]
+    middle = statistics.median_low(times)
+    run = runs[times.index(middle)]
+    pairs = [(a, b) for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts)]
+    return Line(
+        name, len(run.texts), len(runs), middle, min(times), max(times), run.first, run.total, run.counters.calls, run.counters.prompt_tokens,
+        run.counters.prefilled_tokens, run.counters.generated_tokens, run.counters.forced_tokens, run.counters.passes, run.usage.ahead_asked, run.usage.ahead_used,
+        None if prices is None else prices.of(run.usage), sum(a == b for a, b in pairs) / len(pairs), statistics.median_low([r.seconds for r in reference]) / middle,
+    )  # fmt: skip

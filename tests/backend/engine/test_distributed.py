@@ -1,0 +1,417 @@
+"""Ranks compute together what one process computes alone: gloo on CPUs; what ends when one of them does, in every phase."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.model
+torch = pytest.importorskip("torch")
+
+import lmc  # noqa: E402
+from lmc.backend.engine.distributed import crew as crews  # noqa: E402
+from lmc.backend.engine.distributed.group import Group  # noqa: E402
+from lmc.backend.engine.models import loader  # noqa: E402
+from lmc.backend.engine.models.loader import load  # noqa: E402
+from lmc.backend.local import Engine  # noqa: E402
+from lmc.errors import BackendError, ModelLoadError, ParameterError  # noqa: E402
+from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Text  # noqa: E402
+from tests.backend.engine.model_fixtures import PlainKV, batch  # noqa: E402
+from tests.backend.engine.test_models import FAMILIES, saved  # noqa: E402, F401
+
+UNEVEN = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16, "hidden_size": 144, "vocab_size": 101, "intermediate_size": 96}
+SOON = 10.0  # seconds in which an engine ends when one of its ranks does
+
+
+def together(ranks, work):
+    """What `work(group)` gives on each of so many ranks, which are threads here."""
+    found, errors = [None] * ranks, []
+
+    def run(rank):
+        try:
+            found[rank] = work(Group(rank, ranks, 20.0))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return found
+
+
+def logits_of(loaded):
+    """Of a mixed pass: a prompt's chunk behind cached tokens, two decoding rows of one prefix, all rows' logits."""
+    kv, ids = PlainKV(loaded, 80), torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    loaded.model.forward(batch((ids, range(40))), kv)
+    chunk, other = ids[::-1][:9], [*range(10), 49]
+    work = batch((chunk, [*range(10), *range(40, 49)]), ([5], other), ([6], [*range(10), 50]), logits=range(11))
+    return loaded.model.forward(work, kv)
+
+
+def spread(folder, ranks, tmp_path, **options):
+    def compute(group):
+        loaded = load(str(folder), group=group, **options)
+        group.connect(tmp_path / "store", torch.device("cpu"))
+        logits = logits_of(loaded)
+        group.sum(torch.zeros(1))  # nobody leaves before all are done
+        return loaded, logits
+
+    return together(ranks, compute)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_spread_gives_the_logits_of_one(saved, family, ranks, tmp_path):  # noqa: F811
+    folder, _ = saved(family)
+    alone = logits_of(load(str(folder), dtype="float32"))
+    (first, logits), *others = spread(folder, ranks, tmp_path, dtype="float32")
+    torch.testing.assert_close(logits, alone, atol=1e-4 * float(alone.std()), rtol=1e-4)
+    assert all(found.weight_bytes < load(str(folder), dtype="float32").weight_bytes for found in (first, *(loaded for loaded, _ in others)))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_heads_that_do_not_divide(saved, ranks, tmp_path, monkeypatch):  # noqa: F811
+    for name in ("llama", "qwen3"):
+        kind, extra = FAMILIES[name]
+        monkeypatch.setitem(FAMILIES, name, (kind, extra | UNEVEN))
+        folder, _ = saved(name)
+        alone = logits_of(load(str(folder), dtype="float32"))
+        (tmp_path / name).mkdir()
+        (_, logits), *_ = spread(folder, ranks, tmp_path / name, dtype="float32")
+        assert logits.shape == alone.shape
+        torch.testing.assert_close(logits, alone, atol=1e-4 * float(alone.std()), rtol=1e-4)
+
+
+def test_packed_and_half_weights_stay_close(saved, tmp_path):  # noqa: F811
+    folder, _ = saved("qwen2")
+    for dtype, tolerance in ((None, 2e-2), ("bfloat16", 0.25)):
+        alone = logits_of(load(str(folder), dtype=dtype))
+        (tmp_path / str(dtype)).mkdir()
+        (_, logits), _ = spread(folder, 2, tmp_path / str(dtype), dtype=dtype)
+        torch.testing.assert_close(logits, alone, atol=tolerance * float(alone.std()), rtol=1e-3)
+
+
+def test_ranks_read_their_slices_alone(saved, tmp_path, monkeypatch):  # noqa: F811
+    """Of what is mapped from the files, no rank makes a whole matrix of a layer."""
+    folder, _ = saved("llama")
+    largest = dict[str, int]()
+    real = loader.llama.fuse_layer
+
+    def watched(state, config, index):
+        fused = real(state, config, index)
+        for name, tensor in fused.items():
+            largest[name] = max(largest.get(name, 0), tensor.numel())
+        return fused
+
+    monkeypatch.setattr(loader.llama, "fuse_layer", watched)
+    spread(folder, 2, tmp_path, dtype="float32")
+    assert largest["layers.0.down.weight"] == 64 * 64 and largest["layers.0.o.weight"] == 64 * 32
+
+
+def test_dummy_weights_are_made_by_share(saved, tmp_path):  # noqa: F811
+    folder, _ = saved("qwen2")
+    (folder / "model.safetensors").unlink()
+    (_, logits), _ = spread(folder, 2, tmp_path, dtype="float32", load_format="dummy")
+    assert logits.isfinite().all()
+
+
+def test_weights_of_another_model_name_the_tensor(saved, tmp_path):  # noqa: F811
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = saved("qwen2")
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.1.mlp.up_proj.weight"] = torch.zeros(7, 64)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.up_proj.*\[7, 64\].*\[112, 64\]"):
+        load(str(folder), group=Group(1, 2, 1.0))
+
+
+def test_what_cannot_be_spread_is_refused_before_anything_is_read(saved, tmp_path):  # noqa: F811
+    folder, _ = saved("qwen2")
+    with pytest.raises(ModelLoadError, match="tp=5: the model has 4 attention heads"):
+        load(str(folder), group=Group(0, 5, 1.0))
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace('"qwen2"', '"gemma"'))
+    with pytest.raises(ModelLoadError, match=r"tp=2.*dp="):
+        load(str(folder), group=Group(0, 2, 1.0))
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ParameterError, match="tp"):
+            Engine(str(folder), tp=wrong)
+    with pytest.raises(ParameterError, match="host_memory"):
+        Engine(str(folder), tp=2, host_memory="1GB")
+
+
+# -- engines of several processes ---------------------------------------------------------------------------------------------
+
+
+def gen(most=8, constraint=None, *, seed=0, **options):
+    return Gen(SamplingParams(**{"max_new_tokens": most, "temperature": 0.0, "return_logprob": True} | options), constraint, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with Engine("smollm2", dtype="float32", device="cpu", max_tokens=600, chunk=64) as engine:
+        yield engine
+        engine.check()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Engine("smollm2", dtype="float32", device="cpu", max_tokens=600, chunk=64, tp=2) as engine:
+        processes = processes_of(engine)
+        yield engine
+        engine.check()
+    assert gone(processes)
+
+
+def processes_of(engine):
+    return engine._core._runner._crew.processes
+
+
+def gone(processes, within=0.0):
+    """Whether they have ended, within so many seconds."""
+    deadline = time.monotonic() + within
+    while (left := any(Path(f"/proc/{p}").exists() for p in processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not left
+
+
+def test_a_program_gives_what_one_process_gives(alone, pair):
+    def asked(engine):
+        prompts = [f"The capital of {c} is" for c in ("France", "Italy", "Japan", "Peru")]
+        prompts += ["Once upon a time, " * 12 + end for end in ("a king", "a queen")]
+        handles = [engine.submit(None, [Text((p,)), gen(10, ignore_eos=True)]) for p in prompts]
+        handles += [engine.submit(None, [Text((p,)), gen(6, temperature=0.9, top_p=0.9)]) for p in prompts[:2]]
+        handles += [engine.submit(None, [Text(("Grade: ",)), gen(30, Constraint("regex", r"[ABC]\+? because (\w+ ){1,3}\."))])]
+        root = engine.submit(None, [Text(("Answer yes or no. Is the sky blue? ",))])
+        handles += [engine.submit(root, [Select(("yes", "no"), ChoicesMethod.TOKEN_LENGTH_NORMALIZED)])]
+        forks = [engine.submit(root, [Text((f"Reason {i}: ",)), gen(5), Text((" so ",)), gen(3)]) for i in range(3)]
+        return [result.output() for handle in (*handles, *forks) for result in handle.results]
+
+    first, second = asked(alone), asked(pair)
+    for ours, theirs in zip(second, first, strict=True):
+        assert ours.texts == theirs.texts
+        for a, b in zip(ours.metas, theirs.metas, strict=True):
+            for mine, its in zip(a.get("output_token_logprobs", ()), b.get("output_token_logprobs", ()), strict=True):
+                assert mine[1:2] == its[1:2] and mine[:1] == pytest.approx(its[:1], abs=2e-3)
+
+
+def test_the_radix_tree_serves_all_ranks(pair):
+    """What is cached, forked, evicted and computed again is so in every rank's pool: texts do not depend on the pool's size."""
+    question = "Question {}: why is the sky {}? " * 3
+    texts = []
+    for _ in range(2):
+        handles = [pair.submit(None, [Text((question.format(i, i, i, i, i, i),)), gen(6)]) for i in range(12)]
+        texts.append([h.results[0].output().text for h in handles])
+        pair.check()
+    before = pair.counters().cached_tokens
+    handles = [pair.submit(None, [Text((question.format(0, 0, 0, 0, 0, 0),)), gen(6, seed=i)]) for i in range(3)]
+    assert [h.results[0].output().text for h in handles] == [texts[0][0]] * 3 and texts[0] == texts[1]
+    assert pair.counters().cached_tokens > before
+
+
+def test_a_batch_of_programs(pair):
+    @lmc.function
+    def judge(s, essay):
+        s += "Essay: " + essay + "\nIs it good? "
+        s += lmc.select("good", choices=["yes", "no"])
+        for f in s.fork(2):
+            f += lmc.gen("why", max_tokens=4, temperature=0)
+        s += lmc.gen("out", max_tokens=4, regex=r"[a-z ]{3,8}")
+
+    lmc.set_default_backend(pair)
+    try:
+        states = lmc.compile(judge).batch([{"essay": f"I like {i} cats."} for i in range(4)])
+    finally:
+        lmc.set_default_backend(None)
+    assert all(state["good"] in ("yes", "no") and 3 <= len(state["out"]) <= 8 for state in states)
+
+
+def test_it_says_what_is_where(pair):
+    lines = pair.server_info()["topology"]
+    assert "tp=2" in lines[0] and "600 tokens" in lines[0]
+    assert "heads 0–5 of q, 0–1 of k and v" in lines[1] and "heads 6–8 of q, 2 of k and v" in lines[2] and "GiB of KV" in lines[2]
+    assert pair.topology == tuple(lines)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(saved):  # noqa: F811
+    return str(saved("llama")[0])
+
+
+def engine_of(folder, **options):
+    engine = Engine(folder, dtype="float32", device="cpu", max_tokens=400, chunk=64, max_batch=4, **{"tp": 2} | options)
+    engine.were = processes_of(engine)
+    return engine
+
+
+def long(engine, text="abc", most=200):
+    return engine.submit(None, [Text((text,)), gen(most, ignore_eos=True, return_logprob=False)])
+
+
+def ended(engine, began, says):
+    """The engine has ended in time, says why, and nothing is left of it."""
+    assert time.monotonic() - began < SOON
+    deadline = time.monotonic() + SOON
+    while engine.health().state != "ended" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert engine.health().state == "ended" and says in engine.health().reason
+    with pytest.raises(BackendError, match=says):
+        long(engine)
+    engine.close()
+    assert gone(engine.were)
+
+
+@pytest.mark.parametrize("phase", ["idle", "prefill", "decode"])
+@pytest.mark.parametrize(("ranks", "victim"), [(2, 1), (3, 2)])
+def test_a_killed_rank_ends_the_engine_with_the_reason(tiny, phase, ranks, victim):
+    engine = engine_of(tiny, tp=ranks)
+    handles = []
+    if phase == "prefill":
+        handles = [long(engine, "abcdefgh" * 24, 50) for _ in range(3)]
+    elif phase == "decode":
+        handles = [long(engine) for _ in range(3)]
+        next(iter(handles[0].results[0].stream()))
+    began = time.monotonic()
+    os.kill(engine.were[victim - 1], signal.SIGKILL)
+    for handle in handles:
+        with suppress(BackendError):  # some may have been complete
+            handle.results[0].output()
+    ended(engine, began, f"rank {victim} on cpu was ended by SIGKILL")
+
+
+def test_a_killed_rank_while_loading_is_an_error_of_loading(tiny, monkeypatch):
+    killed = crews.Crew.loaded
+
+    def loaded(self):
+        os.kill(self.processes[0], signal.SIGKILL)
+        return killed(self)
+
+    monkeypatch.setattr(crews.Crew, "loaded", loaded)
+    began, processes = time.monotonic(), []
+    monkeypatch.setattr(crews.Crew, "_end", lambda self, end=crews.Crew._end: (processes.extend(self.processes), end(self)))
+    with pytest.raises(ModelLoadError, match="rank 1 on cpu was ended by SIGKILL"):
+        engine_of(tiny)
+    assert time.monotonic() - began < SOON + 10  # with the start of the processes
+    assert gone(processes)
+
+
+def test_a_killed_rank_while_it_closes(tiny):
+    engine = engine_of(tiny)
+    long(engine)
+    os.kill(engine.were[0], signal.SIGKILL)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < SOON
+    assert gone(engine.were)
+
+
+def test_a_rank_that_stops_is_found(tiny, monkeypatch):
+    monkeypatch.setattr(crews, "_SILENT", 3.0)
+    engine = engine_of(tiny)
+    began = time.monotonic()
+    os.kill(engine.were[0], signal.SIGSTOP)
+    with pytest.raises(BackendError, match="has not been running"):
+        long(engine).results[0].output()
+    ended(engine, began, "rank 1 on cpu")
+
+
+FAULTY = """
+import json, sys; sys.path[:] = json.loads(sys.argv[1])
+from lmc.backend.engine.model_runner import ModelRunner
+real, passes = ModelRunner.logits, []
+def faulty(self, work, wanted):
+    passes.append(work.rows)
+    if len(passes) == 3:
+        %s
+    return real(self, work, wanted)
+ModelRunner.logits = faulty
+from lmc.backend.engine.distributed.rank import main; main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        ("raise MemoryError('no room for a pass')", "rank 1 on cpu failed: MemoryError: no room for a pass"),
+        ("import os; os._exit(7)", "rank 1 on cpu has ended with status 7"),
+    ],
+)
+def test_what_a_rank_fails_with_is_the_reason(tiny, monkeypatch, act, says):
+    monkeypatch.setattr(crews, "CODE", FAULTY % act)
+    engine = engine_of(tiny)
+    began = time.monotonic()
+    with pytest.raises(BackendError, match=says):
+        long(engine).results[0].output()
+    ended(engine, began, says)
+
+
+def test_a_pass_that_does_not_end(tiny, monkeypatch):
+    """The rank lives, and its beats say so; the pass hangs."""
+    monkeypatch.setattr(crews, "CODE", FAULTY % "import time; time.sleep(1000)")
+    monkeypatch.setattr("lmc.backend.engine.distributed.start.LIMIT_CPU", 2.0)
+    engine = engine_of(tiny)
+    began = time.monotonic()
+    with pytest.raises(BackendError, match="the engine has ended"):
+        long(engine).results[0].output()
+    ended(engine, began, "the engine has ended")
+
+
+def test_rank_0_that_fails_in_a_pass_ends_all(tiny, monkeypatch):
+    engine = engine_of(tiny)
+    model = engine._core._runner._model
+
+    def forward(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model, "forward", forward)
+    began = time.monotonic()
+    with pytest.raises(BackendError, match="rank 0 failed in a pass.*no room"):
+        long(engine).results[0].output()
+    ended(engine, began, "rank 0 failed")
+
+
+LEADER = """
+import sys, time
+from lmc.backend.local import Engine
+from lmc.prompt import Gen, SamplingParams, Text
+engine = Engine(sys.argv[1], dtype="float32", device="cpu", max_tokens=400, tp=2)
+print(*engine._core._runner._crew.processes, flush=True)
+if sys.argv[2] == "decode":
+    engine.submit(None, [Text(("abc",)), Gen(SamplingParams(max_new_tokens=100000, ignore_eos=True))])
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(("phase", "how"), [("idle", signal.SIGKILL), ("decode", signal.SIGKILL), ("idle", signal.SIGINT)])
+def test_no_rank_outlives_the_process_that_started_it(tiny, phase, how):
+    leader = subprocess.Popen([sys.executable, "-c", LEADER, tiny, phase], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+    assert leader.stdout is not None
+    processes = [int(word) for word in leader.stdout.readline().split()]
+    assert processes
+    os.killpg(leader.pid, how) if how == signal.SIGINT else os.kill(leader.pid, how)
+    leader.wait(SOON)
+    assert gone(processes, SOON)
+
+
+def test_an_engine_that_nobody_has_any_more_ends_its_ranks(tiny):
+    engine = engine_of(tiny)
+    processes = engine.were
+    del engine
+    gc.collect()
+    assert gone(processes, SOON)

@@ -1,0 +1,246 @@
+"""Drafts: more tokens a pass, and the same ones; none of another's; none where they do not pay."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from lmc.backend.base import Hints
+from lmc.backend.engine import drafts as drafting
+from lmc.backend.engine.drafts import Costs, Odds, occurrence
+from lmc.errors import ParameterError
+from lmc.prompt import Gen, Loc, Text
+from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
+from tests.backend.engine_fakes import Copies, CopiesAhead, automata, backend, promising_little, stepped
+from tests.searching import size
+
+RUNS = [Copies, CopiesAhead]
+
+
+def drain(core) -> None:
+    while core.turn():
+        pass
+
+
+@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize("drafts", [1, 5, 16, "auto"])
+def test_answers_are_those_without_drafts(runs, drafts):
+    """Sampled, stopped, penalised, scored, constrained, forced; texts, ids, log-probabilities, why each ended."""
+    expected = [answers(Copies, [chain])[0] for chain in CHAINS]
+    found = [answers(runs, [chain], drafts=drafts) for chain in CHAINS]
+    assert [said for said, _ in found] == expected
+    accepted = sum(core.counters().accepted_tokens for _, core in found)
+    assert accepted > 10 if drafts != "auto" else accepted >= 0
+
+
+@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize("name", ["plain", "sampled", "scored", "penalised", "forced often", "free within", "bound and scored"])
+def test_what_is_cached_behind_an_answer_is_what_is_without_drafts(runs, name):
+    """KV of drafts that were drawn is kept, and of no others."""
+    cached: list[list[int]] = []
+    for drafts in ("off", 7):
+        engine, core = stepped(4096, compiler=automata(WORDS), runs=runs, drafts=drafts)
+        handles = [engine.submit(None, [Text((f"{text} {text} ",)), ASKS[name], Text(("and",)), gen(3)]) for text in ("ab cat", "the the")]
+        drain(core)
+        engine.check()
+        cached.append([engine.stats()["cached_tokens"], *(h.results[1].output().meta["cached_tokens"] for h in handles)])
+    assert cached[0] == cached[1]
+
+
+@pytest.mark.search
+def test_random_answers_are_those_without_drafts(monkeypatch):
+    """In pools that are too small for all of them, some of them under constraints, some cancelled, in two namespaces; forks and batches."""
+
+    def said(runs, drafts) -> list[object]:
+        engine, core = stepped(slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140, drafts=drafts)
+        handles = [
+            engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go go ",)), a)], Hints(namespace=str(n % 2)))
+            for n, chain in enumerate(chains)
+        ]
+        with promising_little():
+            turns = 0
+            while core.turn():
+                turns += 1
+                for handle, when in zip(handles, cancelled, strict=True):
+                    if when == turns:
+                        handle.cancel()
+                engine.check()
+        counted.append((core.counters().preemptions, core.counters().accepted_tokens))
+        assert core.counters().accepted_tokens <= core.counters().drafted_tokens
+        kept = [handle for handle, when in zip(handles, cancelled, strict=True) if when is None]
+        stats = engine.stats()
+        assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
+        return [seen_of(r) for handle in kept for r in handle.results]
+
+    counted: list[tuple[int, int]] = []
+    for seed in range(size(10, 400)):
+        rng = Random(seed)
+        chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.choice([rng.randint(1, 7), rng.randint(9, 16)]))]
+        cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]
+        slots, chunk, max_batch = rng.choice([145, 160, 800]), rng.choice([6, 12, 64]), rng.choice([2, 7, 32])
+        monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", rng.choice([0.0, 0.3, 1.0]))
+        expected = said(Copies, "off")
+        drafts = rng.choice([1, 2, 5, 16, "auto"])
+        for runs in RUNS:
+            assert said(runs, drafts) == expected, (seed, runs, drafts)
+    preempted, accepted = map(sum, zip(*counted, strict=True))
+    assert preempted > 0 and accepted > 100
+
+
+def copied(core, prompt: str, answer: str) -> None:
+    core.runner.say(WORDS.encode((prompt,)), WORDS.encode((answer,)))
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_what_is_copied_from_the_prompt_takes_few_passes(runs):
+    text = "0123456789QRSTUVWXYZ!$%&/()=?+*#"
+    passes = {}
+    for drafts in ("off", 8):
+        engine, core = stepped(1024, runs=runs, drafts=drafts)
+        copied(core, f"{text}\n{text[:3]}", text[3:])
+        handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60)])
+        drain(core)
+        engine.check()
+        output = handle.results[0].output()
+        assert output.text == text[3:]
+        passes[drafts] = output.usage.passes
+    assert passes["off"] == len(text) - 2
+    assert passes[8] <= 6, "one for the first token, then nine at a time"
+    assert output.usage.accepted_tokens >= len(text) - 9 and output.usage.drafted_tokens >= output.usage.accepted_tokens
+    assert engine.counters().accepted_tokens == output.usage.accepted_tokens
+
+
+def at(line: int, ask: Gen) -> Gen:
+    return Gen(ask.params, ask.constraint, ask.seed, ask.name, Loc("program.py", line))
+
+
+TOLD = "QRSTUVWXYZ 0123456789"
+
+
+def accepted_in(first: Hints, second: Hints, lines=(1, 1)) -> int:
+    """Tokens of drafts in an answer that is like an earlier one, which its own prompt is not."""
+    engine, core = stepped(1024, drafts=8)
+    for hints, line, prompt in ((first, lines[0], "one:"), (second, lines[1], "two:")):
+        copied(core, prompt, TOLD)
+        handle = engine.submit(None, [Text((prompt,)), at(line, gen(60))], hints)
+        drain(core)
+        assert handle.results[0].output().text == TOLD
+    return handle.results[0].output().usage.accepted_tokens
+
+
+def test_earlier_answers_to_the_same_gen_are_drafts():
+    assert accepted_in(Hints(), Hints()) > 10
+    assert accepted_in(Hints(), Hints(), (1, 2)) == 0, "to another gen"
+
+
+def test_nobody_is_told_by_time_what_others_were_answered():
+    """Drafts come from answers in the same namespace and of the same account."""
+    assert accepted_in(Hints(namespace="a"), Hints(namespace="b")) == 0
+    assert accepted_in(Hints(account="a"), Hints(account="b")) == 0
+    assert accepted_in(Hints(account="a", namespace="n"), Hints(account="a", namespace="n")) > 10
+
+
+def test_what_is_kept_of_earlier_answers_is_bounded(monkeypatch):
+    monkeypatch.setattr(drafting, "_SITE", 30)
+    monkeypatch.setattr(drafting, "_SITES", 3)
+    engine, core = stepped(4096, drafts=4)
+    for i in range(10):
+        for line in range(5):
+            handle = engine.submit(None, [Text((f"{i} {line}",)), at(line, gen(8))])
+            drain(core)
+            assert handle.results[0].done
+    sites = core.scheduler.drafts._sites
+    assert len(sites) == 3 and all(len(site.text) <= 30 for site in sites.values())
+
+
+def test_many_answers_at_once_have_no_drafts():
+    engine, core = stepped(8192, runs=Copies, drafts=8)
+    handles = [engine.submit(None, [Text((f"ab ab {i}",)), gen(12, ignore_eos=True)]) for i in range(drafting.MOST_DRAFTING + 1)]
+    while core.turn():
+        assert not engine.counters().drafted_tokens or len(core.scheduler.running) <= drafting.MOST_DRAFTING
+    assert all(handle.results[0].done for handle in handles)
+
+
+def test_prompts_come_before_drafts():
+    engine, core = stepped(8192, runs=Copies, drafts=8, chunk=8)
+    handle = engine.submit(None, [Text(("ab ab ab",)), gen(200, ignore_eos=True)])
+    core.turn()
+    other = engine.submit(None, [Text(("q" * 900,)), gen(1)])
+    for _ in range(20):
+        core.turn()
+        assert engine.counters().drafted_tokens == 0
+    drain(core)
+    assert engine.counters().drafted_tokens > 0 and handle.results[0].done and other.results[0].done
+
+
+def test_a_draft_evicts_nothing():
+    engine, core = stepped(120, runs=Copies, drafts=16)
+    kept = engine.submit(None, [Text(("q" * 50,)), gen(1)])
+    drain(core)
+    before = engine.stats()["cached_tokens"]
+    handle = engine.submit(None, [Text(("ab ab ab",)), gen(40, ignore_eos=True)])
+    while core.turn():
+        engine.check()
+        taken = engine.stats()
+        assert taken["cached_tokens"] >= before or taken["free_slots"] == 0
+    assert handle.results[0].output().usage.accepted_tokens > 0 and kept.results[0].done
+
+
+# -- where a text occurred before, and what that is worth --------------------------------------------------------------
+
+
+def found(text: list[int], end: list[int] | None = None, n: int = 4) -> tuple[int, list[int]] | None:
+    ids = np.array(text, np.int32)
+    match = occurrence(ids, ids if end is None else np.array(end, np.int32), "own")
+    return None if match is None else (match.length, match.next(n).tolist())
+
+
+def test_the_longest_occurrence_is_found_and_the_last_of_several():
+    assert found([1, 2, 3, 9, 2, 3, 7, 1, 2, 3]) == (3, [9, 2, 3, 7])
+    assert found([5, 2, 3, 8, 6, 2, 3, 7, 4, 2, 3]) == (2, [7, 4, 2, 3])
+    assert found([1, 2, 3, 4]) is None and found([3, 1, 3]) is None, "of one token"
+    assert found([1, 2, 1, 2, 1, 2]) == (4, [1, 2, 1, 2])
+    assert found([7, 7, 7]) == (2, [7, 7, 7, 7]), "it goes on as it does"
+
+
+def test_between_two_answers_nothing_follows():
+    assert found([1, 2, 3, -1, 1, 2, 9], [1, 2, 3]) is None or found([1, 2, 3, -1, 1, 2, 9], [1, 2, 3])[1] == []
+    assert found([1, 2, 3, 4, -1, 8], [1, 2, 3]) == (3, [4])
+
+
+def test_odds_are_learned():
+    odds = Odds()
+    before = odds.chances(8, 3)
+    for _ in range(30):
+        odds.learn(8, False)
+    assert odds.chances(8, 3)[0] < 0.2 < before[0]
+    assert (np.diff(before) < 0).all()
+    assert Odds(odds).chances(8, 1) < 0.2, "one that begins expects what all know"
+
+
+def test_drafts_are_run_where_they_pay():
+    good, bad = np.cumprod([0.95] * 16), np.cumprod([0.1] * 16)
+    cheap, dear = Costs(ahead=False, row=0.005), Costs(ahead=False, row=0.6)
+    assert cheap.worth(1, [good])[0] >= 12
+    assert 1 <= dear.worth(1, [good])[0] <= 12
+    assert dear.worth(1, [bad]) == [0]
+    slow_host = Costs(ahead=True, row=0.005, host=0.9)
+    assert slow_host.worth(1, [np.array([0.5])]) == [0], "to wait for it takes longer than it saves"
+    assert slow_host.worth(1, [good])[0] > 0
+    assert cheap.worth(4, [good, bad]) [0] > 0
+
+
+def test_costs_are_learned():
+    costs = Costs(ahead=False, row=0.5)
+    for _ in range(200):
+        costs.learn(1, 0, 1.0, 0.1)
+        costs.learn(1, 8, 1.04, 0.1)
+    assert costs.row < 0.02
+
+
+@pytest.mark.parametrize("setting", [0, -1, 65, True, "on", 1.5, None])
+def test_a_setting_that_cannot_be_is_refused(setting):
+    with pytest.raises(ParameterError, match="drafts"):
+        backend(64, drafts=setting)

@@ -1,0 +1,314 @@
+"""Replicas behind one backend: programs mean the same, work is placed by prefixes and load, and what a lost replica was asked is asked elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.backend.api.prefixes import extended, keys_of
+from lmc.backend.base import Backend, Hints, MeteredAccount, Usage
+from lmc.backend.pipe.client import PipeBackend
+from lmc.backend.pipe.server import PipeServer
+from lmc.backend.replicas.backend import Replicas
+from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadError, ParameterError
+from lmc.prompt import Constraint, Gen, SamplingParams, Select, Special, Text
+from tests.backend import engine_fakes
+from tests.conformance import test_programs
+from tests.conformance.harness import cases, differences, run
+
+CASES = cases(vars(test_programs))
+
+
+class Here:
+    """A replica's process, which is a thread here: `kill` cuts its line, as the system does for one that ends."""
+
+    device, described = "cpu", "was ended by SIGKILL"
+    id = -1
+
+    def __init__(self, engine: Any, topology: str = "") -> None:
+        self.engine, self.topology = engine, [topology]
+        ours, its = Pipe()
+        self.server, self._ours = PipeServer(engine, its), ours
+
+    def backend(self) -> PipeBackend:
+        return PipeBackend(self._ours)
+
+    def close(self) -> None:
+        assert self.server.join(20)
+
+    def kill(self) -> None:
+        self.server.close()
+
+
+@contextmanager
+def replicated(*engines: Any):
+    processes = [Here(engine) for engine in engines]
+    backend = Replicas(processes, engine_fakes.FakeWords())  # type: ignore[arg-type]
+    try:
+        yield backend, processes
+    finally:
+        backend.close()
+        for process in processes:
+            assert not process.server.handles and not process.server.pins
+
+
+def until(ready: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.002)
+
+
+def gen(most: int = 4, **how: Any) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=most, temperature=0.0), **how)
+
+
+def ask(backend: Any, text: str, most: int = 4, parent: Any = None, **hints: Any):
+    return backend.submit(parent, [Text((text,)), gen(most)], Hints(**hints) if hints else None)
+
+
+def requests(backend: Replicas) -> list[int]:
+    return [each["requests"] for each in backend.server_info()["replicas"]]
+
+
+# -- meaning -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:text contains")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("compiled", (False, True))
+def test_programs_mean_the_same(name, compiled):
+    case = CASES[name]
+    options: dict[str, Any] = dict(case.options)
+    make, outside = options.pop("backend", lmc.Mock), options.pop("outside", lambda: None)
+    reset, _ = options.pop("reset", lambda: None), options.pop("batch", None)
+    for item in case.items:
+        reset()
+        mock = make()
+        expected = run(case.program.run, item, outside, {**options, "backend": mock, "seed": 3})
+        reset()
+        again = make()
+        with replicated(again, again) as (backend, _):
+            call = lmc.compile(case.program, ahead="off" if again.answers_in_order else "certain") if compiled else case.program.run
+            seen = run(call, item, outside, {**options, "backend": backend, "seed": 3})
+        assert not differences(seen, expected)
+
+
+def test_it_is_a_backend():
+    with replicated(lmc.Mock(), lmc.Mock()) as (backend, _):
+        assert isinstance(backend, Backend) and backend.capabilities == lmc.Mock().capabilities
+        assert backend.count_tokens("abc") > 0 and backend.encode(["abc"]) and backend.health().ready
+        ask(backend, "a").results[0].output()
+        assert backend.counters().calls == 1 and len(backend.server_info()["replicas"]) == 2
+        with replicated(lmc.Mock()) as (other, _), pytest.raises(BackendError, match="handle of another backend"):
+            ask(backend, "b", parent=ask(other, "a"))
+    with pytest.raises(BackendError, match="is closed"):
+        ask(backend, "a")
+    assert backend.health().state == "closed"
+
+
+def test_what_a_replica_refuses_is_raised_where_it_is_asked():
+    with replicated(lmc.Mock(), lmc.Mock()) as (backend, _):
+        with pytest.raises(ConstraintError):
+            backend.submit(None, [Text(("a",)), gen(constraint=Constraint("regex", "("))])
+        assert [target.load for target in backend._placement.targets] == [0, 0]
+
+
+# -- placement ----------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_of_growing_prompts_are_those_of_whole_ones():
+    text = "".join(chr(33 + i % 90) for i in range(2000))
+    keys, rest = (), ""
+    for cut in range(0, 2000, 37):
+        keys, rest = extended(keys, rest, text[cut : cut + 37])
+    assert keys == keys_of(text)
+
+
+def test_a_batch_spreads_and_its_families_stay_together():
+    prefixes = [chr(65 + i) * 1500 for i in range(4)]
+    with replicated(*(engine_fakes.backend(8000)[0] for _ in range(2))) as (backend, processes):
+        handles = [ask(backend, prefix + str(i)) for i in range(6) for prefix in prefixes]
+        for handle in handles:
+            handle.results[0].output()
+        assert min(requests(backend)) >= 6
+        computed = [process.engine.counters().prefilled_tokens for process in processes]
+        until(lambda: [(t.load, t.running) for t in backend._placement.targets] == [(0, 0)] * 2)
+    assert sum(computed) < 2 * 4 * 1600, "each prefix is computed once, or once a replica"
+
+
+def test_what_goes_on_stays_where_its_kv_is():
+    with replicated(*(engine_fakes.backend(8000)[0] for _ in range(3))) as (backend, processes):
+        roots = [ask(backend, chr(65 + i) * 2000) for i in range(3)]
+        for root in roots:
+            root.results[0].output()
+        places = [root.node.replica for root in roots]
+        for _ in range(3):
+            roots = [ask(backend, " and then? ", parent=root) for root in roots]
+            for root in roots:
+                root.results[0].output()
+            assert [root.node.replica for root in roots] == places
+        assert sum(process.engine.counters().prefilled_tokens for process in processes) < 3 * 2200
+
+
+def test_siblings_go_together():
+    with replicated(*(engine_fakes.backend(2000)[0] for _ in range(2))) as (backend, processes):
+        root = backend.submit(None, [Text(("abc",))])
+        forks = [ask(backend, str(i), parent=root, group=(7,), members=4, more=i < 3) for i in range(4)]
+        for fork in forks:
+            fork.results[0].output()
+        assert sorted(process.engine.counters().groups for process in processes) == [0, 1]
+
+
+def test_nothing_stays_with_replicas_when_nobody_wants_it():
+    engine, _ = engine_fakes.backend(2000)
+    with replicated(engine) as (backend, (process,)):
+        handle = ask(backend, "abc", 900)
+        gone = weakref.ref(handle.node)
+        del handle
+        gc.collect()
+        assert gone() is None
+        until(lambda: not process.server.handles)
+        kept = backend.prefill(None, [Text(("constant " * 20,))])
+        until(lambda: backend.holds(kept))
+        backend.release(kept)
+        until(lambda: not backend.holds(kept))
+        child = ask(backend, "x", parent=kept)
+        del kept
+        assert child.results[0].output().text
+
+
+def test_a_cancelled_handle_says_so():
+    with replicated(lmc.Mock(latency=5.0), lmc.Mock(latency=5.0)) as (backend, _):
+        handle = ask(backend, "a")
+        handle.cancel()
+        with pytest.raises(CancelledError):
+            handle.results[0].output()
+
+
+# -- faults --------------------------------------------------------------------------------------------------------------------
+
+
+def chain(backend: Any, text: str):
+    """A prompt with two answers, of which the second goes on from the first."""
+    first = ask(backend, text)
+    return first, ask(backend, " so ", parent=first)
+
+
+def test_what_a_lost_replica_was_asked_is_asked_elsewhere():
+    gate = threading.Event()
+    slow, _ = engine_fakes.backend(2000)
+    with replicated(slow, engine_fakes.backend(2000)[0]) as (backend, processes):
+        expected = [each.results[0].output().text for text in ("abc", "def", "ghi") for each in chain(backend, text)]
+        slow._core.call(lambda: slow._core.post(gate.wait))  # its loop stands still
+        done = [ask(backend, f"{i}") for i in range(2)]
+        chains = [each for text in ("abc", "def", "ghi") for each in chain(backend, text)]
+        assert any(each.node.replica.bit == 0 for each in chains)
+        processes[0].kill()
+        assert [each.results[0].output().text for each in chains] == expected
+        assert all(each.results[0].output() for each in done)
+        assert {each.node.replica.bit for each in chains} == {1}
+        found = backend.server_info()["replicas"]
+        assert found[0]["ended"] == "was ended by SIGKILL" and backend.health().ready
+        again = ask(backend, "and on", parent=chains[0])
+        assert again.results[0].output().text
+        gate.set()
+
+
+def test_an_answer_of_which_a_part_was_read_fails_and_says_why():
+    with replicated(lmc.Mock(latency=0.2), lmc.Mock(latency=0.2)) as (backend, processes):
+        handle = ask(backend, "a", 30, watched=True)
+        next(iter(handle.results[0].stream()))
+        processes[handle.node.replica.bit].kill()
+        with pytest.raises(BackendError, match=r"replica \d on cpu was ended by SIGKILL while it answered"):
+            handle.results[0].output()
+
+
+def test_without_any_replica_all_fails_at_once_and_says_why():
+    with replicated(lmc.Mock(latency=5.0), lmc.Mock(latency=5.0)) as (backend, processes):
+        handles = [ask(backend, str(i)) for i in range(4)]
+        for process in processes:
+            process.kill()
+        for handle in handles:
+            with pytest.raises(BackendError, match="replica 0 was ended by SIGKILL, replica 1"):
+                handle.results[0].output()
+        until(lambda: backend.health().state == "ended")
+        with pytest.raises(BackendError, match="cannot be used any more"):
+            ask(backend, "x")
+
+
+def test_a_program_goes_on_when_a_replica_is_lost():
+    @lmc.function
+    def program(s, n):
+        s += f"Item {n}: "
+        for f in s.fork(3):
+            f += lmc.gen("a", max_tokens=3, temperature=0)
+        s += lmc.select("b", choices=["yes", "no"])
+        s += lmc.gen("c", max_tokens=3, temperature=0)
+
+    def results(backend):
+        return [(state["b"], state["c"]) for state in lmc.compile(program).batch([{"n": n} for n in range(8)], backend=backend, seed=1)]
+
+    expected = results(engine_fakes.backend(4000)[0])
+    with replicated(*(engine_fakes.backend(4000)[0] for _ in range(2))) as (backend, processes):
+        killer = threading.Timer(0.02, processes[1].kill)
+        killer.start()
+        assert results(backend) == expected
+        killer.join()
+
+
+def test_usage_is_charged_once_to_its_account():
+    spent: list[Usage] = []
+    with replicated(lmc.Mock()) as (backend, _):
+        ask(backend, "a", account=MeteredAccount("x", spent.append)).results[0].output()
+        until(lambda: len(spent) == 1)
+
+
+# -- processes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_processes_of_their_own_and_their_end(tmp_path):
+    from lmc.backend.local import Engine
+
+    options = {"dtype": "float32", "device": "cpu", "max_tokens": 600}
+    with Engine("smollm2", **options) as alone, Engine("smollm2", dp=2, **options) as pair:
+        processes = pair.processes
+
+        def texts(engine):
+            handles = [ask(engine, f"The capital of {c} is", 6) for c in ("France", "Italy", "Japan", "Peru")]
+            handles += [engine.submit(handles[0], [Text((" Is it nice? ",)), Select(("yes", "no"))])]
+            return [result.output().text for handle in handles for result in handle.results]
+
+        expected = texts(alone)
+        assert texts(pair) == expected and min(requests(pair)) >= 1
+        parts = [Special("<|im_start|>"), "user\nHi"]
+        assert pair.encode(parts) == alone.encode(parts) and pair.whole_template.source == alone.whole_template.source
+        assert pair.count_tokens("a b c") == alone.count_tokens("a b c")
+        assert [line.split(" on ")[0] for line in pair.topology] == ["replica 0", "replica 1"]
+        os.kill(processes[0], signal.SIGKILL)
+        assert texts(pair) == expected and "SIGKILL" in pair.server_info()["replicas"][0]["ended"]
+    until(lambda: not any(Path(f"/proc/{p}").exists() for p in processes))
+
+
+@pytest.mark.model
+def test_what_cannot_start_says_why(tmp_path):
+    from lmc.backend.local import Engine
+
+    with pytest.raises(ParameterError, match="dp is 0"):
+        Engine("smollm2", dp=0)
+    with pytest.raises(TypeError, match="no_such"):
+        Engine("smollm2", dp=2, no_such=1)
+    with pytest.raises(ModelLoadError, match=r"replica 0 on cpu: .*float8"):
+        Engine("smollm2", dp=2, dtype="float8", device="cpu")

@@ -1,0 +1,378 @@
+"""Run-ahead leaves no trace: no finalizer later, no warning, no code of the user's, no exception of a signal's handler lost."""
+
+# ruff: noqa: B034, PIE796, SIM300 (programs are written as people write them)
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import gc
+import re
+import signal
+import sys
+import threading
+import traceback
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pydantic
+import pytest
+
+import lmc
+from lmc.runahead.evaluating import ProgramSource
+from tests.conformance.harness import eager
+
+DONE: list[str] = []
+MODES = ("run", "off", "certain", "likely")
+
+
+def execute(program: Any, mode: str, *args: Any, latency: float = 0.001, **answers: Any) -> Any:
+    """Run a program that evaluates at every wait; return its value."""
+    DONE.clear()
+    backend = lmc.Mock(answers or None, latency=latency)
+    call = program.run if mode == "run" else eager(lmc.compile(program, ahead=mode))
+    return call(*args, backend=backend).ret_value
+
+
+class Released:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __del__(self) -> None:
+        DONE.append(f"released {self.name}")
+
+
+@dataclasses.dataclass
+class Job:
+    name: str
+    held: Any = None
+
+
+@lmc.function
+def releases(s, jobs, table, pair):
+    s += "a" + lmc.gen("a", max_tokens=3)
+    s["a"]
+    jobs.pop()
+    DONE.append("popped")
+    table.clear()
+    DONE.append("cleared")
+    jobs[0].held = None
+    DONE.append("forgotten")
+    s += "b" + lmc.gen("b", max_tokens=3)
+    return s["b"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finalizers_run_when_python_lets_go(mode: str) -> None:
+    jobs = [Job("one", Released("held")), Released("popped")]
+    execute(releases, mode, jobs, {"k": Released("value")}, (1, 2))
+    assert DONE == ["released popped", "popped", "released value", "cleared", "released held", "forgotten"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_run_was_given_is_let_go_of_when_it_ends(mode: str) -> None:
+    program, backend = eager(lmc.compile(releases, ahead="certain" if mode == "run" else mode)), lmc.Mock(latency=0.001)
+    jobs = [Job("one"), Job("two")]
+    seen = weakref.ref(jobs[0])
+    gc.disable()
+    try:
+        state = (releases.run if mode == "run" else program)(jobs, {}, (jobs[0], Job("three")), backend=backend)
+        del jobs
+        assert seen() is None and state["b"]
+    finally:
+        gc.enable()
+
+
+def number() -> int:
+    return 1
+
+
+@lmc.function
+def patterns(s, q):
+    s += q + lmc.gen("a", max_tokens=3)
+    found = [re.findall(s["a"][:0] + "[[b]" + q, "bb")]
+    s += "b" + lmc.gen("b", max_tokens=3)
+    s["b"]
+    found.append(re.compile("[[c]" + q).findall("c"))
+    found.append(re.sub("x", "y", q, 1, re.IGNORECASE))  # which Python 3.13 warns of
+    s += "c" + lmc.gen("c", max_tokens=3)
+    found.append(bool(NotImplemented) if sys.version_info < (3, 14) else 0)
+    s += "d" + lmc.gen("d", max_tokens=3)
+    return found
+
+
+def test_warnings_name_the_programs_lines_and_come_once() -> None:
+    seen: list[list[tuple[str, int, str]]] = []
+    for mode in MODES:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            re.purge()
+            execute(patterns, mode, "q")
+        seen.append([(w.filename, w.lineno, str(w.message)) for w in caught])
+    assert all(found == seen[0] for found in seen) and seen[0] and {file for file, _, _ in seen[0]} == {__file__}
+
+
+class Key:
+    def __hash__(self) -> int:
+        DONE.append("hash")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        DONE.append("eq")
+        return self is other
+
+
+@lmc.function
+def untouched(s, given):
+    DONE.append("begins")
+    s += "a" + lmc.gen("a", max_tokens=3)
+    s["a"]
+    s += "b" + lmc.gen("b", max_tokens=3)
+    s["b"]
+    DONE.append("ends")
+
+
+class OwnDict:
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        DONE.append("dict")
+        return {}
+
+
+class OwnClass:
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        DONE.append("class")
+        return int
+
+
+@pytest.mark.parametrize("make", [
+    lambda: collections.OrderedDict([(Key(), 1), (Key(), 2)]), lambda: collections.Counter([Key(), Key()]),
+    lambda: collections.defaultdict(int, {Key(): 1, Key(): 2}), lambda: {Key(): 1, Key(): 2}, lambda: {Key(), Key()}, lambda: [{Key()}], OwnDict, OwnClass,
+])  # fmt: skip
+def test_arguments_are_copied_without_running_their_code(make: Callable[[], Any]) -> None:
+    for mode in MODES:
+        given = make()
+        execute(untouched, mode, given)
+        assert DONE == ["begins", "ends"]
+
+
+class Lazy(types.ModuleType):
+    def __getattribute__(self, name: str) -> Any:
+        DONE.append(name)
+        return super().__getattribute__(name)
+
+
+lazy = Lazy("lazy")
+lazy.text = "hello"
+
+
+class Odd:
+    def __eq__(self, other: object) -> bool:
+        DONE.append("compared")
+        return False
+
+    def __call__(self, *args: Any) -> str:
+        DONE.append("shown")
+        return "shown"
+
+
+class Values(enum.Enum):
+    ODD = Odd()
+    TWO = 2
+
+
+class Shown(enum.Enum):
+    ONE = 1
+    __str__ = Odd()  # type: ignore[assignment]
+    __format__ = Odd()  # type: ignore[assignment]
+
+
+@lmc.function
+def outside(s, q):
+    s += q + lmc.gen("a", max_tokens=3)
+    s["a"]
+    DONE.append("begins")
+    s += lazy.text + lmc.gen("b", max_tokens=3)
+    s["b"]
+    s += Values(2).name + f"{Shown.ONE}" + lmc.gen("c", max_tokens=3)
+    return s["c"]
+
+
+def test_modules_and_enums_with_code_of_their_own_are_left_alone() -> None:
+    expected: list[str] = []
+    for mode in MODES:
+        execute(outside, mode, "q")
+        expected = expected or list(DONE)
+        assert DONE == expected and DONE[0] == "begins"
+    DONE.clear()
+    eager(lmc.compile(outside)).batch([("q",)], backend=lmc.Mock(latency=0.001))
+    assert DONE == expected
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def checked(cls, value: str) -> str:
+        DONE.append("validator")
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        DONE.append("schema")
+        return handler(core_schema)
+
+
+@dataclasses.dataclass
+class Record:
+    name: str
+
+    def __post_init__(self) -> None:
+        DONE.append("post_init")
+
+
+@lmc.function
+def typed(s, q, model):
+    s += "z" + lmc.gen("z", max_tokens=3)
+    s["z"]
+    DONE.append("z")
+    s += q + lmc.gen("a", json_schema=model, max_tokens=30)
+    name = s.parsed("a").name
+    DONE.append("a")
+    s += "b" + lmc.gen("b", max_tokens=3)
+    s["b"]
+    s += name + lmc.gen("c", dtype=Record, max_tokens=30)
+    s["c"]
+    DONE.append("c")
+    s += s.parsed("c").name + lmc.gen("d", max_tokens=3)
+    return s["d"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_validators_and_schemas_of_the_users_run_when_the_program_gets_there(mode: str) -> None:
+    made = type("Made", (Model,), {})  # whose schema was not read yet
+    execute(typed, mode, "q", made, a='{"name":"x"}', b="k", c='{"name":"x"}', z="z")
+    whole = list(DONE)
+    assert [*dict.fromkeys(whole)] == ["z", "schema", "validator", "a", "c", "post_init"]
+    assert whole.count("validator") == whole.count("post_init") == 1
+
+
+class Plain(pydantic.BaseModel):
+    name: str
+    tags: list[str] = []
+
+
+@lmc.function
+def structured(s, rows):
+    found = []
+    for row in rows:
+        (f,) = s.fork(1)
+        f += row + lmc.gen("x", json_schema=Plain, max_tokens=30)
+        found.append(f.parsed("x").name)
+    return found
+
+
+def test_what_asks_for_a_plain_model_is_asked_ahead() -> None:
+    program = eager(lmc.compile(structured, backend=lmc.Mock({"x": '{"name":"x","tags":[]}'}, latency=0.01)))
+    state = program(["a", "b", "c"])
+    assert state.ret_value == ["x", "x", "x"] and state.usage.ahead_used == 2
+
+
+FAILED = ValueError("of everybody")
+
+
+@lmc.function
+def in_scope(s, q):
+    try:
+        raise FAILED
+    except ValueError as error:
+        s += q + lmc.gen("a", max_tokens=3)
+        s["a"]
+        seen = [line.name for line in traceback.extract_tb(error.__traceback__)]
+    s += "b" + lmc.gen("b", max_tokens=3)
+    try:
+        with s.user():
+            raise FAILED
+    except ValueError:
+        pass
+    return seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tracebacks_of_exceptions_of_the_outside_stay_as_they_are(mode: str) -> None:
+    FAILED.__traceback__ = None
+    assert execute(in_scope, mode, "q") == ["in_scope"]
+
+
+class Late(Exception):
+    pass
+
+
+@lmc.function
+def interrupted(s, q):
+    s += q + lmc.gen("a", max_tokens=3)
+    try:
+        return s["a"]
+    except Late:
+        return "late"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
+def test_what_a_signal_raises_while_a_program_is_evaluated_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(*_: Any) -> None:
+        raise Late
+
+    assert threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGUSR1, handler)
+    honest = ProgramSource.evaluate
+
+    def evaluate(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return honest(*args)
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    try:
+        assert execute(interrupted, "certain", "q", latency=0.05) == "late"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
+def test_nor_is_it_taken_for_what_the_program_raises() -> None:
+    from lmc.frontend.capture.operations import native
+
+    def handler(*_: Any) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Late):
+            native(signal.raise_signal, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def locals_of_caller() -> dict[str, Any]:
+    return sys._getframe(1).f_locals
+
+
+@lmc.function
+def keeps_locals(s, q):
+    held = locals_of_caller()
+    text = eval("q")
+    s += text + lmc.gen("a", max_tokens=3)
+    s["a"]
+    s += text + lmc.gen("b", max_tokens=3)
+    s["b"]
+    return held["q"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_locals_that_somebody_holds_are_not_emptied(mode: str) -> None:
+    assert execute(keeps_locals, mode, "q") == "q"

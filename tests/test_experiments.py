@@ -1,0 +1,171 @@
+"""Experiments: what is kept and resumed, what is said of what cannot be measured, pages and the report."""
+
+import json
+
+import pytest
+
+from experiments import __main__ as command
+from experiments.apis import ANSWERS, card
+from experiments.core import EXPERIMENTS, Experiment, Found, Plot, Point, Setup, Unmeasured, cell, run, table
+from experiments.page import page
+from experiments.quality import gsm8k, hellaswag, mmlu
+from experiments.results import PAPER, report, section
+from experiments.stand_in import completions_server
+from lmc.errors import BackendError
+
+
+@pytest.fixture
+def fixed(monkeypatch):
+    """A clean commit, as far as results say."""
+    monkeypatch.setattr("experiments.core.where", lambda: {"date": "today", "machine": "m", "python": "3", "commit": "abc"})
+
+
+def an_experiment(points):
+    return Experiment("own", "Does it?", lambda setup: iter(points), (Plot("A plot", "x", "y", "kind"), Plot("Lines", "x", "y", "kind", kind="lines")), "So it reads.")
+
+
+def test_what_was_measured_is_not_measured_again_unless_the_commit_differs(fixed, tmp_path, monkeypatch):
+    calls = []
+
+    def point(key):
+        return Point(key, lambda: calls.append(key) or {"x": key, "y": 1.0})
+
+    quiet = lambda line: None
+    run(an_experiment([point("a")]), Setup(), tmp_path, say=quiet)
+    found = run(an_experiment([point("a"), point("b")]), Setup(), tmp_path, say=quiet)
+    assert calls == ["a", "b"] and [row["x"] for row in found.all()] == ["a", "b"]
+    run(an_experiment([point("a")]), Setup(reps=9), tmp_path, say=quiet)
+    assert calls == ["a", "b", "a"]
+    monkeypatch.setattr("experiments.core.where", lambda: {"date": "today", "machine": "m", "python": "3", "commit": "def-dirty"})
+    for _ in range(2):  # what a dirty tree has measured may be of another program
+        run(an_experiment([point("a")]), Setup(reps=9), tmp_path, say=quiet)
+    assert calls == ["a", "b", "a", "a", "a"]
+
+
+@pytest.mark.parametrize("error", [Unmeasured("no such thing"), BackendError("the server at http://x does not answer"), FileNotFoundError("no file"), ImportError("no package")])
+def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(fixed, tmp_path, error):
+    def fails():
+        raise error
+
+    said = []
+    found = run(an_experiment([Point("bad", fails), Point("good", lambda: {"x": 1, "y": 2})]), Setup(), tmp_path, say=said.append)
+    assert found.unmeasured == {"bad": str(error)} and len(found.all()) == 1
+    assert any(str(error) in line for line in said)
+    again = Found.of(tmp_path / "own.json")
+    assert again.unmeasured == found.unmeasured and again.all() == found.all()
+
+
+def test_an_error_of_the_experiment_itself_is_raised(fixed, tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        run(an_experiment([Point("a", lambda: {"y": 1 // 0})]), Setup(), tmp_path, say=lambda line: None)
+
+
+def test_a_file_that_is_no_result_is_named(tmp_path):
+    (tmp_path / "own.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"own\.json is not the result of an experiment"):
+        run(an_experiment([]), Setup(), tmp_path)
+
+
+def test_a_page_has_plots_figures_and_what_is_missing():
+    rows = [{"x": 1, "y": 0.5, "kind": "<a>"}, {"x": 2, "y": 1.5, "kind": "<a>"}, {"x": 1, "y": 1.0, "kind": "b"}]
+    found = Found({"backend": "mock"}, {"commit": "abc"}, {"p": rows}, {"q": "because"})
+    text = page(an_experiment([]), found)
+    assert text.count("<svg") == 2 and text.count("<rect") == 3 and text.count("<polyline") == 2
+    assert "q: because" in text and "&lt;a&gt;" in text and "<a>" not in text
+
+
+def test_a_page_of_nothing_is_a_page():
+    assert "Does it?" in page(an_experiment([]), Found({}, {}))
+
+
+@pytest.mark.parametrize("value, shown", [(None, ""), (1234.5, "1234"), (0.12345, "0.1235"), (3, "3"), ("a", "a"), (True, "True")])
+def test_cells_have_as_many_digits_as_a_measurement(value, shown):
+    assert cell(value) == shown
+
+
+def test_columns_in_which_nothing_is_are_left_out():
+    assert table([{"a": 1, "b": None}, {"a": 2, "c": "x"}]) == (["a", "c"], [["1", ""], ["2", "x"]])
+
+
+def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_path):
+    text = report(tmp_path)
+    assert all(f"## {name}" in text for name in EXPERIMENTS) and all(figure in text for figure, *_ in PAPER)
+    assert {name for _, name, _ in PAPER if name} <= set(EXPERIMENTS)
+
+
+def test_a_section_says_what_was_not_measured():
+    found = Found({"backend": "b", "scale": 1, "n": 0, "reps": 3}, {"commit": "c"}, {"p": [{"x": "a|b"}]}, {"q": "why", "r": "why"})
+    text = section(an_experiment([]), found)
+    assert "* q, r: why" in text and "| a\\|b |" in text
+
+
+def test_the_command_lists_runs_and_refuses(capsys, tmp_path):
+    assert command.main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in EXPERIMENTS)
+    assert command.main(["look-ahead", "scaling", "--n", "2", "--out", str(tmp_path)]) == 0
+    assert "needs GPUs" in json.loads((tmp_path / "scaling.json").read_text())["unmeasured"]["all"]
+    (rows,) = json.loads((tmp_path / "look-ahead.json").read_text())["rows"].values()
+    assert [(row["way"], row["requests"], row["right"]) for row in rows] == [("interpreted", 12, True), ("compiled", 2, True)]
+    assert (tmp_path / "look-ahead.html").read_text().startswith("<!doctype html>")
+    for wrong in (["nonsense"], ["order", "--reps", "0"], ["order", "--scale", "0"]):
+        with pytest.raises(SystemExit):
+            command.main(wrong)
+
+
+def test_a_peer_that_does_not_answer_is_said(fixed, tmp_path):
+    setup = Setup(backend="mock", n=1, reps=1, scale=0.02, peers=("vllm:http://127.0.0.1:9",))
+    wanted = EXPERIMENTS["throughput"]
+    some = Experiment("own", "", lambda setup: (p for p in wanted.points(setup) if p.key.endswith("agents")), (), "")
+    found = run(some, setup, tmp_path, say=lambda line: None)
+    assert list(found.rows) == ["lmc agents"] and "127.0.0.1:9" in found.unmeasured["vllm agents"]
+
+
+SETS = {
+    "gsm8k.jsonl": (gsm8k, "\n".join(json.dumps({"question": f"q{i}", "answer": f"work\n#### {i},000"}) for i in range(7)), "5000"),
+    "mmlu.csv": (mmlu, "\n".join(f"q{i},a,b,c,d,B" for i in range(7)), " B"),
+    "hellaswag.jsonl": (hellaswag, "\n".join(json.dumps({"ctx": "He", "endings": ["a", "b", "c", f"d{i}"], "label": "3"}) for i in range(7)), "d5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_data_sets_are_read(name, tmp_path):
+    read, text, right = SETS[name]
+    (tmp_path / name).write_text(text)
+    found = read(tmp_path / name)
+    assert len(found) == 2 and found[0].right == right
+    (tmp_path / name).write_text(text + "\n{")
+    with pytest.raises(Unmeasured, match=rf"{name}:8"):
+        read(tmp_path / name)
+
+
+def test_accuracy_is_that_of_the_answers(tmp_path, fixed):
+    (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
+    found = run(EXPERIMENTS["quality"], Setup(backend="mock", data=str(tmp_path)), tmp_path, say=lambda line: None)
+    assert set(found.unmeasured) == {"lmc GSM8K", "lmc MMLU"}
+    assert [row["accuracy"] for row in found.all()] in ([0.0, 0.0], [0.5, 0.5], [1.0, 1.0])  # the mock's guess, the same in both ways
+
+
+def test_the_stand_in_cuts_at_limits_and_stops():
+    import http.client
+
+    with completions_server(lambda prompt: "one two\nthree four") as url:
+        host = url.removeprefix("http://").removesuffix("/v1")
+
+        def ask(**body):
+            connection = http.client.HTTPConnection(host)
+            connection.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": "p", **body}), {"Content-Type": "application/json"})
+            choice = json.loads(connection.getresponse().read())["choices"][0]
+            connection.close()
+            return choice["text"], choice["finish_reason"]
+
+        assert ask(max_tokens=2) == ("one two", "length")
+        assert ask(max_tokens=9) == ("one two\nthree four", "stop")
+        assert ask(max_tokens=9, stop="\n") == ("one two", "stop")
+
+
+def test_a_card_has_its_fields():
+    import lmc
+
+    state = card.run(title="x", backend=lmc.Mock(lambda prompt, ask: ANSWERS[ask.name]))
+    assert state.ret_value == {name: text.strip() for name, text in ANSWERS.items()}

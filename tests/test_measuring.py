@@ -1,0 +1,104 @@
+"""What `lmc bench` and the experiments measure: every way runs every item, counts agree, and times are ordered; no test looks at how long something took."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import lmc
+from lmc.cli import app
+from lmc.measuring import WAYS, Spread, Watched, arriving, compare, compiled, measure
+
+
+@lmc.function
+def notes(s, pages):
+    found = []
+    for page in pages:
+        s += lmc.user(page) + lmc.assistant(lmc.gen("note", max_tokens=8))
+        found.append(s["note"])
+    return found
+
+
+ITEMS = [{"pages": ["a", "b"]}, {"pages": ["c"]}, {"pages": []}]
+
+
+def test_every_way_asks_the_same_and_is_compared_with_the_first():
+    lines = compare(notes, lambda _: ITEMS, lmc.Mock(), reps=2)
+    assert [line.way for line in lines] == list(WAYS)
+    assert {(line.items, line.reps, line.requests, line.same) for line in lines} == {(3, 2, 3, 1.0)}
+    assert lines[0].speedup == 1.0
+    assert all(line.least <= line.seconds <= line.most and line.first.p50 <= line.total.p95 for line in lines)
+
+
+def test_answers_that_differ_are_seen():
+    calls = iter(range(100))
+    lines = compare(notes, lambda _: ITEMS[:1], lmc.Mock(lambda prompt, ask: str(next(calls))), ways=["loop", "compiled"], reps=1)
+    assert [line.same for line in lines] == [1.0, 0.0]
+
+
+def test_the_time_of_an_item_that_runs_behind_another_counts_from_the_end_of_that():
+    backend = lmc.Mock(latency=0.02)
+    found = measure(WAYS["loop"](notes), [{"pages": ["x"]}] * 3, backend, in_turn=True)
+    assert len(found.texts) == 3 and found.total.p99 < found.seconds
+
+
+def test_what_an_item_raises_is_raised():
+    @lmc.function
+    def fails(s, x):
+        raise RuntimeError("of the program")
+
+    with pytest.raises(RuntimeError, match="of the program"):
+        compare(fails, lambda _: [{"x": 1}], lmc.Mock(), reps=1)
+    with pytest.raises(RuntimeError, match="of the program"):
+        arriving(lmc.compile(fails), [{"x": 1}], lmc.Mock(), [0.0])
+
+
+def test_items_that_arrive_by_themselves_are_told_apart():
+    found = arriving(lmc.compile(notes), ITEMS, lmc.Mock(latency=0.01), [0.0, 0.0, 0.01])
+    assert [value for _, value in found.texts] == [repr(run.ret_value) for run in lmc.compile(notes).batch(ITEMS, backend=lmc.Mock(), temperature=0, seed=0)]
+    assert found.counters.calls == 3 and found.first.p50 <= found.total.p50
+
+
+def test_a_watched_backend_is_otherwise_the_one_behind_it():
+    inner = lmc.Mock()
+    watched = Watched(inner)
+    compiled(notes)(ITEMS, watched)
+    assert watched.capabilities is inner.capabilities or watched.capabilities == inner.capabilities
+    assert sorted(len(results) for results in watched.runs.values()) == [1, 2]
+    assert len(watched.times()) == 2
+
+
+@pytest.mark.parametrize("times, expected", [([3.0], (3, 3, 3)), ([float(i) for i in range(1, 101)], (50, 95, 99)), ([1.0, 2.0], (1, 2, 2))])
+def test_percentiles_are_times_that_occurred(times, expected):
+    assert Spread.of(times) == Spread(*map(float, expected))
+
+
+FILE = """
+import lmc
+
+@lmc.function
+def ask(s, temperature, backend):
+    s += lmc.user(f"{temperature} of {backend}") + lmc.assistant(lmc.gen("x", max_tokens=4))
+    return s["x"]
+"""
+
+
+def test_bench_prints_a_table_and_writes_json(tmp_path):
+    """Also where parameters of a program have the names of options."""
+    (tmp_path / "own.py").write_text(FILE)
+    out = tmp_path / "out.json"
+    args = ["bench", f"{tmp_path}/own.py:ask", "-b", "mock", "--arg", "temperature=9", "--arg", "backend=b", "--reps", "1", "--json", str(out)]
+    found = CliRunner().invoke(app, args)
+    assert found.exit_code == 0, found.output
+    assert [line.split("  ")[0] for line in found.output.splitlines()[1:5]] == ["loop", "interpreted", "one by one", "compiled"]
+    assert [line["requests"] for line in json.loads(out.read_text())["lines"]] == [1] * 4
+
+
+@pytest.mark.parametrize("args, says", [
+    (["--ways", "loop,fast"], "there is no way 'fast'; there are loop, interpreted, one by one, compiled"),
+    (["--input", "nowhere.jsonl"], "nowhere.jsonl"),
+])  # fmt: skip
+def test_bench_refuses_what_it_cannot_do(tmp_path, args, says):
+    (tmp_path / "own.py").write_text(FILE)
+    found = CliRunner().invoke(app, ["bench", f"{tmp_path}/own.py:ask", "-b", "mock", *args])
+    assert found.exit_code != 0 and says in f"{found.output}{found.exception}"
