@@ -111,6 +111,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(_ALIASES.get(name, name))
     if home is None and name.startswith("__"):  # what Python asks any module for: nobody misspelt it
         raise AttributeError(f"module 'lmc' has no attribute {name!r}")
+    if name == "audio":
+        raise AttributeError("lmc has no audio(): no backend takes sound; append what is said as text")
     if home is None:
         from lmc.prompt import suggestion
 

@@ -52,6 +52,11 @@ def is_remote(source: Any) -> bool:
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 
+def is_path(source: Any) -> bool:
+    """Whether a picture or a video is given by a file's name."""
+    return isinstance(source, os.PathLike) or (isinstance(source, str) and not is_remote(source) and source[:5].lower() != "data:")
+
+
 def read(image: Image) -> Image:
     """The picture as an encoded file; a web address and a video as they are. Raises what is wrong with it, at `image.loc`."""
     if image.frames is not None or is_remote(image.source) or getattr(image.source, "__class__", None) is Checked:

@@ -78,18 +78,23 @@ class Wave:
 
 
 class Journal:
-    """A journal: `program(…, journal=lmc.Journal(path, key=…, keep=…))`, and what a person does with it between two runs.
+    """A journal: `program(…, journal=lmc.Journal(path, key=…, keep=…, with_media=…))`, and what a person does with it between two runs.
 
     path  of a file, for a batch of a directory
     key   the journal is encrypted with it: 32 random bytes, or a passphrase. Needs the extra `journals`
     keep  how long the contents of runs that ended well are kept (seconds, or a timedelta): older ones are deleted when a run opens the journal. None: for ever
+    with_media  whether files of pictures and videos that the program gives by path go into the journal, so that the run can be resumed and
+          replayed where they are gone; otherwise it has their hashes alone, and notices that they have changed
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, key: Key | None = None, keep: float | timedelta | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, key: Key | None = None, keep: float | timedelta | None = None, with_media: bool = False
+    ) -> None:
         if not (isinstance(path, str | os.PathLike) and path):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"lmc.Journal({path!r}): must be the path of a file (for a batch, of a directory)")
         self.path = Path(path)
         self._key = None if key is None else check_key(key)
+        self.with_media = with_media
         self.keep = keep.total_seconds() if isinstance(keep, timedelta) else keep
         if self.keep is not None and not self.keep >= 0:
             raise ParameterError(f"keep={keep!r}: must be seconds or a timedelta")
@@ -103,7 +108,7 @@ class Journal:
     @property
     def options(self) -> Mapping[str, Any]:
         """What a run takes of it beside the path."""
-        return {"key": self._key, "keep": self.keep}
+        return {"key": self._key, "keep": self.keep, "with_media": self.with_media}
 
     def read(self) -> Contents:
         """What is in the file. Raises JournalError."""

@@ -218,7 +218,7 @@ box-sizing:border-box;font:14px/1.45 system-ui,sans-serif;max-width:1600px;margi
 .lmc svg.fsm .chain path{stroke:var(--link);stroke-width:2.2}.lmc svg.fsm .chain text{fill:var(--link)}
 .lmc .card{border:1px solid var(--line);border-radius:6px;padding:.7rem .9rem;margin:.8rem 0}
 .lmc .step{border-left:4px solid var(--line);padding:.1rem 0 .1rem .8rem;margin:.7rem 0;max-width:70rem}.lmc .step.gen,.lmc .step.select,.lmc .step.ask{border-color:var(--decode)}.lmc .step.effect{border-color:var(--tool)}
-.lmc .step header{display:flex;flex-wrap:wrap;gap:0 .8em;align-items:baseline}.lmc .step .given{color:var(--quiet);margin:.2rem 0}.lmc .step .got{background:var(--answer);border-radius:3px;padding:1px 4px}.lmc .step.effect .got{background:var(--box)}
+.lmc img.thumb{max-width:16em;max-height:12em;border-radius:4px;margin:.2rem .4rem .2rem 0}.lmc .step header{display:flex;flex-wrap:wrap;gap:0 .8em;align-items:baseline}.lmc .step .given{color:var(--quiet);margin:.2rem 0}.lmc .step .got{background:var(--answer);border-radius:3px;padding:1px 4px}.lmc .step.effect .got{background:var(--box)}
 .lmc .step .ways{color:var(--quiet);margin:.2rem 0 0}.lmc .tag{border:1px solid var(--line);border-radius:9px;padding:0 .5em;font-size:12px;color:var(--quiet)}.lmc .tag.now,.lmc .tag.changed{color:var(--crit);border-color:var(--crit)}
 @media(max-width:800px){.lmc{padding:.8rem}.lmc .list colgroup,.lmc .list .head{display:none}.lmc .list tr{display:block;border-bottom:1px solid var(--line)}.lmc .list td{display:block;border:0}.lmc .list td:empty{display:none}
 .lmc .list td:nth-child(3):not(:empty)::before{content:"expected: ";color:var(--quiet)}.lmc .list td:nth-child(4):not(:empty)::before{content:"measured: ";color:var(--quiet)}

@@ -49,6 +49,7 @@ def run(
     journal: Annotated[Path | None, typer.Option("--journal", metavar="FOLDER", show_default=False,
                                                  help="Record what becomes known: the same command continues from there after a crash, or with a person's answer.")] = None,
     key_file: KeyFile = None,
+    with_media: Annotated[bool, typer.Option("--with-media", help="Put files of pictures and videos into the journal, too.")] = False,
     deadline: Annotated[str | None, typer.Option("--deadline", metavar="24h", show_default=False,
                                                  help="Ask by the batch API of OpenAI or Anthropic: within a day, for half of the price. Needs --journal.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
@@ -84,6 +85,8 @@ def run(
         raise UsageError("--resume continues a run from its --input and --output; give both")
     if interpret and target.endswith(".lmcp"):
         raise UsageError(f"{target} is a saved program, which has no source to interpret; leave --interpret out, or give FILE.py:FUNCTION")
+    if with_media and journal is None:
+        raise UsageError("--with-media needs --journal FOLDER, which the files go into")
     if deadline is not None and journal is None:
         raise UsageError("--deadline needs --journal FOLDER: batches take up to a day, and with a journal the same command continues where it was stopped")
     program = userfiles.load_program(target)
@@ -98,7 +101,7 @@ def run(
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)
-        _run_one(program, arguments, options | waited | _journaled(journal, key_file), name, results, interpret, html)
+        _run_one(program, arguments, options | waited | _journaled(journal, key_file, with_media), name, results, interpret, html)
         return
     items = read_items(program, input_file)
     if items.extra_names:
@@ -107,7 +110,7 @@ def run(
     results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
-    _run_file(program, items, options | waited | _journaled(journal, key_file), name, results, interpret, html)
+    _run_file(program, items, options | waited | _journaled(journal, key_file, with_media), name, results, interpret, html)
 
 
 class _Saying(logging.Handler):
@@ -117,14 +120,14 @@ class _Saying(logging.Handler):
         say(record.getMessage())
 
 
-def _journaled(journal: Path | None, key_file: Path | None) -> dict[str, Any]:
+def _journaled(journal: Path | None, key_file: Path | None, with_media: bool) -> dict[str, Any]:
     """The option of a run with a journal."""
     if journal is None:
         return {}
     from lmc.journals import Journal
 
     with as_usage():
-        return {"journal": Journal(journal, key=key_of(key_file))}
+        return {"journal": Journal(journal, key=key_of(key_file), with_media=with_media)}
 
 
 def one_source(arg: list[str] | None, input_file: Path | None) -> None:

@@ -37,6 +37,11 @@ class Answers:
         self._late: dict[Result, Sequence[Ask]] = {}  # what was not there when the group was made to which it belongs
 
     @property
+    def with_media(self) -> bool:
+        """Whether the journal holds the files of pictures and videos that are given by path."""
+        return bool(self.journal.contents.header.get("media"))
+
+    @property
     def known(self) -> Known:
         """What the journal has of the run. Raises JournalError."""
         if not self.resumed:

@@ -299,6 +299,8 @@ def check(found: Mapping[str, Any], header: Mapping[str, Any], path: Path) -> No
             what = text.format(_shown(theirs))
             instead = "" if "{}" not in text else f", not {_shown(ours)}"
             raise JournalError(f"journal={str(path)!r} is of {what}{instead}; give each call a journal of its own, or delete this one")
+    if header.get("media") and not found.get("media"):
+        raise JournalError(f"journal={str(path)!r} was begun without pictures in it; leave out with_media, or begin another one")
 
 
 def _shown(x: Any) -> str:

@@ -49,7 +49,7 @@ def header(function: Function, options: Options, backend: Backend, compiled: str
     changed = {f.name: codec.encode(getattr(defaults, f.name)) for f in fields(defaults) if getattr(defaults, f.name) != f.default}
     return {
         "kind": "batch" if batch else "run", "program": function.name, "source": function.digest, "compiled": compiled,
-        "backend": backend.capabilities.name, "sampling": changed, "seed": options.seed,
+        "backend": backend.capabilities.name, "sampling": changed, "seed": options.seed, **({"media": True} if options.with_media else {}),
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from lmc.durable.cipher import Key
 from lmc.durable.groups import Record, output_of
 from lmc.durable.records import Contents, Effect
 from lmc.errors import JournalError
+from lmc.pages import quoted
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Step:
     result   the answer, or what the call gave or raised;  tokens  of prompt and answer
     source   "journal", "changed" or "now"
     decided  which way the program went from there to the next step
+    pictures thumbnails of what the prompt has, as data URLs; in `prompt` they are named by their hash
     """
 
     number: int
@@ -56,6 +58,7 @@ class Step:
     tokens: tuple[int, int] | None = None
     source: str = "journal"
     decided: list[Decision] = field(default_factory=list[Decision])
+    pictures: list[str] = field(default_factory=list[str])
 
 
 @dataclass
@@ -231,6 +234,7 @@ def _shown(step: Step) -> str:
     tokens = "" if step.tokens is None else f"<span class=quiet>{several(step.tokens[0], 'token')} in, {step.tokens[1]} out</span>"
     tag = f'<span class="tag {escape(step.source)}">{escape(step.source)}</span>' if step.source != "journal" else ""
     given = f"<pre class=given>{escape(step.prompt)}</pre>" if step.prompt else ""
+    given += "".join(f"<img class=thumb alt=picture src={quoted(url)}>" for url in step.pictures)
     return (
         f'<div class="step {escape(step.kind)}" tabindex=0><header><span class=quiet>{step.number}</span> <b class=code>{escape(f"{step.kind} {step.name}".strip())}</b> '
         f"{tag}<span class=quiet>{escape(_near(step.line))}</span> {tokens}</header>{given}<pre><span class=got>{escape(step.result)}</span></pre>{_listed_ways(step.decided)}</div>"

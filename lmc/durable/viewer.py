@@ -28,7 +28,8 @@ from lmc.durable.steps import Decision, Step, Story, numbers_of, outcome_of, sho
 from lmc.errors import JournalError, Loc
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
-from lmc.prompt import Excerpt, Gen, Given, Prompt, SamplingParams, Select, plain
+from lmc.prompt import Excerpt, Gen, Given, Image, Piece, Prompt, SamplingParams, Select, plain
+from lmc.thumbnails import label, thumbnail
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,9 @@ class View(RunJournal):
         return self.change is not None and (len(self.steps) > self.change.at or (len(self.steps) == self.change.at and self.change.answer is None))
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
-        step = Step(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), _since(before), "")
+        since = _since(before)
+        step = Step(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), "".join(map(_text, since)), "")
+        step.pictures = [url for part in since if isinstance(part, Image) and (url := thumbnail(part)) is not None]
         changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
         if changed or self._is_now():
             self.go_on()
@@ -202,18 +205,20 @@ def _line(loc: Loc | None) -> str:
     return "" if loc is None else str(loc)
 
 
-def _since(before: Prompt) -> str:
+def _since(before: Prompt) -> list[Piece]:
     """What a prompt has behind its last answer."""
-    parts: list[str] = []
+    parts: list[tuple[Piece, ...]] = []
     node: Prompt | None = before
     while node is not None and node.result is None:
-        parts.append("".join([p.text() if isinstance(p, Excerpt) else plain((p,)) for p in node.parts if not _is_picture(p)]))  # type: ignore[arg-type]
+        parts.append(node.parts)
         node = node.parent
-    return "".join(reversed(parts))
+    return [part for some in reversed(parts) for part in some]
 
 
-def _is_picture(part: Any) -> bool:
-    return type(part).__name__ in ("Image", "Given")
+def _text(part: Piece) -> str:
+    if isinstance(part, Excerpt):
+        return part.text()
+    return label(part) if isinstance(part, Image) else "" if isinstance(part, Given) else plain((part,))
 
 
 def _replayed(contents: Contents, path: Path, program: Function, backend: Backend, item: int, change: WhatIf | None) -> Story:

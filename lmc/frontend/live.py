@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmc.answers import CUT_LIKE_SGLANG, check_whole
@@ -13,8 +16,10 @@ from lmc.backend.deferred import is_asked
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError, Loc
 from lmc.frontend.emitter import taken
+from lmc.frontend.host import host
 from lmc.frontend.primitives import GenExpr, SelectExpr, typed
 from lmc.frontend.values import Symbolic
+from lmc.images import MOST_BYTES, bytes_of_file, is_path
 from lmc.images import read as read_image
 from lmc.limits import Limits
 from lmc.prompt import (
@@ -32,6 +37,7 @@ from lmc.prompt import (
     make_select,
 )
 from lmc.tools import Described
+from lmc.videos import MOST_BYTES as MOST_OF_VIDEO
 from lmc.videos import read as read_video
 
 if TYPE_CHECKING:
@@ -141,6 +147,8 @@ class LiveEmitter:
 
     def _shown(self, ctx: Prompt, image: Image) -> Prompt:
         check_supported(self.run.backend.capabilities, (image,))
+        if self.run.journal is not None and self.run.journal.with_media and is_path(image.source):
+            image = replace(image, source=file_of(os.fspath(image.source), image.kind))
         return ctx.append(read_image(image) if image.frames is None else read_video(image))
 
     def role_begin(self, ctx: Prompt, role: str, previous: str | None) -> Prompt:
@@ -276,6 +284,12 @@ class LiveEmitter:
                 total += answer.output().usage
         ledger = self.run.ledger
         return total if ledger is None or stream != ledger.stream else total + ledger.usage
+
+
+@host(ordered=False, idempotent=True)
+def file_of(path: str, kind: str) -> bytes:
+    """The file of a picture or a video, for journals that hold them: an effect, so that a run which is resumed or replayed has it from there."""
+    return bytes_of_file(Path(path), kind, MOST_OF_VIDEO if kind == "video" else MOST_BYTES, None)
 
 
 def _answers(ctx: Prompt, since: Prompt | None = None) -> Iterator[Result]:

@@ -6,27 +6,23 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lmc import pages
 from lmc.errors import LmcError
 from lmc.prompt import Excerpt, Given, Image, Mark, Prompt, Special, plain
+from lmc.thumbnails import thumbnail
 
 if TYPE_CHECKING:
     from lmc.backend.base import Output, Result
     from lmc.frontend.state import State
 
-_MOST_BYTES = 4 << 20  # of an image that is shown
 _OFTEN = 0.1  # seconds between two pictures of a growing text
-_MIME = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
 
 def never_raising(what: object, show: Callable[[], str]) -> str:
@@ -164,28 +160,8 @@ def _error(error: BaseException) -> str:
 
 
 def _image(image: Image) -> str:
-    data = _bytes_of(image.source) if image.frames is None else None
-    mime = next((kind for begin, kind in _MIME.items() if data is not None and data.startswith(begin)), None)
-    if data is None or mime is None or len(data) > _MOST_BYTES:
-        return f'<span class="s">[{image.kind}]</span>'
-    return f'<img alt="image" src="data:image/{mime};base64,{base64.b64encode(data).decode()}">'
-
-
-def _bytes_of(source: Any) -> bytes | None:
-    """An image's file; None for what is none, such as a tensor."""
-    if isinstance(source, bytes):
-        return source
-    if isinstance(source, str | os.PathLike):
-        path = cast("str | os.PathLike[str]", source)
-        if not os.path.isfile(path) or os.path.getsize(path) > _MOST_BYTES:
-            return None
-        with open(path, "rb") as file:
-            return file.read()
-    if hasattr(source, "save"):  # of PIL
-        file = io.BytesIO()
-        source.save(file, "PNG")
-        return file.getvalue()
-    return None
+    url = thumbnail(image)
+    return f'<span class="s">[{image.kind}]</span>' if url is None else f'<img alt="{image.kind}" src="{url}">'
 
 
 def display(state: State[Any]) -> None:

@@ -43,7 +43,7 @@ class Options:
     stream    return at once; the state is watched while it grows
     budget    what one run may spend; of a batch, each item
     timeout   seconds that one run may take
-    journal   path of its journal, while it is open the journal;  key, keep  of that (lmc.Journal)
+    journal   path of its journal, while it is open the journal;  key, keep, with_media  of that (lmc.Journal)
     ahead     how far the run is asked ahead: "off", "certain", "likely"; None: as the program was compiled, "off" for `fn.run`
     begin     called with state and arguments when the run begins (lmc/runahead/program.py)
     priority  its share of the backend where others compete for it: 2 gets twice what 1 gets
@@ -63,6 +63,7 @@ class Options:
     begin: Callable[..., None] | None = None
     key: str | bytes | None = field(default=None, repr=False)
     keep: float | None = None
+    with_media: bool = False
     priority: float = 1.0
     account: str = ""
     batch: object = None

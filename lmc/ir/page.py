@@ -18,7 +18,8 @@ from lmc.ir.layout import HEIGHT, WIDTH, Picture, Step, picture
 from lmc.ir.ops import spec_of, trait
 from lmc.ir.text import print_op
 from lmc.pages import count, quoted, seconds, several, short
-from lmc.prompt import plain
+from lmc.prompt import Frames, Image, plain
+from lmc.thumbnails import thumbnail
 
 MANY = 120
 """Ops from which on the table begins with those that cost something."""
@@ -220,7 +221,15 @@ def _op(op: Op, names: Mapping[str, str]) -> str:
         for case, label in op.cases
     )
     then = f" then <a href={quoted('#' + names[op.then])}>^{escape(op.then)}</a>" if op.then is not None else ""
-    return text + (" [" + ", ".join(links) + "]" if op.cases else "") + then
+    return text + (" [" + ", ".join(links) + "]" if op.cases else "") + then + _thumbnail(op)
+
+
+def _thumbnail(op: Op) -> str:
+    """The picture or the first frame of a constant path."""
+    if op.kind not in ("image", "video") or not isinstance(op.operands[1], str):
+        return ""
+    url = thumbnail(Image(op.operands[1], Frames() if op.kind == "video" else None))
+    return "" if url is None else f"<br><img class=thumb alt={quoted(op.kind)} src={quoted(url)}>"
 
 
 def _bold(op: Op, text: str) -> str:

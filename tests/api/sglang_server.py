@@ -24,7 +24,7 @@ _SGLANG_CHAT = {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_toke
 _VLLM_CHAT = VLLM | {"return_token_ids"}
 _REQUEST = {
     "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "stream",
-    "token_ids_logprob",
+    "token_ids_logprob", "image_data",
 }  # fmt: skip
 
 
@@ -85,6 +85,7 @@ class SGLangModel:
         self._mock = Mock(answers=model.answer)
         self.get: dict[str, Body] = {"/model_info": {"model_path": path, "tokenizer_path": path, "is_generation": True}}
         self.texts: list[str] = []
+        self.seen: list[tuple[str, list[str]]] = []  # prompts with pictures, and those
         self._chat = OpenAIModel(model, name="*", extra=_SGLANG_CHAT, template=get_chat_template("chatml"))
 
     def handle(self, path: str, body: Body) -> Answer:
@@ -99,6 +100,11 @@ class SGLangModel:
             return Answer({"error": {"message": f"unknown: {sorted(unknown)}"}}, 400)
         if "input_ids" in body and not self.takes_ids:
             return Answer({"error": {"message": "missing field `text`"}}, 422)
+        for one in bodies:
+            if "image_data" in one:
+                if not isinstance(one.get("text"), str) or one["text"].count("<image>") != len(one["image_data"]):
+                    return Answer({"error": {"message": "the number of image tokens is not that of images"}}, 400)
+                self.seen.append((one["text"], one["image_data"]))
         prompts = [prompt_ids(one.get("text", one.get("input_ids"))) for one in bodies]
         if any(one.get("logprob_start_len", -1) >= len(ids) for one, ids in zip(bodies, prompts)):
             return Answer({"error": {"message": "logprob_start_len is higher than the number of input tokens"}}, 400)

@@ -119,6 +119,35 @@ def test_pictures_outside_of_messages_are_refused(remote):
     assert not any("What" in text for text in stand_in.texts)
 
 
+@pytest.mark.parametrize("words", (None, "known"), ids=("text", "ids"))
+def test_sglang_gets_them_as_image_data(opened, words):
+    """Where it is said how a picture stands in a prompt: outside of messages, too, and choices are compared by their probability."""
+    from tests.api import sglang_server as servers
+
+    @lmc.function
+    def look(s, first, second):
+        s += "Compare " + lmc.image(first) + " with " + lmc.image(second) + "."
+        forks = s.fork(2)
+        for f, which in zip(forks, ("first", "second")):
+            f += which + ": " + lmc.gen("a", max_tokens=9, temperature=0)
+        s += " Sure: " + lmc.select("sure", ["yes", "no way"]) + ", so " + lmc.gen("end", max_tokens=3, temperature=0)
+        return [f["a"] for f in forks], s["sure"], s["end"]
+
+    stand_in = servers.SGLangModel(TextModel(script))
+    server = opened(servers.serve(stand_in))
+    backend = opened(lmc.SGLang(server.url, tokenizer=servers.WORDS if words else None, chat_template=lmc.get_chat_template("chatml"), image_token="<image>"))
+    for call in (look.run, lmc.compile(look)):
+        stand_in.seen.clear()
+        found, sure, _ = call(DARK, "https://host/light.png", backend=backend).ret_value
+        assert found == ["Dark.", "Light."] and sure in ("yes", "no way")
+        assert {tuple(urls) for _, urls in stand_in.seen} == {(url(DARK), "https://host/light.png")}
+        texts = [text for text, _ in stand_in.seen]
+        assert all(text.startswith("Compare <image> with <image>.") for text in texts)
+        begun = "Compare <image> with <image>. Sure: "
+        assert {begun, begun + "yes", begun + "no way"} <= set(texts)
+        assert f"{begun}{sure}, so " in texts
+
+
 def test_requests_with_one_picture_go_to_one_server(remote):
     from lmc.backend.api.place import ROOT
     from lmc.backend.api.prefixes import beginning

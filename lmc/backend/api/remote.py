@@ -365,8 +365,7 @@ class Remote(Listed):
         """Tools and pictures are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
         return self._written_there(place) or (isinstance(ask, Gen) and bool(ask.tools))
 
-    @staticmethod
-    def _written_there(place: Place) -> bool:
+    def _written_there(self, place: Place) -> bool:
         """Whether what the server makes of a prompt is not known here."""
         return place.has_results or place.has_images
 

@@ -18,12 +18,13 @@ from lmc.backend.api.scoring import Row, Scoring, aligned, chosen
 from lmc.backend.api.streams import Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped
-from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
+from lmc.backend.base import Beyond, Capabilities, Hints, Output, Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, UnsupportedOpError
 from lmc.fsm.sources import ebnf_of
-from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
+from lmc.images import data_url
+from lmc.prompt import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import Vocabulary
@@ -45,7 +46,11 @@ class SGLang(Remote):
     verify         accepted for SGLang's programs; True only
     router         whether a router stands in front, so that only requests that begin alike travel together; None: the URL is asked
 
-    What has to do with tools is asked as messages, by OpenAI's API, which the server writes by its template; all else by `/generate`.
+    image_token    what the server's processor replaces by a picture in a prompt as text, such as "<|vision_start|><|image_pad|><|vision_end|>"
+                   (Qwen-VL) or "<image>" (LLaVA)
+
+    What has to do with tools is asked as messages, by OpenAI's API, which the server writes by its template; so are pictures, unless
+    `image_token` says how they stand in a prompt. All else goes to `/generate`.
     """
 
     root = "/v1"
@@ -68,9 +73,11 @@ class SGLang(Remote):
         patience: Patience | None = None,
         speculate: bool = True,
         router: bool | None = None,
+        image_token: str | None = None,
     ) -> None:
         if verify not in (None, True):
             raise UnsupportedOpError(f"RuntimeEndpoint(verify={verify!r})", "lmc", "set SSL_CERT_FILE for another certificate authority")
+        self._image_token = image_token
         self._written = dict[tuple[SamplingParams, Constraint | None, tuple[str, ...]], bytes]()
         urls, self._auth = without_root(urls_of(base_url)), headers_of(api_key)
         info = one_model(urls, self._asked_of, _model)
@@ -100,6 +107,13 @@ class SGLang(Remote):
             self._able = Capabilities(self.name, kinds, select=True, logprobs=True, images=self._sees, n=True, streams=True, tools=True, plans=True, prices=self._prices)
         return self._able
 
+    def _written_there(self, place: Place) -> bool:
+        return place.has_results or (place.has_images and self._image_token is None)
+
+    def _write(self, place: Place) -> str | list[int]:
+        """A prompt; one with pictures as text, in which the server's processor finds their places."""
+        return spelled(place, self.name, self._image_token or "") if place.has_images else self._prompts.write(place, self.name)
+
     def check(self, ask: Gen | Select) -> None:
         """Everything can be asked; a Lark grammar must be one that can be written as EBNF."""
         if isinstance(ask, Gen) and ask.tools:
@@ -124,6 +138,10 @@ class SGLang(Remote):
             self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
         except LmcError as error:
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
+
+    async def warm(self, place: Place, hints: Hints) -> None:
+        if not place.has_images:
+            await super().warm(place, hints)
 
     def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
         return self.request({**_prompt(prompt), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}, prompt, headers)
@@ -154,8 +172,8 @@ class SGLang(Remote):
 
     async def _generated(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
         stops = self._stops(ask) if beyond is None else beyond.stop
-        prompt = self._prompts.write(place, self.name)
-        body = {**_prompt(prompt), "sampling_params": self._sampled(ask, beyond, stops)}
+        prompt = self._write(place)
+        body = {**_prompt(prompt), **_pictures(place), "sampling_params": self._sampled(ask, beyond, stops)}
         if ask.params.return_logprob or beyond is not None:
             params = ask.params
             body |= {"return_logprob": True, "return_text_in_logprobs": params.return_text_in_logprobs or beyond is not None}
@@ -199,7 +217,7 @@ class SGLang(Remote):
     # -- as one of a list: prompts and parameters of each, answered as events by index
 
     def member(self, place: Place, ask: Gen | None) -> Member | None:
-        if self._written_there(place):
+        if self._written_there(place) or place.has_images:
             return None
         if ask is None:
             return self._worth_reading(self._member(place, None, _READING, 0))
@@ -268,7 +286,7 @@ class SGLang(Remote):
         if self.by_messages(place, ask):
             return await self.choose_by_answer(place, ask, tally)
         tokens = self._prompts.tokens
-        if tokens is None:
+        if tokens is None or place.has_images:
             return await self._chosen_by_text(place, ask, tally)
         scoring, headers = Scoring.of(tokens, place, ask), self._prompts.headers(place)
         known, texts = dict[Row, dict[int, float]](), dict[int, str]()
@@ -326,14 +344,15 @@ class SGLang(Remote):
 
     async def _chosen_by_text(self, place: Place, ask: Select, tally: Tally) -> Output:
         """The same for a server whose tokenizer is not known here: where the prompt's tokens end, it says itself."""
-        prompt, headers = spelled(place, self.name), self._prompts.headers(place)
+        prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), _pictures(place)
         request = self.reading(prompt, headers)
+        request = replace(request, body={**request.body, **seen})
         known = await self.client.call(lambda: request, _usage, _prompt_tokens, tally)
         tail = 2  # tokens of the prompt that a choice may change: more if it does
         while True:
             start = max(known - tail, 0)
             try:
-                end, *rows = await self._rows([prompt, *[prompt + c for c in ask.choices]], start, headers, tally)
+                end, *rows = await self._rows([prompt, *[prompt + c for c in ask.choices]], start, headers, tally, seen)
                 if not start or all(row[0][1] == end[0][1] for row in rows):
                     break
             except Fault as fault:  # a choice may even make a prompt shorter than that
@@ -345,9 +364,9 @@ class SGLang(Remote):
             return chosen(ask, own, None, tally)
         return chosen(ask, own, aligned(own, await self._rows(ask.choices, 0, headers, tally)), tally)
 
-    async def _rows(self, prompts: Sequence[str], start: int, headers: Mapping[str, str], tally: Tally) -> list[Listed]:
-        """The tokens of prompts from `start` on, with their log-probabilities; the first has none."""
-        body: Body = {"text": list(prompts), **_SCORED, "logprob_start_len": start}
+    async def _rows(self, prompts: Sequence[str], start: int, headers: Mapping[str, str], tally: Tally, seen: Body | None = None) -> list[Listed]:
+        """The tokens of prompts from `start` on, with their log-probabilities; the first has none. `seen`: pictures that each of them has."""
+        body: Body = {"text": list(prompts), **_SCORED, "logprob_start_len": start, **{name: [urls] * len(prompts) for name, urls in (seen or {}).items()}}
         request = self.request(body, prompts[0], headers)
 
         def read(body: Body) -> list[Listed]:
@@ -392,6 +411,12 @@ def _model(info: Mapping[str, Any]) -> str:
 
 def _prompt(prompt: str | list[int]) -> Body:
     return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
+
+
+def _pictures(place: Place) -> Body:
+    """The pictures of a prompt, in order; nothing where there are none."""
+    urls = [data_url(piece) for piece in place.pieces() if isinstance(piece, Image)]
+    return {"image_data": urls} if urls else {}
 
 
 @lru_cache(maxsize=256)

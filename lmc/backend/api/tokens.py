@@ -120,9 +120,9 @@ def known_as(model: str) -> ChatTemplate:
 _warned: set[str] = set()
 
 
-def spelled(place: Place, target: str) -> str:
-    """The whole prompt as text, special tokens by their spelling: a server may take data that spells one for the token."""
-    pieces = [piece for piece in place.pieces() if not isinstance(piece, Image)]
+def spelled(place: Place, target: str, picture: str = "") -> str:
+    """The whole prompt as text, special tokens by their spelling, a picture as `picture`: a server may take data that spells one for the token."""
+    pieces = [Special(picture) if isinstance(piece, Image) else piece for piece in place.pieces()]
     warn_of_spellings(pieces, target)
     return plain(pieces)
 

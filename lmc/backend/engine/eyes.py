@@ -235,7 +235,7 @@ class Eyes:
     def _keep(self, number: int, seen: Tensor) -> None:
         self._features[number] = seen
         self._held += seen.nbytes
-        while self._held > self._room:
+        while self._held > self._room and len(self._features) > 1:  # a video may be more than all the room, and is read chunk by chunk
             _, gone = self._features.popitem(last=False)
             self._held -= gone.nbytes
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -136,6 +140,15 @@ def test_features_are_kept_within_bounds(pair):
     np.testing.assert_array_equal(again[pictures[0].number].numpy(), found[pictures[0].number].numpy())
 
 
+def test_what_is_more_than_all_the_room_is_seen_once(pair):
+    """As a video, whose prefill takes many passes."""
+    eyes = Eyes(pair.vision, pool=1)
+    (picture,) = [p for p in eyes.parts(Image(A), 100) if not isinstance(p, str)]
+    for _ in range(3):
+        eyes.features([picture])
+    assert eyes._computed == 1
+
+
 def test_a_flushed_cache_has_seen_nothing(pair):
     with pair.engine() as engine:
         for _ in range(2):
@@ -222,6 +235,45 @@ def test_what_is_no_picture_breaks_nothing_else(pair):
             with pytest.raises(lmc.LmcError, match=why):
                 engine.submit(None, [Image(source), ASK])
         pair.check(engine, [PROMPTS[1]], [running])
+
+
+def test_each_bad_picture_of_a_batch_is_its_own_items_error(pair):
+    """A bomb, torn files, an animation, CMYK, 16 bits, no pixels, no file: at the user's line, and the others are answered."""
+    from tests import pictures
+
+    def encoded(image, format, **more):
+        image.save(buffer := io.BytesIO(), format=format, **more)
+        return buffer.getvalue()
+
+    noise, frames = pillow.effect_noise((64, 64), 90), [pillow.new("L", (8, 8), grey) for grey in (0, 90, 200)]
+    bad = {
+        "limit is 67": pictures.png(claimed=(10_000, 10_000)),
+        "damaged": encoded(noise, "JPEG")[:-800],
+        "animated": encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        "CMYK": encoded(pillow.new("CMYK", (4, 4)), "JPEG"),
+        "I;16": pictures.png(bits=16),
+        "damaged|no picture": pictures.png(claimed=(0, 0)),
+        "neither PNG": b"text",
+        "No such file": "nowhere.png",
+    }
+
+    @lmc.function
+    def look(s, source):
+        s += lmc.user(lmc.image(source) + "What?")  # here
+        s += lmc.assistant(lmc.gen("x", max_tokens=4, temperature=0))
+        return s["x"]
+
+    line = Path(__file__).read_text().partition("# here")[0].count("\n") + 1
+    items = [{"source": source} for other in bad.values() for source in (A, other)]
+    with pair.engine() as engine:
+        alone = look.run(A, backend=engine).ret_value
+        for run in (look.run_batch, lmc.compile(look, backend=engine).batch):
+            states = run(items, errors="return", **({"backend": engine} if run == look.run_batch else {}))
+            assert [state.ret_value for state in states[::2]] == [alone] * len(bad)
+            for why, state in zip(bad, states[1::2], strict=True):
+                error = state.error()
+                assert isinstance(error, lmc.LmcError) and re.search(why, str(error)) and error.loc.line == line
+        engine.check()
 
 
 def test_a_model_without_eyes_says_so():
