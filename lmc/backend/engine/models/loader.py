@@ -27,6 +27,7 @@ from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.linear import can_pack_half, fits_half, spread
+from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
 from lmc.chat import ChatTemplate
 from lmc.errors import ModelLoadError
 
@@ -73,6 +74,11 @@ class _Layout:
     activations: torch.dtype
     pack_half: bool  # matrices go into FBGEMM's float16 packing
     device: torch.device
+    fp8: bool = False  # matrices of layers go into FP8 when the model is built, those that are not there yet
+
+    @property
+    def in_fp8(self) -> _Layout:
+        return replace(self.unpacked, fp8=True)
 
     @property
     def unpacked(self) -> _Layout:
@@ -83,6 +89,12 @@ class _Layout:
         return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "")
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
+        import torch
+
+        if name.endswith(".scale"):
+            return torch.float32
+        if tensor.dtype.itemsize == 1:  # e4m3 with its scales
+            return tensor.dtype
         return self.matrices if _is_matrix(name) and (not self.pack_half or fits_half(tensor)) else self.activations
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -112,6 +124,7 @@ SEEING = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "q
 SEEING_BY_INTERFACE = ("gemma3",)
 """Those of them whose text goes through transformers' attention interface; of the others it is ours."""
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("fp8",)
 
 
 def load(
@@ -121,11 +134,13 @@ def load(
     dtype: str | None = None,
     parse_special: bool = False,
     load_format: str = "auto",
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
 
     `dtype`: "float32", "bfloat16" or "float16" for everything. None takes bfloat16 on a GPU; on a CPU it takes float32
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
+    `quantization` "fp8": matrices of layers in e4m3 (fp8.py), made while loading; a checkpoint that has them so is read as it is either way.
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
@@ -134,9 +149,17 @@ def load(
         raise ModelLoadError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     if load_format not in LOAD_FORMATS:
         raise ModelLoadError(f"load_format {load_format!r} is not supported; supported: {', '.join(LOAD_FORMATS)}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ModelLoadError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}")
     where = _device(device)
     layout = _layout(where, dtype)
+    if quantization is not None:
+        layout = layout.in_fp8
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
+    if found.layout.fp8:
+        from lmc.backend.engine.models.fp8 import check_device
+
+        check_device(where, f"{found.name} in FP8")
     model, layers = found.build(where)
     tokens = found.tokenizer
     vision = None if found.vision is None else found.vision(where, tokens)
@@ -152,7 +175,7 @@ def load(
         name=found.name,
         dtype=found.layout.activations,
         device=where,
-        weights=found.layout.name,
+        weights="float8_e4m3fn" if found.layout.fp8 else found.layout.name,
         layers=layers,
         vision=vision,
     )
@@ -215,7 +238,7 @@ def _builder(
     def build(where: torch.device) -> tuple[CausalModel, tuple[LayerShape, ...]]:
         there = {name: tensor.to(where) for name, tensor in weights.items()}
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        return llama.build(there, config, pack_half=layout.pack_half), (shape,) * config.num_layers
+        return llama.build(there, config, pack_half=layout.pack_half, quantized=layout.fp8), (shape,) * config.num_layers
 
     return build
 
@@ -399,19 +422,31 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
 # -- directories and the hub -------------------------------------------------------------------------------------------
 
 
+_MODELOPT = "hf_quant_config.json"
+
+
 def _read_directory(
     path: Path, layout: _Layout, parse_special: bool, dummy_on: torch.device | None = None
 ) -> _Source:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
     raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+    if (path / _MODELOPT).is_file() and not raw.get("quantization_config"):
+        raw["quantization_config"] = of_modelopt(_json(path / _MODELOPT))
     sees = raw.get("model_type") in SEEING
+    if quantized := is_fp8(raw, str(path / "config.json")):
+        layout = layout.in_fp8
+        if sees:
+            raise ModelLoadError(f"{path / 'config.json'}: quantized weights of a model that sees are not supported; take the unquantized ones")
     try:
         text = _vision().text_config(path, raw) if sees else raw
         config, theirs = configs.from_hf(text, str(path / "config.json"), generation), None
     except configs.UnfusedError as reason:
         if sees and raw["model_type"] not in SEEING_BY_INTERFACE:
             raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
+        if layout.fp8:
+            how = "quantized weights are" if quantized else "quantization='fp8' is"
+            raise ModelLoadError(f"{reason.message}: {how} for the families alone that lmc computes itself") from None
         config, theirs = _theirs(path, raw, generation, reason)
         layout = layout.unpacked
     _check_positions(path, config, layout.device)
