@@ -117,7 +117,7 @@ def checkpoint(f8, folder, path, scheme: dict[str, Any], per: str, *, beside: bo
     quantized: dict[str, Any] = {}
     plain: dict[str, Any] = {}
     for i, (name, shape) in enumerate(names.items()):
-        if name.endswith("bias") or "_norm.weight" in name and "q_norm" in name or "k_norm" in name:
+        if name.endswith("bias") or ("_norm.weight" in name and "q_norm" in name) or "k_norm" in name:
             continue
         weight = torch.ones(shape) if len(shape) == 1 else noise(*shape, seed=i) * 0.05
         if "_proj" in name:
