@@ -11,7 +11,8 @@ shared    the same where all of a batch share a prefix as long as the context, a
 prefill   prompts in chunks, in tokens per second, against the arithmetic of the weights
 raw       256 prompts of random length, in and out, through the whole engine; and what it counted
 
-The limits are computed from two ceilings measured first: a device-to-device copy and a large product of matrices.
+The limits are computed from two ceilings measured first: a device-to-device copy and a large product of matrices in bfloat16 (also for
+`--quantization fp8`, whose products may be faster than that).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import lmc
 from benchmarks.workloads import text
 from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.work import Pass, Rows
@@ -112,6 +114,14 @@ def weight_elements(c: ModelConfig) -> int:
     return c.num_layers * layer + c.vocab_size * c.hidden_size
 
 
+def weight_bytes(engine: Engine) -> int:
+    """Of the same, in bfloat16, or in FP8 but for the head."""
+    c, runner = _parts(engine)
+    head = c.vocab_size * c.hidden_size
+    small = isinstance(runner._model.layers[0].qkv, Fp8)  # pyright: ignore[reportAttributeAccessIssue]
+    return 2 * head + (weight_elements(c) - head) * (1 if small else 2)
+
+
 # -- passes through the runner -----------------------------------------------------------------------------------------
 
 
@@ -182,7 +192,7 @@ def _decode(
 
     with torch.inference_mode():
         times = [t / machine.in_a_row for t in machine.times(passes, reps)]
-    moved = weight_elements(c) * 2 + read * 2 * c.num_layers * c.kv_size * runner._kv.key(0).element_size()
+    moved = weight_bytes(engine) + read * 2 * c.num_layers * c.kv_size * runner._kv.key(0).element_size()
     return _row(part, case, times, 1e3, "ms", moved / ceilings.bandwidth)
 
 
@@ -199,7 +209,7 @@ def prefill(engine: Engine, machine: Machine, ceilings: Ceilings, args: argparse
         with torch.inference_mode():
             times = machine.times(lambda w=work, n=wanted: runner.logits(w, n).argmax(-1).tolist(), args.reps)
         operations = 2 * (weight_elements(c) - c.vocab_size * c.hidden_size) * rows
-        limit = max(operations / ceilings.flops, weight_elements(c) * 2 / ceilings.bandwidth)
+        limit = max(operations / ceilings.flops, weight_bytes(engine) / ceilings.bandwidth)
         row = _row("prefill", f"{sequences} x {rows // sequences}", times, 1e3, "ms", limit)
         found += [
             row,
@@ -308,6 +318,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quantization", choices=("fp8",))
     parser.add_argument("--parts", type=_of_parts, default=list(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--batches", type=_numbers, default=[1, 8, 64, 256], help="sequences that decode together")
     parser.add_argument("--contexts", type=_numbers, default=[1024, 4096], help="tokens before them, and of prefixes")
@@ -322,7 +333,7 @@ def main() -> None:
     machine = Machine(args.device)
     began = time.perf_counter()
     engine = lmc.Engine(
-        args.model, device=args.device, load_format=args.load_format, max_batch=args.max_batch, chunk=args.chunk
+        args.model, device=args.device, load_format=args.load_format, max_batch=args.max_batch, chunk=args.chunk, quantization=args.quantization
     )
     print(f"loaded in {time.perf_counter() - began:.1f} s: {engine.server_info()}")
     ceilings = machine.ceilings(torch.bfloat16 if machine.gpu else torch.float32)

@@ -286,6 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="mock", help="mock, smollm2, a model's path, or a server: sglang:URL, vllm:URL, openai:MODEL@URL")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
+    parser.add_argument("--quantization", choices=("fp8",), help="of the engine's weights")
+    parser.add_argument("--drafts", default="off", help="of the engine: off, auto or a number; on synthetic text and random weights they say nothing")
     parser.add_argument("--workloads", default="all", help="all, host, or names separated by commas")
     parser.add_argument("--modes", default=",".join(MODES), help="of interpreter, threads (the interpreter with a thread for each program), compiled, opt0, without-PASS, ablation (each pass off, and opt0)")
     parser.add_argument("--ablate", action="store_true", help="compiled, on an engine of each policy: " + ", ".join(POLICIES))
@@ -310,7 +312,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--ablate is for a model in this process: --backend smollm2, or a model's path")
     rows: list[Row] = []
     for policy, given in POLICIES.items() if options.ablate else [("", {})]:
-        backend = open_backend(options.backend, device=options.device, load_format=options.load_format, max_tokens=options.max_tokens, **given)
+        backend = open_backend(options.backend, device=options.device, load_format=options.load_format, max_tokens=options.max_tokens,
+                               quantization=options.quantization, drafts=int(options.drafts) if options.drafts.isdigit() else options.drafts, **given)
         try:
             for workload in choose(options.workloads, Size(options.scale)):
                 print(f"{policy} {workload.name}: {workload.shape} …".lstrip(), file=sys.stderr, flush=True)

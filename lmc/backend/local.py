@@ -701,6 +701,8 @@ class Engine(LocalBackend):
     dp           replicas: so many engines, of `tp` devices each, are processes behind one backend (replicas/backend.py), which is no LocalBackend then
     device       "cpu", "cuda", "cuda:1", …; "auto" is a GPU if there is one, else the CPU
     dtype        "float32", "bfloat16", "float16"; None: what suits the device
+    quantization  "fp8": the matrices of the layers in FP8 (e4m3), each output with a scale of its own, and the rows that they are multiplied by as they
+                 come: half of bfloat16's bytes, other answers than without. A GPU from Hopper on; on a CPU to try it, slowly. None: as the weights are
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
     max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
     chunk        prompt tokens computed in one pass; None: 512 on a CPU, 4096 on a GPU, 2048 on one of less than 40 GiB
@@ -743,6 +745,7 @@ class Engine(LocalBackend):
         *,
         device: str = "auto",
         dtype: str | None = None,
+        quantization: Literal["fp8"] | None = None,
         max_tokens: int | None = None,
         max_batch: int | None = None,
         chunk: int | None = None,
@@ -781,7 +784,7 @@ class Engine(LocalBackend):
         from lmc.fsm.store import default_store
 
         source = str(model_path or model)
-        options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format}
+        options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization}
         check_host(host_bytes)
         started = None
         if tp > 1:

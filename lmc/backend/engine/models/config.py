@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmc.backend.engine.models.claims import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH, Claims
+from lmc.backend.engine.models.quantization import is_fp8
 from lmc.errors import ModelLoadError
 
 
@@ -167,8 +168,7 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
     for flag in ("mlp_bias", "use_mrope"):
         if raw.get(flag):
             raise UnfusedError(f"{where}: {flag} is not supported")
-    if raw.get("quantization_config"):
-        raise ModelLoadError(f"{where}: quantized safetensors are not supported; use the unquantized weights or a GGUF")
+    is_fp8(raw, where)  # or refused
     rope = claims.part("rope_parameters" if raw.get("rope_parameters") else "rope_scaling")  # transformers 5 writes the first, 4 the second
     if (rope.raw("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1) != 1:
         raise UnfusedError(f"{where}: rotating a part of each head (partial_rotary_factor) is not supported")

@@ -6,8 +6,9 @@ rotary pair side by side (x[2i], x[2i+1]); dot products do not notice, and rotat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
+from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
 from lmc.backend.engine.models.linear import Dense, Linear, half_packed, spread
 from lmc.errors import ModelLoadError
 
@@ -173,8 +175,15 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
     for kind, columns in (("weight", (width,)), ("bias", ())) if c.qkv_bias else (("weight", (width,)),):
         q = paired(f"q_proj.{kind}", c.num_heads, *columns)
         k = paired(f"k_proj.{kind}", c.num_kv_heads, *columns)
-        fused[f"{dst}qkv.{kind}"] = torch.cat((q, k, _get(state, f"{attn}v_proj.{kind}", c.kv_size, *columns)))
+        fused[f"{dst}qkv.{kind}"] = _below((q, k, _get(state, f"{attn}v_proj.{kind}", c.kv_size, *columns)), attn)
     fused[dst + "o.weight"] = _get(state, attn + "o_proj.weight", width, c.q_size)
+    for matrix, parts in _PARTS.items():
+        if (scales := _scales(state, [src + part for part in parts])) is not None:
+            rows = {"q_proj": c.q_size, "k_proj": c.kv_size, "v_proj": c.kv_size, "o_proj": width, "down_proj": width}
+            found = [row_scales(scale, rows.get(part.split(".")[1], c.intermediate_size), src + part) for scale, part in zip(scales, parts, strict=True)]
+            if matrix == "qkv":
+                found[:2] = [pair_rows(found[0], c.num_heads), pair_rows(found[1], c.num_kv_heads)]
+            fused[f"{dst}{matrix}.scale"] = torch.cat(found)
     if c.o_bias:
         fused[dst + "o.bias"] = _get(state, attn + "o_proj.bias", width)
     if c.qk_norm:
@@ -184,7 +193,7 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
         fused |= _fuse_experts(state, c, src, dst)
     else:
         gate_up = (_get(state, f"{mlp}{kind}_proj.weight", c.intermediate_size, width) for kind in ("gate", "up"))
-        fused[dst + "gate_up.weight"] = torch.cat(tuple(gate_up))
+        fused[dst + "gate_up.weight"] = _below(tuple(gate_up), mlp)
         fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight", width, c.intermediate_size)
     fused[dst + "input_norm"] = _get(state, src + "input_layernorm.weight", width)
     fused[dst + "post_norm"] = _get(state, src + "post_attention_layernorm.weight", width)
@@ -208,6 +217,27 @@ def _fuse_experts(state: Mapping[str, Tensor], c: ModelConfig, src: str, dst: st
         f"{dst}experts_gate_up.weight": torch.stack(pairs),
         f"{dst}experts_down.weight": torch.stack([_get(state, f"{e}{down}.weight", width, rows) for e in every]),
     }
+
+
+_PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",),
+}  # fmt: skip
+
+
+def _scales(state: Mapping[str, Tensor], parts: Sequence[str]) -> list[Tensor] | None:
+    """Scales of a matrix' parts; None where it is not quantized."""
+    if not any(state[f"{part}.weight"].dtype == E4M3 for part in parts):
+        return None
+    if missing := [f"{part}.weight_scale" for part in parts if f"{part}.weight_scale" not in state]:
+        raise ModelLoadError(f"the weights lack {missing[0]!r}; is the download complete?")
+    return [state[f"{part}.weight_scale"] for part in parts]
+
+
+def _below(parts: Sequence[Tensor], name: str) -> Tensor:
+    if len({part.dtype == E4M3 for part in parts}) > 1:
+        raise ModelLoadError(f"some of the weights of {name.rstrip('.')!r} are quantized and others are not; take a checkpoint where all are, or none")
+    return cat(parts)
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -274,23 +304,37 @@ def _get(state: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
 MATRICES = ("qkv", "o", "gate_up", "down")
 
 
+def _matrix(weight: Tensor, scale: Tensor | None, bias: Tensor | None, *, dtype: torch.dtype) -> Linear:
+    """In FP8, where its shape allows that."""
+    return fp8(weight, scale, bias) or Dense(weight if scale is None else dequantized(weight, scale, dtype), bias)
+
+
 def build(
     fused: Mapping[str, Tensor],
     config: ModelConfig,
     *,
     pack_half: bool = False,
+    quantized: bool = False,
     wrap: Callable[[str, Linear], Linear] = lambda _, matrix: matrix,
     **options: Any,
 ) -> LlamaModel:
     """The model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py.
 
-    wrap    makes of a matrix ("head", "layers.0.o", …) the one that is used: where others have parts of it
+    quantized  matrices of layers are made FP8 (fp8.py), those that are not yet
+    wrap       makes of a matrix ("head", "layers.0.o", …) the one that is used: where others have parts of it
     """
     kinds = MATRICES[:2] if config.num_experts else MATRICES
     names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in kinds]
-    pairs = [(fused["head"] if "head" in fused else fused["embed"], None)]  # the largest first: threads end together
-    pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
-    head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
+    table = fused["head"] if "head" in fused else fused["embed"]
+    if quantized:
+        assert not config.num_experts, "refused where it is loaded"
+        make = partial(_matrix, dtype=fused["norm"].dtype)
+        head: Linear = Dense(table)
+        rest = [make(fused[name + ".weight"], fused.get(name + ".scale"), fused.get(name + ".bias")) for name in names]
+    else:
+        pairs = [(table, None)]  # the largest first: threads end together
+        pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
+        head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
     linear = {name: wrap(name, matrix) for name, matrix in zip(names, rest, strict=True)}
     if config.num_experts:
         for i in range(config.num_layers):

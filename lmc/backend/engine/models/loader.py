@@ -28,6 +28,7 @@ from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.linear import can_pack_half, fits_half, spread
+from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
 from lmc.chat import ChatTemplate
 from lmc.errors import ModelLoadError
 
@@ -79,6 +80,7 @@ class _Layout:
     pack_half: bool  # matrices go into FBGEMM's float16 packing
     device: torch.device
     group: Group | None = None  # that has a part each; None: nobody else has one
+    fp8: bool = False  # matrices of layers go into FP8 when the model is built, those that are not there yet
 
     def share(self, config: ModelConfig) -> Share | None:
         """This rank's part of a model. Raises ModelLoadError if ranks cannot have parts of it."""
@@ -93,6 +95,10 @@ class _Layout:
         return every[self.group.rank]
 
     @property
+    def in_fp8(self) -> _Layout:
+        return replace(self.unpacked, fp8=True)
+
+    @property
     def unpacked(self) -> _Layout:
         return replace(self, matrices=self.activations, pack_half=False)
 
@@ -101,6 +107,12 @@ class _Layout:
         return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "")
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
+        import torch
+
+        if name.endswith(".scale"):
+            return torch.float32
+        if tensor.dtype.itemsize == 1:  # e4m3 with its scales
+            return tensor.dtype
         return self.matrices if _is_matrix(name) and (not self.pack_half or fits_half(tensor)) else self.activations
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -132,6 +144,13 @@ SEEING = ("llava", "llava_next", "llava_next_video", "llava_onevision", "qwen2_v
 SEEING_BY_INTERFACE = ("gemma3",)
 """Those of them whose text goes through transformers' attention interface; of the others it is ours."""
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("fp8",)
+
+
+def _check_alone(layout: _Layout, name: str) -> None:
+    """Quantized weights are for one device."""
+    if layout.group is not None:
+        raise ModelLoadError(f"{name}: weights in FP8 are not spread over devices (tp={layout.group.ranks}) yet; take tp=1, dp=…, or unquantized weights")
 
 
 def load(
@@ -142,11 +161,13 @@ def load(
     parse_special: bool = False,
     load_format: str = "auto",
     group: Group | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
 
     `dtype`: "float32", "bfloat16" or "float16" for everything. None takes bfloat16 on a GPU; on a CPU it takes float32
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
+    `quantization` "fp8": matrices of layers in e4m3 (fp8.py), made while loading; a checkpoint that has them so is read as it is either way.
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
     `group`: its rank's part of the model alone is read and built, and computes with those of the others once the group is connected.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
@@ -156,9 +177,20 @@ def load(
         raise ModelLoadError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
     if load_format not in LOAD_FORMATS:
         raise ModelLoadError(f"load_format {load_format!r} is not supported; supported: {', '.join(LOAD_FORMATS)}")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ModelLoadError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}")
     where = _device(device)
     layout = replace(_layout(where, dtype), group=group)
+    if quantization is not None:
+        _check_alone(layout, source)
+        layout = layout.in_fp8
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
+    if found.layout.fp8:
+        if found.config.num_experts:
+            raise ModelLoadError(f"{found.name}: a mixture of experts in FP8 is not supported; leave quantization= out, or take unquantized weights")
+        from lmc.backend.engine.models.fp8 import check_device
+
+        check_device(where, f"{found.name} in FP8")
     model, layers = found.build(where)
     tokens = found.tokenizer
     vision = None if found.vision is None else found.vision(where, tokens)
@@ -176,7 +208,7 @@ def load(
         name=found.name,
         dtype=found.layout.activations,
         device=where,
-        weights=found.layout.name,
+        weights="float8_e4m3fn" if found.layout.fp8 else found.layout.name,
         layers=layers,
         vision=vision,
         share=found.share,
@@ -251,7 +283,7 @@ def _builder(
             if "head" not in there:  # its rows are the embedding's
                 there["head"] = there["embed"][share.vocabulary.start : share.vocabulary.stop]
             wrap["wrap"] = _spread(share, layout.group)
-        return llama.build(there, config, pack_half=layout.pack_half, **wrap), (shape,) * config.num_layers
+        return llama.build(there, config, pack_half=layout.pack_half, quantized=layout.fp8, **wrap), (shape,) * config.num_layers
 
     return build
 
@@ -447,13 +479,23 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
 # -- directories and the hub -------------------------------------------------------------------------------------------
 
 
+_MODELOPT = "hf_quant_config.json"
+
+
 def _read_directory(
     path: Path, layout: _Layout, parse_special: bool, dummy_on: torch.device | None = None
 ) -> _Source:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
     raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+    if (path / _MODELOPT).is_file() and not raw.get("quantization_config"):
+        raw["quantization_config"] = of_modelopt(_json(path / _MODELOPT))
     sees = raw.get("model_type") in SEEING
+    if quantized := is_fp8(raw, str(path / "config.json")):
+        _check_alone(layout, str(path))
+        layout = layout.in_fp8
+        if sees:
+            raise ModelLoadError(f"{path / 'config.json'}: quantized weights of a model that sees are not supported; take the unquantized ones")
     try:
         text = _vision().text_config(path, raw) if sees else raw
         config, theirs = configs.from_hf(text, str(path / "config.json"), generation), None
@@ -462,6 +504,9 @@ def _read_directory(
             raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
         if layout.group is not None:
             raise ModelLoadError(f"{reason.message}: with tp={layout.group.ranks}, which families of ours alone can be spread by; dp=… takes any model") from None
+        if layout.fp8:
+            how = "quantized weights are" if quantized else "quantization='fp8' is"
+            raise ModelLoadError(f"{reason.message}: {how} for the families alone that lmc computes itself") from None
         config, theirs = _theirs(path, raw, generation, reason)
         layout = layout.unpacked
     if sees and layout.group is not None:

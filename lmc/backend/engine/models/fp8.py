@@ -1,0 +1,107 @@
+"""Matrices in FP8 (e4m3): half of bfloat16's bytes, which is what decoding reads.
+
+    w[o, i] ≈ q[o, i] · scale[o]           each output by the largest of its row, once
+    x[t, i] ≈ p[t, i] · s[t]               each row of a pass by its own largest, as it comes
+    y[t, o] = s[t] · scale[o] · Σ p q      products of FP8, summed in float32
+
+On a GPU (Hopper or newer) by cuBLAS and CUTLASS, through torch. On a CPU the same numbers are multiplied in float32: to test with, and slower
+than matrices that are not quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmc.errors import ModelLoadError
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # of e4m3
+SMALLEST = 1e-12  # scale: of a row of zeros
+_STEP = 16  # rows and columns of a matrix come in so many
+
+
+def quantize_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, C] → e4m3 [T, C] and scales [T, 1] float32, with x ≈ e4m3 · scale; what is no number stays none."""
+    wide = x.float()
+    scales = (wide.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(SMALLEST)
+    return (wide / scales).to(E4M3), scales
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8:
+    """A Linear of a matrix in FP8.
+
+    weight  [out, in] e4m3, contiguous
+    scale   [1, out] float32
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return self.reference(x)
+        rows, scales = _kernel()(x.contiguous())
+        y = self.multiply(rows, scales, x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    def multiply(self, rows: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        """rows [T, in] e4m3 with scales [T, 1] times the matrix, without the bias."""
+        return torch._scaled_mm(rows, self.weight.t(), scale_a=scales, scale_b=self.scale, out_dtype=dtype, use_fast_accum=False)
+
+    def reference(self, x: Tensor) -> Tensor:
+        """What it computes, in float32."""
+        rows, scales = quantize_reference(x)
+        y = F.linear(rows.float() * scales, self.weight.float() * self.scale.t())
+        return (y if self.bias is None else y + self.bias.float()).to(x.dtype)
+
+
+@cache
+def _kernel():
+    from lmc.backend.engine.kernels.quantize import quantize
+
+    return quantize
+
+
+def fp8(weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Fp8 | None:
+    """The matrix in FP8. `scale` [out]: it is e4m3 already. None if its shape is one that FP8 products cannot have."""
+    if any(size % _STEP for size in weight.shape):
+        return None
+    if scale is None:
+        rows, scales = quantize_reference(weight)
+        return Fp8(rows.contiguous(), scales.t().contiguous(), bias)
+    return Fp8(weight.contiguous(), scale[None].float().contiguous(), bias)
+
+
+def dequantized(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """[out, in] of `dtype`; `scale` [out]."""
+    return (weight.float() * scale[:, None]).to(dtype)
+
+
+def row_scales(scale: Tensor, rows: int, name: str) -> Tensor:
+    """A checkpoint's scale of a matrix, one for all or one an output, as [rows] float32."""
+    found = scale.float().flatten()
+    if len(found) not in (1, rows):
+        raise ModelLoadError(f"the weights' {name!r} is {list(scale.shape)}; expected one scale, or one for each of {rows} rows: blocks are not supported")
+    if not bool((found.isfinite() & (found > 0)).all()):
+        raise ModelLoadError(f"the weights' {name!r} has a scale that is no number above 0; download them again")
+    return found.expand(rows) if len(found) == 1 else found
+
+
+def check_device(device: torch.device, what: str) -> None:
+    """Raises ModelLoadError where there are no products of FP8 rows."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        name = torch.cuda.get_device_name(device)
+        raise ModelLoadError(f"{what} needs a GPU of compute capability 9.0 (Hopper) or newer, and {device} is {name}; take weights that are not quantized")
+
+
+def cat(parts: Sequence[Tensor]) -> Tensor:
+    """Parts of a matrix below each other; e4m3 as bytes, which every version of torch can move."""
+    return torch.cat([p.view(torch.uint8) for p in parts]).view(E4M3) if parts[0].dtype == E4M3 else torch.cat(tuple(parts))

@@ -1,0 +1,207 @@
+"""FP8: the kernel and torch's products against the reference, models in it, and checkpoints that are."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmc.backend.engine.models.quantization import is_fp8
+from lmc.errors import ModelLoadError
+from lmc.prompt import Gen, SamplingParams, Text
+from tests.backend.engine.test_following import folder
+
+__all__ = ["folder"]  # a fixture
+torch: Any = None  # imported when the first test runs: collecting this file must not need it
+
+
+@pytest.fixture(scope="module")
+def f8():
+    global torch
+    torch = pytest.importorskip("torch")
+    from lmc.backend.engine.models import fp8, llama, loader
+
+    return SimpleNamespace(**vars(fp8), llama=llama, loader=loader, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def noise(*shape: int, seed: int = 0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.model
+def test_rows_are_quantized_by_their_own_largest(f8):
+    x = torch.cat((noise(4, 96), torch.zeros(1, 96), noise(1, 96) * 1e6, noise(1, 96) * 1e-9))
+    rows, scales = f8.quantize_reference(x)
+    assert rows.float().abs().amax(1).tolist() == [448.0] * 4 + [0.0] + [448.0] * 2
+    error = (rows.float() * scales - x).abs() / x.abs().amax(1, keepdim=True).clamp_min(1e-30)
+    assert float(error.max()) <= 1 / 28 + 1e-6, "four bits of significand, the largest of them half a step of 32 off"
+    assert torch.isnan(f8.quantize_reference(torch.full((1, 4), torch.nan))[0].float()).all()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("columns", [16, 96, 1500])
+def test_the_kernel_equals_the_reference(f8, columns):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels.quantize import quantize
+
+    x = torch.cat((noise(5, columns), torch.zeros(1, columns), noise(1, columns) * 1e5)).to(f8.device)
+    rows, scales = quantize(x)
+    right, same = f8.quantize_reference(x)
+    assert torch.equal(scales, same)
+    differs = rows.view(torch.uint8) != right.view(torch.uint8)
+    if f8.device == "cpu":  # the interpreter forgets the carry where a number is rounded up to a power of two
+        differs &= torch.frexp(right.float().abs())[0] != 0.5
+    assert not bool(differs.any())
+    assert quantize(x[:0])[0].shape == (0, columns)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_torchs_products_equal_the_reference(f8, rows):
+    x, weight = noise(rows, 96), noise(64, 96, seed=1)
+    matrix = f8.fp8(weight.to(f8.device))
+    quantized = f8.quantize_reference(x.to(f8.device))
+    found = matrix.multiply(*quantized, torch.bfloat16).float()
+    right = matrix.reference(x.to(f8.device))
+    torch.testing.assert_close(found, right, atol=2e-2, rtol=1e-2)
+    exact = x @ weight.T
+    assert float((right.cpu() - exact).norm() / exact.norm()) < 0.06
+
+
+@pytest.mark.model
+def test_biases_are_added_and_odd_shapes_are_left(f8):
+    x, weight, bias = noise(3, 32), noise(48, 32, seed=1), noise(48, seed=2)
+    with_bias, without = f8.fp8(weight, None, bias), f8.fp8(weight)
+    torch.testing.assert_close(with_bias(x), without(x) + bias)
+    assert f8.fp8(noise(24, 32)) is None and f8.fp8(noise(32, 40)) is None
+
+
+# -- models --------------------------------------------------------------------------------------------------------
+
+
+def logits(model, ids=tuple(range(3, 23))):
+    from tests.backend.engine.model_fixtures import PlainKV, batch
+
+    loaded = SimpleNamespace(config=model.config, dtype=model.dtype)
+    return model.forward(batch((list(ids), range(len(ids))), logits=range(len(ids))), PlainKV(loaded, len(ids)))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.model
+def test_a_model_in_fp8_is_near_the_one_that_it_was_made_of(f8, folder):
+    whole = f8.loader.load(folder, dtype="float32", load_format="dummy")
+    small = f8.loader.load(folder, dtype="float32", load_format="dummy", quantization="fp8")
+    assert small.weights == "float8_e4m3fn" and isinstance(small.model.layers[0].qkv, f8.Fp8)
+    a, b = logits(whole.model), logits(small.model)
+    assert 0 < float((a - b).norm() / a.norm()) < 0.1
+    for layer in small.model.layers:  # the same as if each product were that of the dequantized matrix, but for the rows
+        assert layer.down.weight.dtype == f8.E4M3 and layer.down.scale.shape == (1, layer.down.weight.shape[0])
+
+
+@pytest.mark.model
+def test_an_engine_answers_in_fp8(folder):
+    import lmc
+
+    with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=512, quantization="fp8") as engine:
+        handle = engine.submit(None, [Text(("the order",)), Gen(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))])
+        assert handle.results[0].output().usage.completion_tokens == 8
+
+
+def checkpoint(f8, folder, path, scheme: dict[str, Any], per: str, *, beside: bool = False):
+    """The model of `folder` as an FP8 checkpoint at `path`; and the same with its weights dequantized, at `path`-plain."""
+    from safetensors.torch import save_file
+
+    config = json.loads((folder / "config.json").read_text())
+    names = f8.llama.their_shapes(f8.loader.load(str(folder), dtype="float32", load_format="dummy").config)
+    quantized: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
+    for i, (name, shape) in enumerate(names.items()):
+        if name.endswith("bias") or ("_norm.weight" in name and "q_norm" in name) or "k_norm" in name:
+            continue
+        weight = torch.ones(shape) if len(shape) == 1 else noise(*shape, seed=i) * 0.05
+        if "_proj" in name:
+            scale = weight.abs().amax(1, keepdim=True) / 448 if per == "channel" else weight.abs().amax().reshape(()) / 448
+            quantized[name] = (weight / scale).to(f8.E4M3)
+            quantized[name.replace(".weight", ".weight_scale")] = scale
+            quantized[name.replace(".weight", ".input_scale")] = torch.tensor(0.01)
+            weight = quantized[name].float() * scale
+        else:
+            quantized[name] = weight
+        plain[name] = weight
+    for place, weights, said in ((path, quantized, scheme), (path.with_name(path.name + "-plain"), plain, None)):
+        place.mkdir()
+        (place / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+        (place / "config.json").write_text(json.dumps(config | ({} if said is None or beside else {"quantization_config": said})))
+        if said is not None and beside:
+            (place / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": said["quant_algo"], "kv_cache_quant_algo": None}}))
+        save_file(weights, place / "model.safetensors")
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    said = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True} | weights
+    group = {"weights": said, "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("scheme", "per", "beside"), [(compressed(), "channel", False), (compressed(strategy="tensor"), "tensor", False), (MODELOPT, "tensor", False), (MODELOPT, "tensor", True)])
+def test_a_checkpoint_is_read_as_it_is(f8, folder, tmp_path, scheme, per, beside):
+    """Its very numbers: the matrices dequantized are those that it stands for, in our order of rows."""
+    from pathlib import Path
+
+    path = tmp_path / "quantized"
+    checkpoint(f8, Path(folder), path, scheme, per, beside=beside)
+    found = f8.loader.load(str(path), dtype="float32")
+    plain = f8.loader.load(str(path.with_name("quantized-plain")), dtype="float32")
+    assert found.weights == "float8_e4m3fn"
+    for ours, theirs in zip(found.model.layers, plain.model.layers, strict=True):
+        for name in f8.llama.MATRICES:
+            matrix = getattr(ours, name)
+            assert isinstance(matrix, f8.Fp8)
+            torch.testing.assert_close(f8.dequantized(matrix.weight, matrix.scale[0], torch.float32), getattr(theirs, name).weight, atol=0, rtol=1e-6)
+    a, b = logits(plain.model), logits(found.model)
+    assert float((a - b).norm() / a.norm()) < 0.1
+
+
+@pytest.mark.model
+def test_a_checkpoint_without_its_scales_is_refused(f8, folder, tmp_path):
+    from pathlib import Path
+
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "quantized"
+    checkpoint(f8, Path(folder), path, compressed(), "channel")
+    weights = load_file(path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    for wrong, why in ((None, "lack"), (torch.ones(3), "blocks are not supported"), (torch.full((96, 1), torch.nan), "no number above 0")):
+        changed = {k: v for k, v in weights.items() if k != name} | ({} if wrong is None else {name: wrong})
+        save_file(changed, path / "model.safetensors")
+        with pytest.raises(ModelLoadError, match=why):
+            f8.loader.load(str(path))
+    save_file(weights | {"model.layers.0.self_attn.k_proj.weight": weights["model.layers.0.self_attn.k_proj.weight"].float()}, path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="some of the weights"):
+        f8.loader.load(str(path))
+
+
+@pytest.mark.model
+def test_a_quantization_that_there_is_not_is_refused(f8, folder):
+    with pytest.raises(ModelLoadError, match="quantization 'int3' is not supported; supported: fp8"):
+        f8.loader.load(folder, quantization="int3")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quantized by 'gptq'"), ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quantized by 'fp8'"), (compressed(strategy="block"), "for each block"),
+        (compressed(num_bits=4, type="int", strategy="group"), "4-bit int"), ({"quant_method": "compressed-tensors"}, "config_groups"), ("fp8", "expected an object"),
+    ],
+)  # fmt: skip
+def test_other_quantizations_are_refused_with_what_is_read(said, why):
+    with pytest.raises(ModelLoadError, match=why):
+        is_fp8({"quantization_config": said}, "config.json")
+    assert is_fp8({}, "config.json") is False
