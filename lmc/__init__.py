@@ -106,8 +106,8 @@ __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyr
 
 
 def __getattr__(name: str) -> Any:
-    if name == "dspy":
-        return _dspy()
+    if name in _INTEGRATIONS:
+        return _integration(name)
     home = _HOME.get(_ALIASES.get(name, name))
     if home is None and name.startswith("__"):  # what Python asks any module for: nobody misspelt it
         raise AttributeError(f"module 'lmc' has no attribute {name!r}")
@@ -126,10 +126,14 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def _dspy() -> ModuleType:
-    """`lmc.dspy`: DSPy's programs on lmc."""
-    import_module("lmc.extras").require("lmc.dspy", "dspy")
-    return import_module("lmc.integrations.dspy")
+_INTEGRATIONS = {"dspy": "dspy", "langchain": "langchain", "llama_index": "llama-index"}
+"""Other libraries on lmc's backends, and the extra of each."""
+
+
+def _integration(name: str) -> ModuleType:
+    """`lmc.dspy`, …: another library's programs on lmc."""
+    import_module("lmc.extras").require(f"lmc.{name}", _INTEGRATIONS[name])
+    return import_module(f"lmc.integrations.{name}")
 
 
 def __dir__() -> list[str]:

@@ -28,6 +28,8 @@ MODULES = {
     "remote": ("httpx", "orjson", "uvloop"),
     "serve": ("starlette", "uvicorn", "h11", "pydantic", "prometheus_client"),
     "dspy": ("dspy",),
+    "langchain": ("langchain_core",),
+    "llama-index": ("llama_index.core",),
     "journals": ("cryptography",),
     "otel": ("opentelemetry.sdk",),
     "types": ("pydantic",),

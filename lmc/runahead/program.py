@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
@@ -51,6 +52,8 @@ def compile(  # the name of the field: torch.compile, re.compile
              shows what moves; the state's text stays as it was written. Answers may differ from those of the program as it was written
     ahead    "off"; "certain" (what only an exception could keep the program from asking); "likely" (behind undecided branches, too)
     """
+    if any(base.__name__ == "Module" and base.__module__.partition(".")[0] == "dspy" for base in type(fn).__mro__):
+        return import_module("lmc.integrations.dspy.compiled").compile_module(fn, outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}", loc=caller_loc())
     if opt not in (0, 1):

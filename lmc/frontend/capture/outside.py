@@ -326,6 +326,10 @@ _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
 _LMC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 
+FOLLOWED: set[str] = set()
+"""Files of lmc's that stand for code of others, and are followed as the user's own."""
+
+
 def is_users(file: str) -> bool:
     """Whether source is the user's: neither Python's library, nor an installed package, nor lmc."""
-    return not (file.startswith(_LIBRARIES) or "site-packages" in file or "dist-packages" in file or file.startswith((_LMC, "<frozen")))
+    return file in FOLLOWED or not (file.startswith(_LIBRARIES) or "site-packages" in file or "dist-packages" in file or file.startswith((_LMC, "<frozen")))

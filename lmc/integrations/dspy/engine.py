@@ -22,12 +22,15 @@ from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage, seed
 from lmc.chat import conversation
 from lmc.config import default_backend
 from lmc.errors import ConstraintError, LmcError, ParameterError, PromptTooLongError, UnsupportedOpError
+from lmc.frontend.state import State
 from lmc.integrations.dspy.fields import COMPLETED, HEADER, STOPS, Field
+from lmc.integrations.dspy.followed import ask
 from lmc.prompt import (
     Constraint,
     Gen,
     Image,
     Part,
+    Prompt,
     SamplingParams,
     Segment,
     derive_seed,
@@ -154,6 +157,10 @@ class _Run:
     def closing(self) -> str:
         return "" if self._fields is None else f"\n\n{COMPLETED}\n"
 
+    def output(self, result: Result) -> Output:
+        """The answer, which it waits for."""
+        return result.output()
+
     def take(self, output: Output) -> str:
         """The pending answer is there: its text as it stands in the response."""
         text, cut = output.text, output.metas[0]["finish_reason"]["type"] == "length"
@@ -216,6 +223,76 @@ class _Run:
         return tuple(found)
 
 
+running: ContextVar[State | None] = ContextVar("lmc_dspy_running", default=None)
+"""The state of the compiled module's run that this is part of (lmc/integrations/dspy/compiled.py)."""
+
+
+class _RunOfProgram(_Run):
+    """An answer that a compiled module asks for: on a fork of its run, so that it has an address there, and what comes next is asked ahead."""
+
+    def __init__(self, backend: Backend, request: Any, state: State) -> None:
+        (self._parent,), self._nodes = state.fork(1), list[Prompt]()
+        super().__init__(backend, request, 0, None)
+
+    def _submit(self) -> None:
+        self._first = len(self.outputs)
+        spec = spec_of(self._request, self._texts)
+        assert spec is not None
+        (fork,) = self._parent.fork(1)
+        before = fork.ctx
+        ask(fork, spec)
+        self._fork, self._nodes = fork, [node for node in fork.ctx.nodes_after(before) if node.result is not None]
+
+    @property
+    def results(self) -> Sequence[Result]:
+        return [node.result for node in self._nodes if node.result is not None]
+
+    def output(self, result: Result) -> Output:
+        (node,) = [node for node in self._nodes if node.result is result]
+        self._parent.emitter.wait(node)
+        return result.output()
+
+    def cancel(self) -> None:
+        """The run cancels what it asked when it ends."""
+
+
+def spec_of(request: Any, texts: Mapping[str, str] = {}) -> dict[str, Any] | None:
+    """A request as data that a program can ask (followed.py); None for one with images, messages of tools or several answers.
+
+    texts  of the fields that are complete
+    `whole`: no field has to wait for the text of another
+    """
+    turns = [] if request.system is None else [("system", request.system)]
+    turns += [("system" if m.role == "developer" else m.role, m.parts) for m in request.messages]
+    said = [(role, content if isinstance(content, str) else _text_of(content)) for role, content in turns]
+    if request.tools or any(content is None or role not in ("system", "user", "assistant") for role, content in said):
+        return None
+    given: Any = (request.config.extensions or {}).get(EXTENSION)
+    params = _given_of(request)
+    if given is None:
+        constraint = _constraint_of(request)
+        own = {} if constraint is None else {constraint.kind: constraint.source}
+        return {"turns": said, "begun": "", "fields": [{"name": "answer", "header": "", "given": params | own}], "closing": "", "whole": True}
+    fields, begun, waits = list[dict[str, Any]](), "", False
+    for i, hole in enumerate(Field(**each) for each in given):
+        header = _Run._header(hole, first=i == 0)
+        if hole.name in texts:
+            begun += header + texts[hole.name]
+            continue
+        if hole.by and hole.by not in texts:
+            waits = True
+            break
+        each = hole.decided(texts)
+        own = {"stop": [*(params.get("stop") or ()), *STOPS]} if each.kind == "text" else {each.kind: each.source}
+        fields.append({"name": hole.name, "header": header, "given": params | own})
+    return {"turns": said, "begun": begun, "fields": fields, "closing": f"\n\n{COMPLETED}\n", "whole": not waits}
+
+
+def _text_of(parts: Any) -> str | None:
+    """The text of a message; None if it has something else."""
+    return "".join(part.text for part in parts) if all(isinstance(part, lm15.TextPart) for part in parts) else None
+
+
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +326,12 @@ def _params_of(request: Any) -> SamplingParams:
             raise lm15.UnsupportedFeatureError(f"Config.{name}: this engine does not support it")
     if unknown := set(config.extensions or {}) - {EXTENSION}:
         raise lm15.UnsupportedFeatureError(f"Config.extensions: this engine does not know {', '.join(sorted(unknown))}")
+    return sampling(SamplingParams(), {name: value for name, value in _given_of(request).items() if name != "seed"})  # that is _seed's
+
+
+def _given_of(request: Any) -> dict[str, Any]:
+    """Its sampling parameters that were given."""
+    config = request.config
     scored = config.logprobs is not None
     given = {
         "max_tokens": MAX_TOKENS if config.max_tokens is None else config.max_tokens,
@@ -258,11 +341,12 @@ def _params_of(request: Any) -> SamplingParams:
         "stop": config.stop or None,
         "frequency_penalty": config.frequency_penalty,
         "presence_penalty": config.presence_penalty,
-        "return_logprob": scored,
-        "return_text_in_logprobs": scored,
+        "return_logprob": scored or None,
+        "return_text_in_logprobs": scored or None,
         "top_logprobs_num": config.logprobs or None,
+        "seed": None if config.seed is None else config.seed % (1 << 63),
     }
-    return sampling(SamplingParams(), given)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _constraint_of(request: Any) -> Constraint | None:
@@ -351,6 +435,9 @@ class OnBackend:
         return seed_of(self.backend, None if given is None else given % (1 << 63))
 
     def _run(self, request: Any, seed: int, i: int, n: int) -> _Run:
+        state = running.get()
+        if n == 1 and state is not None and state.emitter.run.backend is self.backend and spec_of(request) is not None:
+            return _RunOfProgram(self.backend, request, state)
         hints = Hints(group=(id(_several.get()),), members=n, way=(i, n)) if n > 1 else None
         return _Run(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
 
@@ -362,7 +449,7 @@ class Engine(OnBackend):
         """The response to a `dspy.lm15.Request`. Raises dspy.lm15's errors."""
         with self._asked(request) as run:
             while (result := run.pending) is not None:
-                run.take(result.output())
+                run.take(run.output(result))
             return run.response()
 
     def stream(self, request: Any) -> Iterator[Any]:

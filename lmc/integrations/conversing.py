@@ -1,0 +1,109 @@
+"""A conversation as one request on a backend: what the chat models of other libraries ask (langchain.py, llama_index.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import lmc
+from lmc.backend.base import Usage
+
+NAME = "answer"
+
+
+class Picture(NamedTuple):
+    """An image of a message: whatever `lmc.image` takes."""
+
+    source: Any
+
+
+class Turn(NamedTuple):
+    """A message.
+
+    content  text, or a list of texts and pictures
+    call     of a message of the role "tool": the call that it answers, as one of `Reply.calls`
+    """
+
+    role: str
+    content: str | Sequence[str | Picture]
+    call: Mapping[str, Any] | None = None
+
+
+class Reply(NamedTuple):
+    """An answer.
+
+    text    all that the model wrote, calls of tools included;  `said`: what of it is no call
+    calls   `{"id", "name", "arguments"}` each
+    finish  "stop" or "length"
+    """
+
+    text: str
+    said: str
+    calls: Sequence[Mapping[str, Any]]
+    finish: str
+    usage: Usage
+
+
+@lmc.function
+def _reply(s, turns, options):
+    for turn in turns:
+        s += _message(turn)
+    s += lmc.assistant(lmc.gen(NAME, **options))
+
+
+def _message(turn: Turn) -> Any:
+    content: Any = turn.content
+    if not isinstance(content, str):
+        parts = [part if isinstance(part, str) else lmc.image(part.source) for part in content]
+        content = parts[0] if parts else ""
+        for part in parts[1:]:
+            content = content + part
+    if turn.role == "tool":
+        return lmc.tool_result(turn.call, content)
+    return {"system": lmc.system, "user": lmc.user, "assistant": lmc.assistant}[turn.role](content)
+
+
+def reply(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Reply:
+    """Ask for an answer and wait for it. `options`: of `lmc.gen`. Raises lmc's errors."""
+    return _of(_reply.run(turns=list(turns), options=dict(options), backend=backend))
+
+
+async def areply(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Reply:
+    """The same on an event loop."""
+    return _of(await _reply.arun(turns=list(turns), options=dict(options), backend=backend))
+
+
+def stream(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Iterator[str | Reply]:
+    """Pieces of the answer's text as they come, and the answer."""
+    state = _reply.run(turns=list(turns), options=dict(options), backend=backend, stream=True)
+    yield from state.text_iter(NAME)
+    yield _of(state)
+
+
+async def astream(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> AsyncIterator[str | Reply]:
+    """The same on an event loop."""
+    state = _reply.run(turns=list(turns), options=dict(options), backend=backend, stream=True)
+    async for piece in state.text_async_iter(NAME):
+        yield piece
+    yield _of(state)
+
+
+def _of(state: Any) -> Reply:
+    text, meta = state[NAME], state.get_meta_info(NAME)
+    calls: list[Any] = meta.get("tool_calls") or []
+    reason = meta["finish_reason"]
+    kind = reason["type"] if isinstance(reason, Mapping) else reason
+    said = text if not calls else text.partition("<tool_call>")[0].rstrip() if "<tool_call>" in text else ""  # elsewhere an answer is calls, or none
+    return Reply(text, said, calls, "length" if kind == "length" else "stop", state.usage)
+
+
+def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a call as an object; None where the model wrote something else."""
+    found = call["arguments"]
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except ValueError:
+            return None
+    return dict(found) if isinstance(found, Mapping) else None

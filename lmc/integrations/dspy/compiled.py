@@ -1,0 +1,222 @@
+"""`lmc.compile(module)`: a DSPy module whose predictors ask as the requests of one program, with run-ahead across them.
+
+    module(question=…)      DSPy's own call, executed by CPython: callbacks, history, traces, caches and errors are DSPy's
+      └─ predictor ── adapter ── LM ── engine ──► asked on a fork of the run's state: addresses, ledger, usage, journal of the program
+    while an answer is waited for: the module's `forward`, followed on stand-ins (followed.py), asks for what comes next
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dspy
+
+import lmc
+from lmc.errors import ArgumentError
+from lmc.frontend.capture import outside
+from lmc.frontend.state import State
+from lmc.integrations.dspy import followed
+from lmc.integrations.dspy.engine import Engine, OnBackend, running, spec_of
+from lmc.runahead.evaluating import ProgramSource
+
+outside.FOLLOWED.add(followed.__file__)
+
+
+class CompiledModule(dspy.Module):
+    """A module that gives what `module` gives. Takes part in DSPy's evaluation and optimizers as any module; saving saves the module's state.
+
+    module  what is compiled; its predictors are found under its name
+    """
+
+    def __init__(self, module: dspy.Module, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+        self._options = options
+        self._program = lmc.compile(_run, **options)
+        self._program.make_source = _foreseen
+
+    def forward(self, **inputs: Any) -> Any:
+        """Run the module once, on the backend of the `lmc.dspy.LM` in force; without one, as DSPy runs it."""
+        backend = _backend(dspy.settings.lm)
+        if backend is None:
+            return self.module(**inputs)
+        return self._program.call({"module": self.module, "inputs": inputs}, backend=backend, temperature=1.0).ret_value
+
+    async def aforward(self, **inputs: Any) -> Any:
+        """As `forward`, on DSPy's own asynchronous path, which asks nothing ahead."""
+        return await self.module.acall(**inputs)
+
+    def run(self, inputs: Mapping[str, Any], **options: Any) -> State:
+        """Run the module once and return the state of the run: `ret_value`, and `usage` with what was asked ahead.
+
+        options  of `program.call`: budget, timeout, ahead, seed, priority, …
+        Raises ArgumentError if the LM in force is not an `lmc.dspy.LM`, and for `journal=` and `deadline=`.
+        """
+        if refused := [name for name in ("journal", "deadline", "stream") if options.get(name)]:
+            raise ArgumentError(f"run({refused[0]}=…): a DSPy module's own calls are not recorded; write the steps as an lmc program to have that")
+        backend = _backend(dspy.settings.lm)
+        if backend is None:
+            raise ArgumentError("run() needs dspy.configure(lm=lmc.dspy.LM(…)): the LM in force is not lmc's")
+        return self._program.call({"module": self.module, "inputs": dict(inputs)}, backend=backend, **options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        return CompiledModule(copy.deepcopy(self.module, memo), **self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["module"], **state["_options"])
+
+    def explain(self, format: str = "text") -> str:
+        """As `program.explain`: what the runs asked, ahead and in vain."""
+        return self._program.explain(format)
+
+
+def compile_module(module: dspy.Module, **options: Any) -> CompiledModule:
+    """Compile a module. Options as of `lmc.compile`, but for those that need the graph of a program."""
+    if unknown := {name for name in ("outputs", "aggressive") if options.get(name)}:
+        raise ArgumentError(f"lmc.compile of a DSPy module takes no {', '.join(sorted(unknown))}: its graph is drawn while it runs")
+    kept = {name: options[name] for name in ("opt", "ahead") if name in options}
+    return CompiledModule(module.module if isinstance(module, CompiledModule) else module, **kept)
+
+
+def _backend(lm: Any) -> Any:
+    """The backend that an LM asks, if it is lmc's."""
+    engine = getattr(lm, "engine", None)
+    return engine.backend if isinstance(engine, OnBackend) else None
+
+
+@lmc.function
+def _run(s, module, inputs):
+    """A run of a module: DSPy's own call."""
+    token = running.set(s)
+    try:
+        return module(**inputs)
+    finally:
+        running.reset(token)
+
+
+# -- what comes next -----------------------------------------------------------------------------------------------
+
+
+class _Foreseen:
+    """Follows a module's `forward` on stand-ins, which are made when something is waited for."""
+
+    def __init__(self, bound: Any, state: State) -> None:
+        self._module, self._inputs = bound.args[1], bound.args[2]
+        self._state, self._source = state, None
+        self._lm, self._adapter = dspy.settings.lm, dspy.settings.adapter
+
+    def evaluate(self, ledger: Any, run: Any, awaited: Sequence[Any]) -> Any:
+        if self._source is None:
+            standing = StandIns(self._lm, self._adapter)
+            module = standing.of(self._module)
+            self._source = ProgramSource(followed.forward, types.SimpleNamespace(args=(None, module, standing.desk, self._inputs), kwargs={}), self._state)
+        return self._source.evaluate(ledger, run, awaited)
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+
+def _foreseen(function: Any, bound: Any, state: State) -> Any:
+    return _Foreseen(bound, state)
+
+
+class StandIns:
+    """Plain objects that stand for modules: with the functions of their classes, and predictors as numbers of a desk."""
+
+    def __init__(self, lm: Any, adapter: Any) -> None:
+        self._made: dict[int, Any] = {}
+        self._kept: list[Any] = []  # what ids are of
+        self._predictors: list[Any] = []
+        self._lm, self._adapter = lm, adapter
+        desk = _plain(followed.Desk)
+        desk.spec, desk.values = lmc.pure(self.spec), lmc.pure(self.values)
+        self.desk = desk
+
+    def of(self, x: Any) -> Any:
+        """What stands for a value: for a module a plain object, for a container of modules another one, else the value itself."""
+        if isinstance(x, dspy.Module):
+            known = self._made.get(id(x))
+            return known if known is not None else self._of_module(x)
+        if type(x) in (list, tuple):
+            return type(x)([self.of(item) for item in x])
+        if type(x) is dict:
+            return {key: self.of(item) for key, item in x.items()}
+        return x
+
+    def _of_module(self, x: Any) -> Any:
+        self._kept.append(x)
+        if type(x) is dspy.ChainOfThought:
+            made = self._made[id(x)] = self.of(x.predict)
+            return made
+        if type(x) is dspy.Predict:
+            made = self._made[id(x)] = _plain(followed.Predictor)
+            made.desk, made.number, made.names = self.desk, len(self._predictors), list(x.signature.output_fields)
+            self._predictors.append(x)
+            return made
+        functions = {
+            name: member for cls in reversed(type(x).__mro__) if issubclass(cls, dspy.Module) and cls is not dspy.Module and not cls.__module__.startswith("dspy.")
+            for name, member in vars(cls).items() if isinstance(member, types.FunctionType | staticmethod | classmethod | property) and not name.startswith("__")
+        }  # fmt: skip
+        made = self._made[id(x)] = _plain(followed.Module, functions)
+        for name, value in vars(x).items():
+            if name not in ("callbacks", "history"):
+                setattr(made, name, self.of(value))
+        return made
+
+    # -- DSPy's part of a request, called ahead
+
+    def spec(self, number: int, inputs: dict[str, Any]) -> Any:
+        """What a predictor would ask on these inputs."""
+        probe = copy.copy(self._predictors[number])
+        probe.callbacks = []
+        lm, probe.lm = probe.lm or self._lm, None
+        lm = lm.copy(engine=_Probe(lm.engine), cache=False)
+        lm.callbacks = []
+        try:
+            with dspy.context(lm=lm, adapter=self._adapter, callbacks=[], trace=None, track_usage=False):
+                probe(**inputs)
+        except _Probed as probed:
+            spec = spec_of(probed.request)
+            return spec if spec is not None and spec["whole"] else None
+        return None
+
+    def values(self, number: int, inputs: dict[str, Any], texts: list[str]) -> Any:
+        """What a predictor makes of the texts of its fields."""
+        predictor = self._predictors[number]
+        adapter = self._adapter or dspy.ChatAdapter()
+        spec = self.spec(number, inputs)
+        text = "".join(field["header"] + text for field, text in zip(spec["fields"], texts, strict=True))
+        return adapter.parse(predictor.signature, text + spec["closing"])
+
+
+class _Probed(BaseException):
+    """A request that was made to see what it is: no handler of DSPy's takes it for a failure."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+
+class _Probe(Engine):
+    """An engine that asks nothing."""
+
+    def __init__(self, engine: OnBackend) -> None:
+        super().__init__(engine.backend)
+
+    def complete(self, request: Any) -> Any:
+        raise _Probed(request)
+
+
+def _plain(cls: type, functions: Mapping[str, Any] = {}) -> Any:
+    """An object of a class like this that the evaluator takes for one of the program's."""
+    own = {name: member for name, member in vars(cls).items() if isinstance(member, types.FunctionType) or name == "__doc__"}
+    return type(cls.__name__, (), {**own, **functions, "__module__": "dspy.lowered"})()
+
+
+__all__ = ["CompiledModule", "compile_module"]

@@ -1,0 +1,168 @@
+"""`lmc.langchain.Chat`: a chat model of LangChain's on any backend of lmc, in this process. Needs the package langchain-core."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, SystemMessage, ToolMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from lmc.config import default_backend
+from lmc.errors import ArgumentError
+from lmc.integrations.conversing import Picture, Reply, Turn, areply, arguments_of, astream, reply, stream
+
+_WRITTEN = "lmc_text"
+"""Where an answer's message keeps what the model wrote, calls of tools included, so that later prompts go on from it token by token."""
+
+
+class Chat(BaseChatModel):
+    """A chat model on a backend; calls from many threads and tasks share one cache and one batch.
+
+    backend      an `lmc` backend, such as `lmc.Engine("path")` or `lmc.Mock()`; None: lmc's default backend
+    temperature, top_p, max_tokens, stop, seed  of each answer, as of `lmc.gen`; what a call gives goes before
+    Raises lmc's errors; ArgumentError for messages of a kind that lmc has not.
+    """
+
+    backend: Any = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    seed: int | None = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "lmc"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {"backend": self._backend.capabilities.name, **self._options({}, None)}
+
+    @property
+    def _backend(self) -> Any:
+        return self.backend or default_backend()
+
+    def _options(self, given: Mapping[str, Any], stop: Sequence[str] | None) -> dict[str, Any]:
+        """The options of a `gen`. Raises ArgumentError for one that it has not."""
+        own = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "stop", "seed")}
+        known = {*own, "tools", "json_schema", "regex", "ebnf", "top_k", "min_p", "frequency_penalty", "presence_penalty"}
+        if unknown := [name for name in given if name not in known and not name.startswith("ls_") and name != "tool_choice"]:
+            raise ArgumentError(f"lmc.langchain.Chat takes no {unknown[0]}=; there are {', '.join(sorted(known))}")
+        if given.get("tool_choice") not in (None, "auto"):
+            raise ArgumentError(f"tool_choice={given['tool_choice']!r}: the model chooses; leave it out, or ask for the arguments with json_schema=")
+        found = own | {name: value for name, value in given.items() if name in known} | ({"stop": list(stop)} if stop else {})
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _generate(self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
+        return _result(reply(self._backend, turns(messages), self._options(kwargs, stop)))
+
+    async def _agenerate(self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
+        return _result(await areply(self._backend, turns(messages), self._options(kwargs, stop)))
+
+    def _stream(self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        options = self._options(kwargs, stop)
+        for piece in stream(self._backend, turns(messages), options):
+            chunk = _chunk(piece, told="tools" in options)
+            if run_manager and chunk.text:
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        options = self._options(kwargs, stop)
+        async for piece in astream(self._backend, turns(messages), options):
+            chunk = _chunk(piece, told="tools" in options)
+            if run_manager and chunk.text:
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            yield chunk
+
+    def bind_tools(self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any) -> Any:
+        """The model, told of these tools. The arguments of calls match their schemas on lmc's engine."""
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **({} if tool_choice is None else {"tool_choice": tool_choice}), **kwargs)
+
+    def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> Any:
+        """A runnable whose answers are valid objects of a schema: a pydantic model, or a JSON schema (then a dict). Every answer parses."""
+        from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+        from langchain_core.runnables import RunnableMap, RunnablePassthrough
+
+        typed = isinstance(schema, type)
+        bound = self.bind(json_schema=schema.model_json_schema() if typed else dict(schema), **kwargs)
+        parser: Any = PydanticOutputParser(pydantic_object=schema) if typed else JsonOutputParser()
+        if not include_raw:
+            return bound | parser
+        return RunnableMap(raw=bound) | RunnablePassthrough.assign(parsed=lambda found: parser.invoke(found["raw"]), parsing_error=lambda _: None)
+
+
+def turns(messages: Sequence[BaseMessage]) -> list[Turn]:
+    """LangChain's messages as lmc's."""
+    found: list[Turn] = []
+    calls: dict[str, Mapping[str, Any]] = {}
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in calls:
+                raise ArgumentError(f"the result of the call {message.tool_call_id!r} follows no message that made it")
+            found.append(Turn("tool", _text(message), calls[message.tool_call_id]))
+        elif isinstance(message, AIMessage):
+            calls |= {str(call["id"]): {"id": str(call["id"]), "name": call["name"], "arguments": call["args"]} for call in message.tool_calls}
+            found.append(Turn("assistant", message.response_metadata.get(_WRITTEN) or _text(message)))
+        elif message.type in ("human", "system"):
+            found.append(Turn("system" if isinstance(message, SystemMessage) else "user", _content(message)))
+        else:
+            raise ArgumentError(f"a message of the type {message.type!r}: system, human, ai and tool are known")
+    return found
+
+
+def _text(message: BaseMessage) -> str:
+    found = _content(message)
+    if isinstance(found, str):
+        return found
+    if not all(isinstance(part, str) for part in found):
+        raise ArgumentError(f"an image in a message of the type {message.type!r}")
+    return "".join(found)
+
+
+def _content(message: BaseMessage) -> str | list[Any]:
+    """Text, or texts and images."""
+    if isinstance(message.content, str):
+        return message.content
+    found: list[Any] = []
+    for block in message.content:
+        if isinstance(block, str):
+            found.append(block)
+        elif block.get("type") == "text":
+            found.append(block["text"])
+        elif block.get("type") == "image_url":
+            found.append(Picture(block["image_url"]["url"] if isinstance(block["image_url"], dict) else block["image_url"]))
+        elif block.get("type") == "image" and ("url" in block or "base64" in block):
+            found.append(Picture(block.get("url") or f"data:{block.get('mime_type', 'image/png')};base64,{block['base64']}"))
+        else:
+            raise ArgumentError(f"a message has a part of the type {block.get('type')!r}; text and images are known")
+    return found if any(isinstance(part, Picture) for part in found) else "".join(found)
+
+
+def _message(found: Reply) -> dict[str, Any]:
+    """What an answer's message has."""
+    usage = UsageMetadata(input_tokens=found.usage.prompt_tokens, output_tokens=found.usage.completion_tokens, total_tokens=found.usage.prompt_tokens + found.usage.completion_tokens)
+    known = [(call, arguments_of(call)) for call in found.calls]
+    return {
+        "usage_metadata": usage, "response_metadata": {"finish_reason": "tool_calls" if found.calls else found.finish, _WRITTEN: found.text},
+        "tool_calls": [{"id": call["id"], "name": call["name"], "args": args, "type": "tool_call"} for call, args in known if args is not None],
+        "invalid_tool_calls": [{"id": call["id"], "name": call["name"], "args": str(call["arguments"]), "error": "not a JSON object", "type": "invalid_tool_call"} for call, args in known if args is None],
+    }  # fmt: skip
+
+
+def _result(found: Reply) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=AIMessage(content=found.said, **_message(found)))])
+
+
+def _chunk(piece: str | Reply, *, told: bool) -> ChatGenerationChunk:
+    """A piece of an answer, or its end. `told`: of tools, so that text may turn out to be a call, and comes at the end."""
+    if isinstance(piece, str):
+        return ChatGenerationChunk(message=AIMessageChunk(content="" if told else piece))
+    return ChatGenerationChunk(message=AIMessageChunk(content=piece.said if told else "", chunk_position="last", **_message(piece)))

@@ -1,0 +1,147 @@
+"""Chat models of LangChain and LlamaIndex on lmc's backends, with the real packages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pydantic
+import pytest
+
+import lmc
+from tests.pictures import png
+
+pytestmark = pytest.mark.api
+
+CALL = '{"name": "weather", "arguments": {"town": "Porto"}}'
+
+
+class Place(pydantic.BaseModel):
+    town: str
+    size: int
+
+
+class TestLangChain:
+    @pytest.fixture(autouse=True)
+    def there(self):
+        pytest.importorskip("langchain_core")
+
+    def test_it_answers_alone_in_batches_and_on_a_loop(self):
+        mock = lmc.Mock(lambda prompt, ask: f"to {prompt.count('user')}", latency=0.02)
+        chat = lmc.langchain.Chat(backend=mock, temperature=0, max_tokens=16)
+        from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+
+        talk = [SystemMessage("Be brief."), HumanMessage("Hello."), AIMessage("Hi."), HumanMessage([{"type": "text", "text": "Why?"}])]
+        found = chat.invoke(talk)
+        assert found.content == "to 2" and found.usage_metadata["output_tokens"] == 4 and found.response_metadata["finish_reason"] == "stop"
+        assert [m.content for m in chat.batch([talk, "one"])] == ["to 2", "to 1"]
+        assert asyncio.run(chat.ainvoke("one")).content == "to 1"
+
+    def test_it_streams(self):
+        chat = lmc.langchain.Chat(backend=lmc.Mock(["a long answer"], latency=0.2), max_tokens=20)
+        pieces = list(chat.stream("?"))
+        assert "".join(piece.content for piece in pieces) == "a long answer" and len(pieces) > 3
+        assert pieces[-1].usage_metadata["output_tokens"] == 13
+
+        async def follow():
+            return [piece.content async for piece in lmc.langchain.Chat(backend=lmc.Mock(["a long answer"], latency=0.2), max_tokens=20).astream("?")]
+
+        assert "".join(asyncio.run(follow())) == "a long answer"
+
+    def test_tools_are_called_and_their_results_are_seen(self):
+        from langchain_core.tools import tool
+
+        @tool
+        def weather(town: str) -> str:
+            """The weather in a town."""
+            return f"sun in {town}"
+
+        mock = lmc.Mock([CALL, "Take no umbrella."])
+        chat = lmc.langchain.Chat(backend=mock, max_tokens=200).bind_tools([weather])
+        first = chat.invoke("Porto?")
+        assert [(call["name"], call["args"]) for call in first.tool_calls] == [("weather", {"town": "Porto"})] and first.content == ""
+        result = weather.invoke(first.tool_calls[0])
+        second = chat.invoke([("human", "Porto?"), first, result])
+        assert second.content == "Take no umbrella." and not second.tool_calls
+        seen = mock.call_log[-1].prompt_text
+        assert "sun in Porto" in seen and '"town": "Porto"' in seen
+
+    def test_calls_in_streams_come_whole(self):
+        schema = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}}}
+        whole = None
+        for piece in lmc.langchain.Chat(backend=lmc.Mock([CALL]), max_tokens=200).bind_tools([schema]).stream("Porto?"):
+            whole = piece if whole is None else whole + piece
+        assert whole.content == "" and whole.tool_calls[0]["args"] == {"town": "Porto"}
+
+    def test_structured_answers_parse(self):
+        chat = lmc.langchain.Chat(backend=lmc.Mock(), max_tokens=80)
+        assert isinstance(chat.with_structured_output(Place).invoke("A town."), Place)
+        assert set(chat.with_structured_output(Place.model_json_schema()).invoke("A town.")) == {"town", "size"}
+        both = chat.with_structured_output(Place, include_raw=True).invoke("A town.")
+        assert both["parsed"] == Place(**json.loads(both["raw"].content))
+
+    def test_images_are_seen(self):
+        mock = lmc.Mock(lambda prompt, ask, images: f"{len(images)}")
+        import base64
+
+        data = base64.b64encode(png(4, 4)).decode()
+        chat = lmc.langchain.Chat(backend=mock)
+        message = ("human", [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}, {"type": "image", "base64": data, "mime_type": "image/png"}])
+        assert chat.invoke([message]).content == "2"
+
+    @pytest.mark.parametrize("call, says", [
+        (lambda chat: chat.invoke("x", nonsense=1), "takes no nonsense="),
+        (lambda chat: chat.bind_tools([], tool_choice="required").invoke("x"), "the model chooses"),
+        (lambda chat: chat.invoke([("tool", "text")] if False else [__import__("langchain_core.messages", fromlist=["x"]).ToolMessage("t", tool_call_id="9")]), "follows no message"),
+    ])  # fmt: skip
+    def test_what_lmc_has_not_is_refused(self, call, says):
+        with pytest.raises(lmc.ArgumentError, match=says):
+            call(lmc.langchain.Chat(backend=lmc.Mock()))
+
+    def test_errors_of_a_backend_come_through(self):
+        with pytest.raises(lmc.BackendError, match="no more"):
+            lmc.langchain.Chat(backend=lmc.Mock(fault=lambda ask, i: lmc.BackendError("no more"))).invoke("word")
+
+
+class TestLlamaIndex:
+    @pytest.fixture(autouse=True)
+    def there(self):
+        pytest.importorskip("llama_index.core")
+
+    def test_it_chats_completes_and_streams(self):
+        from llama_index.core.llms import ChatMessage
+
+        chat = lmc.llama_index.Chat(backend=lmc.Mock(lambda prompt, ask: "a long answer", latency=0.2), temperature=0, max_tokens=20)
+        talk = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hello.")]
+        found = chat.chat(talk)
+        assert found.message.content == "a long answer" and found.additional_kwargs["completion_tokens"] == 13
+        assert chat.complete("Hello.").text == "a long answer"
+        pieces = list(chat.stream_chat(talk))
+        assert "".join(piece.delta for piece in pieces) == pieces[-1].message.content == "a long answer" and len(pieces) > 3
+        assert [*chat.stream_complete("x")][-1].text == "a long answer"
+
+        async def later():
+            streamed = [piece.delta async for piece in await chat.astream_chat(talk)]
+            return (await chat.achat(talk)).message.content, (await chat.acomplete("x")).text, "".join(streamed)
+
+        assert asyncio.run(later()) == ("a long answer",) * 3
+
+    def test_it_serves_as_the_model_of_a_program_of_llama_indexs(self):
+        from llama_index.core.program import LLMTextCompletionProgram
+
+        chat = lmc.llama_index.Chat(backend=lmc.Mock(['{"town": "Porto", "size": 2}']), max_tokens=80)
+        program = LLMTextCompletionProgram.from_defaults(output_cls=Place, prompt_template_str="A town in {land}.", llm=chat)
+        assert program(land="Portugal") == Place(town="Porto", size=2)
+
+    def test_what_lmc_has_not_is_refused(self):
+        from llama_index.core.llms import ChatMessage
+
+        chat = lmc.llama_index.Chat(backend=lmc.Mock())
+        with pytest.raises(lmc.ArgumentError, match="takes no nonsense="):
+            chat.chat([ChatMessage(role="user", content="x")], nonsense=1)
+        with pytest.raises(lmc.ArgumentError, match="the role 'tool'"):
+            chat.chat([ChatMessage(role="tool", content="x")])
+
+    def test_its_metadata_is_the_backends(self):
+        chat = lmc.llama_index.Chat(backend=lmc.Mock(), max_tokens=7)
+        assert (chat.metadata.model_name, chat.metadata.num_output, chat.metadata.is_chat_model) == ("mock", 7, True)
