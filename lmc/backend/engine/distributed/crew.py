@@ -317,7 +317,8 @@ def _watch(crew: weakref.ref[Crew], ranks: list[_Rank]) -> None:
         here = crew()
         if here is None:
             return
-        if not all(here.look(*each) for each in lines.values()):
+        looked = [here.look(*each) for each in lines.values()]  # at each, whatever the first says
+        if not all(looked):
             return
         del here
 
