@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME", help="a backend that runs the same programs beside, such as sglang:http://127.0.0.1:30000; repeatable")
     parser.add_argument("--data", metavar="FOLDER", help="data sets of `quality`")
     parser.add_argument("--out", type=Path, default=Path("build/experiments"), help="where JSON and pages go; what is there is not measured again (default build/experiments)")
+    parser.add_argument("--note", default="", help="what a reader should know of the circumstances, such as what else the machine does")
     parser.add_argument("--fresh", action="store_true", help="measure again")
     parser.add_argument("--report", action="store_true", help="write docs/results.md from docs/results/*.json")
     given = parser.parse_args(argv)
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{experiment.name:16} {experiment.question}")
     setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data)
     for name in names:
-        found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh)
+        found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh, note=given.note)
         columns, lines = table(found.all())
         widths = [max(map(len, column)) for column in zip(columns, *lines)]
         print("\n".join("  ".join(value.ljust(w) for value, w in zip(line, widths)).rstrip() for line in ([columns, *lines] if lines else [])))

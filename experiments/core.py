@@ -136,15 +136,16 @@ class Found:
         part.replace(path)  # what is there is whole
 
 
-def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True)) -> Found:
+def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, note: str = "", say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True)) -> Found:
     """Measure the points of an experiment that `out` does not hold for this setup and commit yet.
 
     fresh  measure all of them
+    note   what a reader should know of the circumstances
     A point that cannot be measured (Unmeasured, an error of lmc's or of the operating system, a missing package) is noted and tried again the next time.
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{wanted.name}.json"
-    now = Found(asdict(setup), where())
+    now = Found(asdict(setup), where() | ({"note": note} if note else {}))
     if path.exists() and not fresh:
         before = Found.of(path)
         if _same(before, now):
