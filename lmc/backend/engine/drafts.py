@@ -170,7 +170,7 @@ class Drafts:
 
     def use(self, setting: Setting) -> None:
         """From the next pass on."""
-        self.setting = setting
+        self.setting: Setting = setting
         self._most = {"auto": MOST_TOKENS, "off": 0}[setting] if isinstance(setting, str) else setting
 
     def forget(self) -> None:
