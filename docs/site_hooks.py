@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "benchmarks/README.md": "benchmarks/index.md", "experiments/README.md": "experiments/index.md"}
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
 CODE_SPAN = re.compile(r"`[^`]*`")
+FENCE = re.compile(r"^(```[a-z]+) [\w-]+$", re.MULTILINE)
+"""The beginning of a block with a word for the tests behind its language, which the renderer does not take for a beginning."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -37,9 +39,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def rewritten(text: str, path: str) -> str:
-    """The text of a file with links to the pages of the site, and bars in code of tables without the escape that other renderers need."""
+    """The text of a file with links to the pages of the site, blocks without words for the tests, and bars in code of tables without
+    the escape that other renderers need."""
     here = str(PurePosixPath(place(path)).parent)
     text = LINK.sub(lambda m: m[1] + relpath(place(absolute(m[2], path)), here), text)
+    text = FENCE.sub(r"\1", text)
     lines = (CODE_SPAN.sub(lambda m: m[0].replace(r"\|", "|"), line) if line.startswith("|") else line for line in text.split("\n"))
     return "\n".join(lines)
 
