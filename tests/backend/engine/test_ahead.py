@@ -404,12 +404,10 @@ def test_who_gave_way_has_a_turn_where_the_device_is_never_waited_for():
     assert runner.launched > 30
 
 
-def test_full_garbage_collections_are_few_while_a_loop_works_for_a_device():
+@pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
+def test_full_garbage_collections_are_few_while_a_loop_works(runs):
     before = gc.get_threshold()
-    with contextlib.closing(backend(64, runs=FakeRunner)[0]) as engine:
-        engine.submit(None, [Text(("a",)), gen(2)]).results[0].output()
-        assert gc.get_threshold() == before
-    with contextlib.closing(backend(64, runs=FakeAheadRunner)[0]) as engine:
+    with contextlib.closing(backend(64, runs=runs)[0]) as engine:
         engine.submit(None, [Text(("a",)), gen(2)]).results[0].output()
         assert gc.get_threshold() == (*before[:2], 100)
     assert gc.get_threshold() == before
