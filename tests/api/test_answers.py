@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -296,13 +297,19 @@ def quiet():
     lmc.config(log="")
 
 
+def refusing(path, body):
+    said = f"I cannot help {KEY}; user tom:{PASSWORD}"
+    found = chat(content=None, refusal=said) if "chat" in path else messages({"type": "text", "text": said}, reason="refusal")
+    return replace(found[0], body={**found[0].body, "system_fingerprint": KEY})
+
+
 BACKENDS = {
     "openai": lambda url: lmc.OpenAI("m", base_url=f"{url}/v1", api_key=KEY, default_headers={"Authorization": f"Basic {PASSWORD}"}, patience=TWICE),
     "anthropic": lambda url: lmc.Anthropic("m", base_url=url, api_key=KEY, default_headers={"Authorization": f"Bearer {PASSWORD}"}, patience=TWICE),
 }
 
 
-@pytest.mark.parametrize("handle", (echoing, half))
+@pytest.mark.parametrize("handle", (echoing, half, refusing))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_message_log_or_journal_has_a_key(opened, tmp_path, capfd, quiet, backend, handle):
     pytest.importorskip(backend)

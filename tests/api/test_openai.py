@@ -14,7 +14,7 @@ import pytest
 import lmc
 from lmc.backend.base import Backend, Handle
 from lmc.prompt import Gen, SamplingParams, Text
-from tests.api.http import Planted
+from tests.api.http import Answer, Planted, Server
 from tests.api.openai_server import VLLM
 from tests.api.text_model import TextModel
 from tests.pictures import png
@@ -128,6 +128,16 @@ def test_an_answer_that_is_never_within_its_constraint_fails_with_its_place(open
     with pytest.raises(lmc.ConstraintError, match=r"test_openai.py:\d+: .*none of 3 answers is within it; the last is 'no idea'"):
         ask("Q", regex="[0-9]+", backend=backend).text()
     assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize("answer", ('{"n": 1', '[{"n":'))
+def test_a_verified_schema_that_the_limit_cut_is_incomplete(opened, answer):
+    said = {"id": "1", "model": "m", "choices": [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "length"}]}
+    server = opened(Server(lambda path, body: Answer(said)))
+    backend = opened(lmc.OpenAI("m", base_url=f"{server.url}/v1", api_key="none", attempts=3))
+    with pytest.raises(lmc.IncompleteAnswer, match=r"test_openai.py:\d+: .*raise max_tokens") as raised:
+        ask("Q", json_schema=OPEN, backend=backend).text()
+    assert raised.value.text == answer and len(server.seen) == 1
 
 
 def test_it_is_asked_again_with_another_seed(openai):

@@ -17,7 +17,18 @@ from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, R
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.streams import UNWATCHED, Watch
-from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, secrets_of, unanswered
+from lmc.backend.api.wire import (
+    broken,
+    events,
+    http_errors,
+    lowered,
+    missing,
+    parsed,
+    refused,
+    secrets_of,
+    unanswered,
+    with_userinfo_in_header,
+)
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.config import log
 from lmc.errors import IncompleteAnswer, ParameterError, UnsupportedOpError
@@ -461,7 +472,7 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         import anthropic
     except ImportError as error:
         raise missing("anthropic", "anthropic", error) from None
-    given = {"max_retries": 0, "timeout": timeout, **options}
+    given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **options})
     try:
         tried = anthropic.AsyncAnthropic(**given)
     except (anthropic.AnthropicError, TypeError) as error:
@@ -498,7 +509,7 @@ class AnthropicWire:
             raise _fault(error) from None
         except http_errors() as error:
             raise broken(error) from None
-        return Received(parsed(raw.http_response.content), lowered(raw.headers))
+        return Received(parsed(raw.http_response.content, self.secrets), lowered(raw.headers))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         import anthropic
@@ -507,7 +518,7 @@ class AnthropicWire:
         try:
             async with self._client.messages.with_streaming_response.create(**self._arguments(request)) as response:
                 headers = lowered(response.headers)
-                async for body in events(response.iter_lines(), lambda body: body.get("type") == "message_stop"):
+                async for body in events(response.iter_lines(), self.secrets, lambda body: body.get("type") == "message_stop"):
                     with reading():
                         if body.get("type") == "message_start":  # its usage is the prompt's; what the answer cost comes at the end
                             begun = body["message"].pop("usage", {})

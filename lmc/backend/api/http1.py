@@ -7,15 +7,14 @@ httpx spends about a millisecond of processor time a request; this spends a twen
 from __future__ import annotations
 
 import asyncio
-import base64
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from lmc.backend.api.client import Fault, Received, Request
-from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
+from lmc.backend.api.redaction import authorization, secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import dumped, parsed, refused, refused_later
 
 _CONNECT = 30.0  # seconds to reach a server
@@ -54,7 +53,7 @@ class HttpWire:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if status >= 400:
             raise refused(status, headers, data)
-        return Received(parsed(data), headers)
+        return Received(parsed(data, self.secrets), headers)
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         """The events of the answer, as they come. Raises Fault if it ends before it says so."""
@@ -76,7 +75,7 @@ class HttpWire:
                     if data == b"[DONE]":
                         await exchange
                         return
-                    body = parsed(data)
+                    body = parsed(data, self.secrets)
                     if isinstance(body.get("error"), dict):
                         raise refused_later(data)
                     yield Received(body, head[1])
@@ -125,14 +124,6 @@ class HttpWire:
             raise Fault(f"{type(error).__name__}: {error}") from None
         self.opened += 1
         return connection
-
-
-def authorization(url: SplitResult) -> dict[str, str]:
-    """The header that a URL's user and password mean; it goes before a key."""
-    if not url.username:
-        return {}
-    userinfo = f"{unquote(url.username)}:{unquote(url.password or '')}"
-    return {"authorization": f"Basic {base64.b64encode(userinfo.encode()).decode()}"}
 
 
 class _Connection(asyncio.Protocol):

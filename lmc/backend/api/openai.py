@@ -16,7 +16,18 @@ from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request, reading
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.redaction import without_userinfo
-from lmc.backend.api.wire import broken, events, http_errors, lowered, missing, parsed, refused, secrets_of, unanswered
+from lmc.backend.api.wire import (
+    broken,
+    events,
+    http_errors,
+    lowered,
+    missing,
+    parsed,
+    refused,
+    secrets_of,
+    unanswered,
+    with_userinfo_in_header,
+)
 from lmc.backend.base import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
@@ -140,6 +151,7 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         raise ParameterError(f"base_url={without_userinfo(base_url)!r} is the URL of a request; give that of the API: {without_userinfo(base_url.rstrip('/').removesuffix(path))!r}")
     kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
+    given = with_userinfo_in_header(given)
     if base_url and urlsplit(base_url).hostname != "api.openai.com":
         given.setdefault("api_key", os.environ.get("OPENAI_API_KEY", "none"))
     try:
@@ -239,7 +251,7 @@ class OpenAIWire:
             raise self._fault(error) from None
         except http_errors() as error:
             raise broken(error) from None
-        return Received(parsed(raw.http_response.content), lowered(raw.headers))
+        return Received(parsed(raw.http_response.content, self.secrets), lowered(raw.headers))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         other = self._by_responses(request)
@@ -276,7 +288,7 @@ class OpenAIWire:
             arguments = self._arguments(request.body)
             async with self._resource(request).with_streaming_response.create(**arguments, extra_headers=dict(request.headers)) as response:
                 headers = lowered(response.headers)
-                async for body in events(response.iter_lines(), last):
+                async for body in events(response.iter_lines(), self.secrets, last):
                     yield Received(body, headers)
         except openai.APIError as error:
             raise self._fault(error) from None

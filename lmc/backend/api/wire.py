@@ -5,14 +5,21 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from lmc.backend.api.client import Fault, Received, Request
 from lmc.backend.api.rates import retry_after
-from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
+from lmc.backend.api.redaction import (
+    authorization,
+    secrets_of_headers,
+    secrets_of_query,
+    secrets_of_url,
+    without_keys,
+    without_userinfo,
+)
 from lmc.errors import MissingPackageError
 from lmc.extras import missing as _missing
 
@@ -57,8 +64,9 @@ def dumped(body: Any) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def parsed(text: str | bytes) -> dict[str, Any]:
-    """A JSON object; of a list, `{"items": list}`. Raises Fault for anything else: the answer is as good as none."""
+def parsed(text: str | bytes, secrets: Iterable[str] = ()) -> dict[str, Any]:
+    """A JSON object; of a list, `{"items": list}`. Without the keys in `secrets`. Raises Fault for anything else: the answer is as good as none."""
+    text = without_keys(text, secrets)
     try:
         body: Any = _loads(text)
     except ValueError:
@@ -102,7 +110,7 @@ def refused_later(text: str | bytes) -> Fault:
     return refused(code if type(code) is int and 400 <= code < 600 else 400, {}, text)
 
 
-async def events(lines: AsyncIterator[str], last: Callable[[dict[str, Any]], bool] = lambda body: False) -> AsyncIterator[dict[str, Any]]:
+async def events(lines: AsyncIterator[str], secrets: Sequence[str], last: Callable[[dict[str, Any]], bool] = lambda body: False) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one. Raises Fault if it ends before."""
     async for line in lines:
         if not line.startswith("data:"):
@@ -110,7 +118,7 @@ async def events(lines: AsyncIterator[str], last: Callable[[dict[str, Any]], boo
         data = line[5:].strip()
         if data == "[DONE]":
             return
-        body = parsed(data)
+        body = parsed(data, secrets)
         if isinstance(body.get("error"), dict):
             raise refused_later(data)
         yield body
@@ -139,6 +147,15 @@ def secrets_of(client: Any) -> Iterator[str]:
     yield from (key for key in keys if isinstance(key, str))
     yield from secrets_of_url(str(client.base_url))
     yield from secrets_of_headers(client._custom_headers)
+    yield from secrets_of_query(client._custom_query)
+
+
+def with_userinfo_in_header(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an SDK's client whose base_url has no user and password: httpx logs the URLs of requests."""
+    base_url = options.get("base_url")
+    if not isinstance(base_url, str) or not (header := authorization(urlsplit(base_url))):
+        return dict(options)
+    return {**options, "base_url": without_userinfo(base_url), "default_headers": {**(options.get("default_headers") or {}), "Authorization": header["authorization"]}}
 
 
 def proxied(url: str) -> bool:
@@ -157,8 +174,8 @@ class ProxiedWire:
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
         self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers))
         self._client: Any = httpx.AsyncClient(
-            base_url=url.rstrip("/"), headers={"content-type": "application/json", **headers}, timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)),
-            limits=limits,
+            base_url=without_userinfo(url).rstrip("/"),  # httpx logs it
+            headers={"content-type": "application/json", **headers, **authorization(urlsplit(url))}, timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
         )  # fmt: skip
 
     async def post(self, request: Request) -> Received:
@@ -168,7 +185,7 @@ class ProxiedWire:
             raise broken(error) from None
         if response.status_code >= 400:
             raise refused(response.status_code, lowered(response.headers), response.content)
-        return Received(parsed(response.content), lowered(response.headers))
+        return Received(parsed(response.content, self.secrets), lowered(response.headers))
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
         try:
@@ -176,7 +193,7 @@ class ProxiedWire:
                 headers = lowered(response.headers)
                 if response.status_code >= 400:
                     raise refused(response.status_code, headers, await response.aread())
-                async for body in events(response.aiter_lines()):
+                async for body in events(response.aiter_lines(), self.secrets):
                     yield Received(body, headers)
         except http_errors() as error:
             raise broken(error) from None
