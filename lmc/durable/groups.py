@@ -182,18 +182,18 @@ def first_line(header: Mapping[str, Any], cipher: Cipher | None = None) -> tuple
 
 def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Record]]) -> bytes:
     """The file of a journal with these records, a group for each."""
-    return file_of(header, ([["record", item, record]] for item, record in records))
+    return file_of(header, ([["record", item, record]] for item, record in records))[0]
 
 
-def file_of(header: Mapping[str, Any], groups: Iterable[list[list[Any]]], cipher: Cipher | None = None) -> bytes:
-    """The file of a journal with these groups, as lists of sections."""
-    found, total = first_line(header, cipher)
-    lines = [found]
+def file_of(header: Mapping[str, Any], groups: Iterable[list[list[Any]]], cipher: Cipher | None = None) -> tuple[bytes, int]:
+    """The file of a journal with these groups, as lists of sections, and the checksum of its first line."""
+    found, first = first_line(header, cipher)
+    lines, total = [found], first
     for number, group in enumerate(groups, 1):
         data = codec.to_bytes(group)
         found, total = line(data if cipher is None else cipher.seal(data, number), total)
         lines.append(found)
-    return b"".join(lines)
+    return b"".join(lines), first
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

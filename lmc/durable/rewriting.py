@@ -133,7 +133,7 @@ def _answer(record: Record) -> Result:
 def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], key: Key | None) -> int:
     """Puts another file in the place of a journal, at once; its size."""
     header = {**contents.header, "id": secrets.token_hex(8)}  # so that the sidecar of the old one says nothing of it
-    data = file_of(header, _groups(runs), None if key is None else Cipher(key))
+    data, first = file_of(header, _groups(runs), None if key is None else Cipher(key))
     temporary = where.with_name(where.name + ".new")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.stat(where).st_mode & 0o777), "wb") as file:
         file.write(data)
@@ -141,7 +141,7 @@ def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], 
         os.fsync(file.fileno())
     os.replace(temporary, where)
     sync_directory(where.parent)
-    Sidecar.path_of(where).unlink(missing_ok=True)
+    _note(where, len(data), first)
     return len(data)
 
 

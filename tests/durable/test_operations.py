@@ -217,9 +217,12 @@ def test_a_dropped_tail_is_said_with_its_size(tmp_path: Path, caplog: pytest.Log
         f"{tmp_path / 'j'}: the last {dropped} bytes were not written whole when its process ended, and are dropped; no effect was begun behind them"]
 
 
-def test_a_journal_that_lost_synced_groups_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compacted", (False, True))
+def test_a_journal_that_lost_synced_groups_is_refused(tmp_path: Path, compacted: bool) -> None:
     path = tmp_path / "j"
     run(path)
+    if compacted:
+        lmc.Journal(path).compact()
     data, said = path.read_bytes(), Sidecar.path_of(path).read_bytes()
     for size in (0, 20, data.index(b"\n") + 1, len(data) - 1):
         path.write_bytes(data[:size])
