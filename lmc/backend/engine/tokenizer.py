@@ -201,7 +201,12 @@ class Tokenizer:
 
     def _encoded(self, text: str, first: bool) -> list[int]:
         raw = self.raw if first else self._middle
-        return raw.encode(text, add_special_tokens=False).ids
+        try:
+            return raw.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # which is no Exception
+                raise
+            raise ProgramError(f"the model's tokenizer.json cannot encode a text of {len(text)} characters: {error}; use another tokenizer") from None
 
     @cached_property
     def _encodes_words(self) -> bool:

@@ -6,7 +6,7 @@ import random
 import warnings
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
 from lmc.backend.engine import tokenizer
@@ -85,6 +85,13 @@ def test_marks_and_cuts_do_not_change_the_tokens(tokens):
 def test_specials_cut_runs(tokens):
     ids = tokens.encode(["the c", Special("<|im_end|>"), "at"])
     assert ids == [*tokens.encode(["the c"]), tokens.id_of("<|im_end|>"), *tokens.encode(["at"])]
+
+
+def test_a_pattern_that_gives_up_is_an_error_of_the_file():
+    raw = RawTokenizer(models.BPE(vocab={"a": 0, "<end>": 1}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+c"), "isolated")
+    with pytest.raises(ProgramError, match=r"tokenizer.json cannot encode a text of 36 characters: .*retry-limit"):
+        quiet(Tokenizer(raw, eos_token_ids=(1,)), ("a" * 36,))
 
 
 def test_an_unknown_special_is_an_error_that_lists_the_known(tokens):
