@@ -330,6 +330,10 @@ class Running(NamedTuple):
         """bool [words * 32]: the tokens within it; not to be written to."""
         return self.run.flags if self.turns is None else self.run.flags & (self.run.chars <= self.turns.high)
 
+    def filling(self) -> list[int]:
+        """The tokens within it behind whose last character the loop may not be gone through again."""
+        return [] if self.turns is None else np.flatnonzero(self.run.flags & (self.run.chars == self.turns.high)).tolist()
+
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
         """What may follow, as far as tokens go on."""
         row = dfa.row(self.loop.state)
