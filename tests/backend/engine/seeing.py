@@ -267,18 +267,19 @@ class Pair:
 
 
 def together(engine: Engine, prompts: Sequence[Sequence[Any]], ask: Gen) -> list[list[int]]:
-    """Tokens of prompts and answers that are all asked before the first picture is looked at, so that they wait for room together."""
-    eyes, all_asked = engine._asker.eyes, threading.Event()
-    assert eyes is not None
-    features = eyes.features
+    """Tokens of prompts and answers that are all asked before the engine's loop goes on, so that they wait for room together."""
+    held, all_asked = threading.Event(), threading.Event()
 
-    def later(pictures: Any) -> Any:
+    def hold() -> None:
+        held.set()
         assert all_asked.wait(60)
-        return features(pictures)
 
-    eyes.features = later  # type: ignore[method-assign]
+    holder = threading.Thread(target=engine._core.call, args=(hold,))
+    holder.start()
+    assert held.wait(60)
     handles = [engine.submit(None, [*one, ask]) for one in prompts]
     all_asked.set()
+    holder.join()
     return [engine.prompt_ids(handle) for handle in handles]
 
 

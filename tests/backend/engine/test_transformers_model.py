@@ -41,7 +41,6 @@ FAMILIES = {
     "Gemma2": {"head_dim": 24, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, **WINDOWED},
     "Gemma3": {"head_dim": 16, **WINDOWED},
     "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 32, "use_sliding_window": True, **WINDOWED},
-    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Olmo2": {},
     "StableLm": {},
     "Cohere": {},

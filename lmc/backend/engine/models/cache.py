@@ -194,5 +194,5 @@ def _config(raw: dict[str, Any]) -> ModelConfig:
     scaling = raw.pop("rope_scaling")
     if scaling is not None:
         scaling = RopeScaling(**{**scaling, "factors": tuple(scaling["factors"])})
-    lists = {name: tuple(raw.get(name, ())) for name in ("eos_token_ids", "nope_layers")}
+    lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
     return ModelConfig(**{**raw, "rope_scaling": scaling, **lists})
