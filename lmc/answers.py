@@ -81,7 +81,8 @@ def check_whole(asked: Any, text: str, meta: Mapping[str, Any], loc: Loc | None)
     """Raises IncompleteAnswer for an answer that its limit has cut. `asked` is its type, or its schema."""
     if meta.get("finish_reason", {}).get("type") != "length" or _is_whole(asked, text):
         return
-    error = IncompleteAnswer(f"the answer was cut at {meta.get('completion_tokens', 'its limit of')} tokens, before it was complete: {_shown(text)}; raise max_tokens", loc=loc)
+    count = meta.get("completion_tokens", "its limit of")
+    error = IncompleteAnswer(f"the answer was cut at {count} token{'' if count == 1 else 's'}, before it was complete: {_shown(text)}; raise max_tokens", loc=loc)
     error.text = text
     raise error
 

@@ -169,7 +169,7 @@ def test_one_bad_item_fails_alone_and_resume_runs_it_again(lmc_cli, folder):
 
     items(folder / "in.jsonl", {"text": "a"}, {"text": "good"}, {"text": "c"})
     code, _, err = lmc_cli(*run, "--resume")
-    assert code == 0 and "1 items" in err
+    assert code == 0 and "1 item " in err
     assert [(row["index"], row["return"]) for row in jsonl(folder / "out.jsonl")] == [(0, "a"), (1, "good"), (2, "c")]
 
 
@@ -577,7 +577,7 @@ def test_resume_after_a_line_that_was_torn_off(lmc_cli, results, cut):
     whole = results.read_bytes()
     results.write_bytes(whole[:-1 - cut])
     code, _, err = lmc_cli(*ECHO, "--resume")
-    assert code == 0 and "last line of out.jsonl is incomplete" in err and "1 items" in err
+    assert code == 0 and "last line of out.jsonl is incomplete" in err and "1 item " in err
     assert results.read_bytes() == whole
 
 

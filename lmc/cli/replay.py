@@ -25,7 +25,7 @@ def replay(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="Write one page for a browser.")] = None,
     at: Annotated[int | None, typer.Option("--from", metavar="STEP", show_default=False, help="What if: ask anew from this step on.")] = None,
     answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: the answer of step --from.")] = None,
-    backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Who is asked anew: " + BACKENDS)] = "mock",
+    backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="What answers the steps from --from on: " + BACKENDS)] = "mock",
     effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls behind --from; else the journal answers them.")] = False,
     key_file: KeyFile = None,
 ) -> None:

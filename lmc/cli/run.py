@@ -273,6 +273,6 @@ def _kept(results: userfiles.Results, total: int) -> str:
 
 
 def _summary(items: int, seconds: float, spent: Any) -> str:
-    return (f"{items} items in {seconds:.1f} s: {spent.calls} calls, {spent.prompt_tokens} prompt tokens "
+    return (f"{items} item{'' if items == 1 else 's'} in {seconds:.1f} s: {spent.calls} calls, {spent.prompt_tokens} prompt tokens "
             f"({spent.prefilled_tokens} computed, {spent.cached_tokens} cached, prefill optimality "
             f"{spent.prefill_optimality:.3f}), {spent.generated_tokens} generated")

@@ -56,7 +56,7 @@ def serve(
     workers: Annotated[int, typer.Option(min=0, help="Processes that run programs, one request each; 0: they run in the server's.")] = 0,
     worker_memory: Annotated[int, typer.Option(min=1, metavar="MIB", help="Memory that a worker may use for its requests.")] = 2048,
     worker_cpu: Annotated[int | None, typer.Option(min=1, metavar="SECONDS", show_default="no limit", help="Processor time of a worker's request.")] = None,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Leave out what nobody knows of a request's fields; else it is refused.")] = False,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Ignore unknown fields of a request; else it is refused.")] = False,
     journals: Annotated[Path | None, typer.Option("--journals", metavar="FOLDER", show_default=False,
                                                   help="Keep runs that have an id (?run=ID) here: they ask people (lmc.interrupt) and go on later. A page: /runs.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Replace the process when its engine has ended or it was killed.")] = False,

@@ -366,7 +366,7 @@ class _Worker:
 _REASONS = {
     "memory": "used more memory than this server allows (--worker-memory), and was ended",
     "cpu": "used more processor time than this server allows (--worker-cpu), and was ended",
-    "abandoned": "computed on though nobody waited for it any more, and was ended",
+    "abandoned": "went on after its client had left, and was ended",
     "grown": "left more memory in use than is good for the next request",
     "closed": "was ended with the server",
     "mute": "closed the files that its process needs, and was ended",

@@ -114,7 +114,7 @@ function endpoints(first, now) {
     return [name, spell(sum(now, 'lmc_requests_total', own)), spell(sum(now, 'lmc_requests_total', l => own(l) && l.status >= '400')),
       duration(quantile(.5, 'lmc_request_seconds', null, now, own)), duration(quantile(.95, 'lmc_request_seconds', null, now, own))];
   });
-  return lines.length ? [table(['endpoint', 'requests', 'errors', 'median', '95 %'], lines)] : [make('p', 'Nothing was asked yet.', 'quiet')];
+  return lines.length ? [table(['endpoint', 'requests', 'errors', 'median', '95 %'], lines)] : [make('p', 'No requests yet.', 'quiet')];
 }
 
 function draw() {
