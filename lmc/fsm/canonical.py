@@ -237,7 +237,7 @@ def _kinds(tokens: Sequence[bytes], size: int, added: frozenset[int]) -> tuple[l
         if head:
             first[token] = _kind(head, known)
         if not tail:
-            last[token] = _WITHIN if _is_begun(text) else _ODD
+            last[token] = _WITHIN if is_begun(text) else _ODD
         else:
             last[token] = _kind(tail, known)
             if last[token] == _LETTER and _may_end_quote(text.lower()):
@@ -273,7 +273,7 @@ def _character(text: bytes) -> str:
         return ""
 
 
-def _is_begun(text: bytes) -> bool:
+def is_begun(text: bytes) -> bool:
     """The text ends within a character that begins in it."""
     for size, least in ((1, 0xC2), (2, 0xE0), (3, 0xF0)):
         if len(text) >= size and text[-size] >= least:

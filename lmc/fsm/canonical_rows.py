@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmc.fsm.canonical import Canonical, Refused
+from lmc.fsm.canonical import Canonical, Refused, is_begun
 from lmc.fsm.tokens import FEW_REFUSED, Row, TokenAutomaton
 
 _DEPTH = 3  # tokens that are looked ahead
@@ -98,7 +98,7 @@ class CanonicalRows:
         found = walked.tokens(vocabulary)
         for running in walked.runs:
             found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in running.run.begun.tolist() if walked.flags[t]]
-            filling = [t for t in running.filling() if _ends_whole(vocabulary.tokens[t])]  # all lead to one state: the count is full
+            filling = [t for t in running.filling() if not is_begun(vocabulary.tokens[t])]  # all lead to one state: the count is full
             if filling and self._is_singular(full := dfa.step(state, vocabulary.tokens[filling[0]])):
                 found += [(t, full) for t in filling]
         return sorted(dict(found).items())
@@ -139,15 +139,6 @@ class CanonicalRows:
         ids, ends = vocabulary.held(*vocabulary.trie.below(dfa, 0, state))
         found = [(t, end if single else None) for t, end, single in zip(ids.tolist(), ends.tolist(), dfa.are_singular(ends).tolist())]
         return found + [(t, None) for t in vocabulary.long_allowed(dfa, state)]
-
-
-def _ends_whole(text: bytes) -> bool:
-    """Whether a text of whole characters' beginning ends with a whole one."""
-    try:
-        text.lstrip(bytes(range(0x80, 0xC0))).decode()  # without the rest of a character that it goes on with
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _without(row: Row, refused: Refused) -> Row:

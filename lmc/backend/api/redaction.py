@@ -47,27 +47,26 @@ def without_keys(data: str | bytes, secrets: Iterable[str]) -> str | bytes:
 def secrets_of_url(url: str) -> Iterator[str]:
     """The password of a URL in the forms in which a server may see it, and keys in its query."""
     parts = urlsplit(url)
-    yield from secrets_of_query(dict(parse_qsl(parts.query)))
+    yield from secrets_by_name(dict(parse_qsl(parts.query)))
     if not parts.password:
         return
     user, password = unquote(parts.username or ""), unquote(parts.password)
     yield from (parts.password, password, base64.b64encode(f"{user}:{password}".encode()).decode())
 
 
+def secrets_by_name(values: Mapping[Any, Any]) -> Iterator[str]:
+    """The values whose names say that they are keys: of headers, of a URL's query."""
+    yield from (value for name, value in values.items() if _SECRET_NAME.search(str(name)) and isinstance(value, str))
+
+
 def secrets_of_headers(headers: Mapping[Any, Any]) -> Iterator[str]:
     """What headers that carry keys carry: with and without the scheme before it."""
-    for name, value in headers.items():
-        if _SECRET_NAME.search(str(name)) and isinstance(value, str):
-            yield value
-            scheme, _, credentials = value.rpartition(" ")
-            yield credentials
-            if scheme.lower() == "basic":
-                yield from _of_basic(credentials)
-
-
-def secrets_of_query(query: Mapping[Any, Any]) -> Iterator[str]:
-    """What parameters that carry keys carry."""
-    yield from (value for name, value in query.items() if _SECRET_NAME.search(str(name)) and isinstance(value, str))
+    for value in secrets_by_name(headers):
+        yield value
+        scheme, _, credentials = value.rpartition(" ")
+        yield credentials
+        if scheme.lower() == "basic":
+            yield from _of_basic(credentials)
 
 
 def _of_basic(credentials: str) -> Iterator[str]:

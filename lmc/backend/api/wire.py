@@ -14,8 +14,8 @@ from lmc.backend.api.client import Fault, Received, Request
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import (
     authorization,
+    secrets_by_name,
     secrets_of_headers,
-    secrets_of_query,
     secrets_of_url,
     without_keys,
     without_userinfo,
@@ -147,7 +147,7 @@ def secrets_of(client: Any) -> Iterator[str]:
     yield from (key for key in keys if isinstance(key, str))
     yield from secrets_of_url(str(client.base_url))
     yield from secrets_of_headers(client._custom_headers)
-    yield from secrets_of_query(client._custom_query)
+    yield from secrets_by_name(client._custom_query)
 
 
 def with_userinfo_in_header(options: Mapping[str, Any]) -> dict[str, Any]:
