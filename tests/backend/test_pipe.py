@@ -33,7 +33,7 @@ from lmc.errors import (
 from lmc.prompt import ChoicesMethod, Constraint, Gen, Given, Image, Mark, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
-from tests.conformance.harness import cases, differences, run
+from tests.conformance.harness import cases, differences_through
 
 CASES = cases(vars(test_programs))
 
@@ -69,20 +69,13 @@ def gen(most: int = 4, **how: Any) -> Gen:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
-    case = CASES[name]
-    options: dict[str, Any] = dict(case.options)
-    make, outside = options.pop("backend", lmc.Mock), options.pop("outside", lambda: None)
-    reset, _ = options.pop("reset", lambda: None), options.pop("batch", None)
-    for item in case.items:
-        reset()
-        mock = make()
-        expected = run(case.program.run, item, outside, {**options, "backend": mock, "seed": 3})
-        reset()
-        again = make()
-        with piped(again) as (client, _):
-            call = lmc.compile(case.program, ahead="off" if again.answers_in_order else "certain") if compiled else case.program.run
-            seen = run(call, item, outside, {**options, "backend": client, "seed": 3})
-        assert not differences(seen, expected)
+    @contextmanager
+    def by_pipe(served: Any):
+        with piped(served) as (client, _):
+            yield client
+
+    found = differences_through(CASES[name], by_pipe, compiled=compiled)
+    assert not any(found), found
 
 
 def test_it_is_a_backend_and_says_what_the_other_is():

@@ -26,7 +26,7 @@ from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadE
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
-from tests.conformance.harness import cases, differences, run
+from tests.conformance.harness import cases, differences_through
 
 CASES = cases(vars(test_programs))
 
@@ -90,20 +90,13 @@ def requests(backend: Replicas) -> list[int]:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
-    case = CASES[name]
-    options: dict[str, Any] = dict(case.options)
-    make, outside = options.pop("backend", lmc.Mock), options.pop("outside", lambda: None)
-    reset, _ = options.pop("reset", lambda: None), options.pop("batch", None)
-    for item in case.items:
-        reset()
-        mock = make()
-        expected = run(case.program.run, item, outside, {**options, "backend": mock, "seed": 3})
-        reset()
-        again = make()
-        with replicated(again, again) as (backend, _):
-            call = lmc.compile(case.program, ahead="off" if again.answers_in_order else "certain") if compiled else case.program.run
-            seen = run(call, item, outside, {**options, "backend": backend, "seed": 3})
-        assert not differences(seen, expected)
+    @contextmanager
+    def by_two(engine: Any):
+        with replicated(engine, engine) as (backend, _):
+            yield backend
+
+    found = differences_through(CASES[name], by_two, compiled=compiled)
+    assert not any(found), found
 
 
 def test_it_is_a_backend():

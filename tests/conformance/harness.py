@@ -7,6 +7,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -118,6 +119,23 @@ def asked(mock: Mock) -> Counter[Any]:
 def differences(seen: Seen, expected: Seen) -> str:
     """The fields that differ, for a failure's message."""
     return "; ".join(f"{f.name}: {getattr(seen, f.name)!r}, expected {getattr(expected, f.name)!r}" for f in fields(Seen) if getattr(seen, f.name) != getattr(expected, f.name))
+
+
+def differences_through(case: Case, through: Callable[[Any], AbstractContextManager[Any]], *, compiled: bool) -> list[str]:
+    """Of each item, what a backend says otherwise than by itself where it is asked `through` another; "" where nothing."""
+    options: dict[str, Any] = dict(case.options)
+    make, outside = options.pop("backend", Mock), options.pop("outside", lambda: None)
+    reset, _ = options.pop("reset", lambda: None), options.pop("batch", None)
+    found: list[str] = []
+    for item in case.items:
+        reset()
+        expected = run(case.program.run, item, outside, {**options, "backend": make(), "seed": 3})
+        reset()
+        again = make()
+        with through(again) as backend:
+            call = lmc.compile(case.program, ahead="off" if again.answers_in_order else "certain") if compiled else case.program.run
+            found.append(differences(run(call, item, outside, {**options, "backend": backend, "seed": 3}), expected))
+    return found
 
 
 def conform(
