@@ -180,13 +180,16 @@ class Limits:
 
     def _settle(self) -> None:
         """Adds up the answers that have come."""
-        done = [e.answer for e in self._open if e.answer.done]
-        if not done:
-            return
-        self._open = [e for e in self._open if not e.answer.done]
-        for usage in [answer.output().usage for answer in done if answer.error is None]:
-            self._tokens_spent += usage.prompt_tokens + usage.completion_tokens
-            self._cost_spent += 0.0 if self.prices is None else self.prices.of(usage)
+        still_open: list[_Entry] = []
+        for entry in self._open:
+            answer = entry.answer
+            if not answer.done:  # asked once: it may come at any time, from another thread
+                still_open.append(entry)
+            elif answer.error is None:
+                usage = answer.output().usage
+                self._tokens_spent += usage.prompt_tokens + usage.completion_tokens
+                self._cost_spent += 0.0 if self.prices is None else self.prices.of(usage)
+        self._open = still_open
 
     def expire(self) -> None:
         """The time is over: what is awaited fails, and nothing more is asked."""

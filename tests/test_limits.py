@@ -16,9 +16,11 @@ import pytest
 
 import lmc
 from lmc import limits
-from lmc.backend.base import Prices
+from lmc.backend.base import Output, Prices, Result, Usage
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend.interpreter import LiveEmitter
+from lmc.limits import Limits
+from lmc.prompt import Prompt
 from tests.backend.gated import Gated
 from tests.conformance.harness import conform, effect
 from tests.searching import some
@@ -109,6 +111,26 @@ def test_the_error_says_where_and_what_was_spent():
 def strict(s: Any, q: str) -> Any:
     for _ in range(3):
         s += q + lmc.gen("x", max_tokens=3)
+
+
+class Coming(Result):
+    """Is there from the second look on."""
+
+    looks = 0
+
+    @property
+    def done(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+
+def test_an_answer_that_comes_while_answers_are_added_up_is_counted():
+    """One that came between two looks at it was in no sum, and no longer open."""
+    limits = Limits(lmc.Budget(calls=2), None, None)
+    for answer in (Result(), Coming()):
+        answer.finish(Output(("xyz",), ({},), usage=Usage(prompt_tokens=5, completion_tokens=3)))
+        limits._enter(Prompt(None, ("q",), result=answer), bound=10)
+    assert [limits.spent().tokens for _ in range(2)] == [8, 16]
 
 
 def test_nothing_is_asked_beyond_the_budget():
