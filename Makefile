@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit conformance nightly model api clients lint docs bench setup clean
+.PHONY: help demo test unit conformance nightly model api clients lint docs house bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -43,6 +43,9 @@ lint: $(VENV)/.dev  ## ruff, pyright, import contracts
 
 docs: $(VENV)/.docs  ## the documentation as a site, in build/site; `make docs && python3 -m http.server -d build/site` shows it
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+house: $(VENV)/.engine  ## draws which packages import which (docs/pictures/house.svg), and lists circles among modules
+	$(PY) docs/make_house.py
 
 clients: $(VENV)-api/.ready  ## tests of the server with the clients that people use, and of DSPy; in an environment of its own, since litellm pins old packages
 	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py

@@ -1,4 +1,4 @@
-"""The compiler in 200 lines: a working miniature of lmc, to read from top to bottom and to run (`python docs/tour.py`).
+"""The compiler in 300 lines: a working miniature of lmc, to read from top to bottom and to run (`python docs/tour.py`).
 
 It has the ideas and the names of the real one, and says what it leaves out. Nothing here needs lmc.
 """
