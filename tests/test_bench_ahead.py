@@ -11,6 +11,8 @@ from benchmarks import ahead_programs, bench_ahead
 from benchmarks.ahead_programs import WORKLOADS, Workload, answers
 from lmc.backend.mock import Mock
 
+pytestmark = pytest.mark.usefixtures("no_full_collections")
+
 
 def asked(mode: str, workload: Workload) -> list[tuple[object, ...]]:
     """What a program asks in a mode, without order."""

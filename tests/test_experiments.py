@@ -13,6 +13,8 @@ from experiments.results import PAPER, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
 
+pytestmark = pytest.mark.usefixtures("no_full_collections")
+
 
 @pytest.fixture
 def fixed(monkeypatch):

@@ -9,6 +9,8 @@ import lmc
 from lmc.cli import app
 from lmc.measuring import WAYS, Spread, Watched, arriving, compare, compiled, measure
 
+pytestmark = pytest.mark.usefixtures("no_full_collections")
+
 
 @lmc.function
 def notes(s, pages):
