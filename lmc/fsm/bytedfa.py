@@ -20,7 +20,7 @@ from typing import Protocol
 from lmc.fsm.minimise import DEAD, Table
 
 LONG = 16  # characters, and bytes of a token, that windows look ahead (arrays.py)
-FEW_WAYS = 12  # legal bytes that are looked at one by one
+FEW_WAYS = 24  # legal bytes that are looked at one by one
 FAR = -(1 << 30)  # in a row: the byte is not legal
 NO_WAYS = array("i", [FAR]) * 256  # a row
 _HIGH = 3 if sys.byteorder == "little" else 0  # which byte of four tells FAR from any distance

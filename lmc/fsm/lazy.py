@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lmc.errors import ConstraintError
@@ -25,7 +25,7 @@ from lmc.fsm.dfa import Alphabet
 from lmc.fsm.json_styles import Style, Styles
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.regex import Node
-from lmc.fsm.spread import Shapes
+from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, Terms
 
 MOST_FORMS = 60_000  # looked at in one step: some 0.1 s
@@ -41,9 +41,8 @@ _Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the st
 
 
 class Loop(NamedTuple):
-    """Where most texts go on: `entered` are the characters that lead to `state`, `again` those that stay there."""
+    """Where most texts go on: `again` are the characters that stay in `state`."""
 
-    entered: Ranges
     state: int
     again: Ranges
 
@@ -91,6 +90,7 @@ class LazyDFA:
         self._patterns: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of those over characters, `_ways`
         self._characters: dict[tuple[tuple[int, ...], int], Ranges] = {}
         self._alone: dict[Classes, tuple[int, ...]] = {}  # patterns
+        self._halves: dict[tuple[int, tuple[int, ...]], tuple[_Ranges, array[int]]] = {}  # by `Above.number` and the states behind its leaves
         self._splits: dict[int, tuple[int, int] | None] = {}
         self._number(self._terms.of(start))
 
@@ -211,7 +211,7 @@ class LazyDFA:
         to = max(often, key=often.__getitem__, default=DEAD)
         if often[to] < _WIDE or sum([last - first + 1 for first, last, again in self._ranges(to) if again == to]) < _WIDE:
             return None
-        return Loop(self._leading(state, to), to, self._leading(to, to)) if state in self._patterns else None
+        return Loop(to, self._leading(to, to)) if state in self._patterns else None
 
     def turns(self, state: int) -> Turns | None:
         """Of a state at the begin of a turn of a bounded repeat, and of nothing else."""
@@ -288,13 +288,15 @@ class LazyDFA:
         if self._made >= MOST_ROWS:
             raise ConstraintError(f"the answer has met {MOST_ROWS:,} states of its constraint, which are all that are kept; use smaller repeats or less nesting")
         content = self._contents[state]
+        above: tuple[_Ranges, array[int]] | None = None
         if isinstance(content, frozenset):
             targets, pattern = self._patterns[state] = self._ways(content)
-            runs = self._shapes.runs(pattern)
+            runs, rest = self._shapes.halves(pattern)
+            if rest.runs:
+                above = self._above(rest, targets)
         else:
             targets, runs = content[1], self._shapes.inside(content[0])
         moves = [(first, last, targets[ref] if isinstance(ref, int) else self._inner(ref, targets)) for first, last, ref in runs]
-        self._moves[state] = moves
         slot, at = self._made, self._made << 8
         if at >= len(self.rows):
             self.rows = self.rows + array("i", (DEAD,)) * len(self.rows)
@@ -304,9 +306,25 @@ class LazyDFA:
                 rows[at + first] = to
             else:
                 rows[at + first : at + last + 1] = array("i", (to,)) * (last - first + 1)
+        if above is not None:
+            rows[at + 0x80 : at + 0x100] = above[1]
+            moves += above[0]
+        self._moves[state] = moves
         self._made += 1
         self.slots[state + 1] = slot
         return slot
+
+    def _above(self, above: Above, targets: tuple[int, ...]) -> tuple[_Ranges, array[int]]:
+        """The half of a row behind ASCII, and its memory: the same for all states that lead to the same ones from there."""
+        key = above.number, tuple([targets[leaf] for leaf in above.leaves])
+        found = self._halves.get(key)
+        if found is None:
+            moves = [(first, last, targets[ref] if isinstance(ref, int) else self._inner(ref, targets)) for first, last, ref in above.runs]
+            memory = array("i", (DEAD,)) * 0x80
+            for first, last, to in moves:
+                memory[first - 0x80 : last - 0x7F] = array("i", (to,)) * (last - first + 1)
+            found = self._halves[key] = moves, memory
+        return found
 
     def _pattern_of(self, classes: Classes) -> tuple[int, ...]:
         """Where these classes alone are legal."""
@@ -332,33 +350,30 @@ class LazyDFA:
         if len(by_classes) == 1:
             [(only, terms)] = by_classes.items()
             return (self._number(self._terms.joined(terms)),), self._pattern_of(only)
-        targets: dict[int, int] = {}  # by state, its leaf
-        pattern = [FAR] * self._classes
-        for classes, terms in _apart(by_classes):
-            state = self._number(self._terms.joined(terms))
-            leaf = targets.setdefault(state, len(targets))
+        if not by_classes:
+            return (), (FAR,) * self._classes
+        widest = max(by_classes, key=lambda classes: (len(classes), classes))
+        pattern = list(self._pattern_of(widest))
+        others: dict[int, list[Term]] = defaultdict(list)  # by class, of those that others than the widest set have
+        for classes, terms in by_classes.items():
+            if classes is not widest:
+                for c in classes:
+                    others[c] += terms
+        main, shared = by_classes[widest], 0
+        by_terms: dict[tuple[Term, ...], list[int]] = defaultdict(list)
+        for c in sorted(others):
+            if pattern[c] != FAR:
+                shared += 1
+                others[c] += main
+            by_terms[tuple(others[c])].append(c)
+        targets: dict[int, int] = {}  # by state, its leaf: numbered alike wherever the classes are divided alike
+        if shared < len(widest):
+            targets[self._number(self._terms.joined(main))] = 0
+        for terms, classes in by_terms.items():
+            leaf = targets.setdefault(self._number(self._terms.joined(terms)), len(targets))
             for c in classes:
                 pattern[c] = leaf
-        names: dict[int, int] = {}  # leaves numbered as they appear: states whose ways are divided alike have one pattern
-        divided = tuple([FAR if leaf == FAR else names.setdefault(leaf, len(names)) for leaf in pattern])
-        states = list(targets)
-        return tuple([states[leaf] for leaf in names]), divided
-
-
-def _apart(by_classes: Mapping[Classes, list[Term]]) -> Iterable[tuple[Iterable[int], Iterable[Term]]]:
-    """(classes, where they lead): sets that overlap are taken apart."""
-    if len(by_classes) == 1:
-        yield from by_classes.items()
-        return
-    by_class: dict[int, list[Term]] = defaultdict(list)
-    for classes, terms in by_classes.items():
-        for c in classes:
-            by_class[c] += terms
-    same: dict[tuple[Term, ...], list[int]] = defaultdict(list)
-    for c, terms in by_class.items():
-        same[tuple(terms)].append(c)
-    for terms, classes in same.items():
-        yield classes, terms
+        return tuple(targets), tuple(pattern)
 
 
 Machine = ByteDFA | LazyDFA

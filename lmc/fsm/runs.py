@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from lmc.fsm.arrays import ArrayDFA
-from lmc.fsm.charset import Ranges, lead_of
-from lmc.fsm.dfa import build
-from lmc.fsm.regex import Chars, Repeat
+from lmc.fsm.charset import MAX_CHAR, Ranges
 from lmc.fsm.trie import Trie
 
 
@@ -37,19 +35,181 @@ class Tail:
 class Texts:
     """The tokens of a vocabulary in the order of their texts, and the trie of these.
 
-    tokens  the bytes of each id
-    ids     int64 [texts]
-    ends    int64 [nodes]: behind the last text that begins with that of a node
-    at      the ids at some nodes, and of each what its node has beside it
-    flags   how many a row of flags has, by id
+    tokens   the bytes of each id
+    ids      int64 [texts]
+    ends     int64 [nodes]: behind the last text that begins with that of a node
+    node_of  int64 [flags]: the node of each id, the root for one that is not in the trie
+    long     ids of the tokens that are not in the trie
     """
 
     tokens: Sequence[bytes]
     trie: Trie
     ids: np.ndarray
     ends: np.ndarray
-    at: Callable[[np.ndarray, np.ndarray | int], tuple[np.ndarray, np.ndarray]]
-    flags: int
+    node_of: np.ndarray
+    long: Sequence[int]
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        return Spelling.of(self.trie)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """uint8, by id: the characters of each token, a last one that is only begun included."""
+        return self.spelling.chars[self.node_of].astype(np.uint8)
+
+    @cached_property
+    def spelled_long(self) -> Spelled:
+        """The tokens of `long`."""
+        return Spelled.of([self.tokens[i] for i in self.long])
+
+
+class Begun(NamedTuple):
+    """Characters as far as their bytes are there: int64 [bytes that stand side by side].
+
+    size, missing  how many bytes follow the first one, and how many of these are not there yet
+    code           the bits so far
+    first, last    the characters that it may be; none where the first is greater: of bytes that are not UTF-8
+    """
+
+    size: np.ndarray
+    missing: np.ndarray
+    code: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+    @staticmethod
+    def none(count: int) -> Begun:
+        return Begun(*np.zeros((5, count), np.int64))
+
+    def take(self, at: np.ndarray) -> Begun:
+        return Begun(*(part[at] for part in self))
+
+    def behind(self, byte: np.ndarray) -> tuple[Begun, np.ndarray, np.ndarray]:
+        """With one more byte each; where that begins a character, and where it does so within another one, so that both are none."""
+        goes_on = (self.missing > 0) & (byte & 0xC0 == 0x80)
+        follow = _FOLLOWING[byte]
+        size = np.where(goes_on, self.size, np.maximum(follow, 0))
+        missing = np.where(goes_on, self.missing - 1, size)
+        code = np.where(goes_on, self.code << 6 | byte & 0x3F, byte & _PAYLOAD[byte])
+        broken = ~goes_on & (self.missing > 0)
+        none = broken | (~goes_on & (follow < 0))
+        first = np.where(none, 1, np.maximum(code << 6 * missing, _LEAST[size]))
+        last = np.where(none, 0, np.minimum((code + 1 << 6 * missing) - 1, MAX_CHAR))
+        return Begun(size, missing, code, first, last), ~goes_on, broken
+
+
+_FOLLOWING = np.repeat((0, -1, 1, 2, 3, -1), (0x80, 0x42, 0x1E, 0x10, 0x05, 0x0B))  # bytes behind a first one, -1 behind what is none
+_PAYLOAD = np.repeat((0x7F, 0x3F, 0x1F, 0x0F, 0x07), (0x80, 0x40, 0x20, 0x10, 0x10))
+_LEAST = np.array((0, 0x80, 0x800, 0x10000))  # character of so many bytes behind the first
+_BYTES = Begun.none(256).behind(np.arange(256))[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Spelling:
+    """How the texts of the nodes of a trie are cut into characters.
+
+    symbol       int32 [nodes]: the number of what is there of its last character
+    first, last  of each symbol, the characters that it may be; missing: bytes that are not there yet
+    begins       of each node, the one at which its last character begins
+    chars        of each node, how many characters it has, the last included
+    """
+
+    symbol: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    missing: np.ndarray
+    begins: np.ndarray
+    chars: np.ndarray
+
+    @staticmethod
+    def of(trie: Trie) -> Spelling:
+        nodes = len(trie.byte)
+        found, begins, chars = Begun.none(nodes), np.arange(nodes), np.zeros(nodes, np.int64)
+        at = 1
+        for end in trie.level_ends[1:]:
+            parent = trie.parent[at:end]
+            here, starting, broken = found.take(parent).behind(trie.byte[at:end].astype(np.int64))
+            for whole, part in zip(found, here):
+                whole[at:end] = part
+            own = starting & ~broken
+            begins[at:end] = np.where(own, begins[at:end], begins[parent])
+            chars[at:end] = chars[parent] + own
+            at = end
+        key = found.first << 32 | found.last << 2 | found.missing
+        order = np.argsort(key, kind="stable")
+        fresh = np.append(True, key[order[1:]] != key[order[:-1]])[:nodes]
+        symbol = np.empty(nodes, np.int32)
+        symbol[order] = np.cumsum(fresh) - 1
+        each = order[fresh]
+        return Spelling(symbol, found.first[each], found.last[each], found.missing[each], begins, chars)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.symbol, self.first, self.last, self.missing, self.begins, self.chars))
+
+
+class Spelled(NamedTuple):
+    """Texts as characters, one after another.
+
+    first, last  the characters that each may be, a last one of a text as far as it is there
+    at           the byte of its text at which each begins
+    begins       of each text, its first character; counts: how many it has
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    at: np.ndarray
+    begins: np.ndarray
+    counts: np.ndarray
+
+    @staticmethod
+    def of(texts: Sequence[bytes]) -> Spelled:
+        """Of texts that are not empty."""
+        lengths = np.array([len(text) for text in texts], np.int64)
+        width = int(lengths.max(initial=0))
+        bytes_ = np.frombuffer(b"".join(text.ljust(width + 1, b"\0") for text in texts), np.uint8).reshape(-1, width + 1).astype(np.int64)
+        found, columns = Begun.none(len(texts)), list[tuple[np.ndarray, ...]]()
+        for byte in bytes_.T:
+            found, starting, broken = found.behind(byte)
+            columns.append((starting, broken, found.first, found.last))
+        if not columns:
+            return Spelled(*np.zeros((5, 0), np.int64))
+        starting, broken, first, last = (np.array(parts).T for parts in zip(*columns))  # [texts, bytes]
+        within = np.arange(width) < lengths[:, None]
+        ends = within & (starting[:, 1:] | (np.arange(1, width + 1) == lengths[:, None]))
+        spoiled = broken[:, 1:] & (np.arange(1, width + 1) < lengths[:, None])
+        counts = ends.sum(axis=1)
+        at = np.nonzero(starting[:, :-1] & within)[1]
+        return Spelled(np.where(spoiled, 1, first[:, :-1])[ends], np.where(spoiled, 0, last[:, :-1])[ends], at, np.cumsum(counts) - counts, counts)
+
+
+class Long(NamedTuple):
+    """Tokens that are not in the trie, as to a class: those that begin with one of `Run.firsts`.
+
+    inside   ids of those that are within it as a whole, a last character as far as it is there
+    firsts   of each of these, its first byte
+    chars    and how many characters it has
+    leaving  (id, first byte, bytes before it leaves, characters before that) of each of the others
+    """
+
+    inside: Sequence[int] = ()
+    firsts: bytes = b""
+    chars: Sequence[int] = ()
+    leaving: Sequence[tuple[int, int, int, int]] = ()
+
+    @staticmethod
+    def of(ranges: Ranges, texts: Texts, firsts: np.ndarray) -> Long:
+        if not texts.long:
+            return Long()
+        spelled = texts.spelled_long
+        left = np.greater(*_members(ranges, spelled.first, spelled.last))
+        behind = np.minimum.reduceat(np.where(left, np.arange(len(left)), len(left)), spelled.begins)
+        stays = behind >= spelled.begins + spelled.counts
+        ids, first = np.array(texts.long), np.array([texts.tokens[i][0] for i in texts.long], np.uint8)
+        inside, out = stays & firsts[first], ~stays & firsts[first]
+        leaving = ids[out], first[out], spelled.at[behind[out]], (behind - spelled.begins)[out]
+        return Long(ids[inside].tolist(), first[inside].tobytes(), spelled.counts[inside].tolist(), list(zip(*(part.tolist() for part in leaving))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +222,7 @@ class Run:
     chars   uint8, by id: and has so many characters, or begins the last of them
     begun   ids of those that end inside of a character, of which one byte alone goes on
     leaving int64 [256]: how many leave the class behind some of it, by the byte that does, or begins the character that may
-    long    of tokens that are not in the trie: (id, first byte, bytes within the class, characters within it)
+    long    of tokens that are not in the trie: those that are within the class as a whole, and the others
     """
 
     ranges: Ranges
@@ -72,35 +232,40 @@ class Run:
     chars: np.ndarray
     begun: np.ndarray
     leaving: np.ndarray
-    long: Sequence[tuple[int, int, int, int]]
+    long: Long
     _exits: np.ndarray  # nodes at which tokens leave the class
     _before: np.ndarray  # of each, the characters within it
     _tails: dict[tuple[int, int | None], Tail] = field(default_factory=dict[tuple[int, "int | None"], Tail])
-    _entered: dict[Ranges, np.ndarray] = field(default_factory=dict[Ranges, np.ndarray])
 
     @staticmethod
-    def of(ranges: Ranges, texts: Texts, node: int, long: Sequence[int]) -> Run:
-        trie, dfa = texts.trie, ArrayDFA.of(build(Repeat(Chars(ranges), 0, None)))
-        found = _below(dfa, trie, node)
-        firsts = dfa.row(0) >= 0
-        mixed = found.exits[firsts[trie.byte[found.exits]] & (trie.parent[found.exits] == node)]
+    def of(ranges: Ranges, texts: Texts, node: int = 0) -> Run:
+        """`long` is of runs from the root only."""
+        trie, spelling = texts.trie, texts.spelling
+        least, most = _members(ranges, spelling.first, spelling.last)  # of the class that each symbol may be
+        inside, leaves = _within(trie, spelling, node, least <= most)
+        firsts = np.less_equal(*_members(ranges, *_BYTES[-2:]))
+        exits = np.flatnonzero(np.bincount(spelling.begins[leaves]))
+        upper = trie.parent[exits] == node
+        mixed = exits[upper & firsts[trie.byte[exits]]].tolist()
         firsts[trie.byte[mixed]] = False
-        clean = firsts[found.heads]
-        inside, states = found.inside[clean], found.states[clean]
-        left = firsts[found.exit_heads]
-        exits = found.exits[left]
+        exits = exits[~upper]
+        flags = _held(inside, texts, node)
+        for child in mixed:
+            begin, end = int(trie.begin[child]), int(texts.ends[child])
+            flags[texts.ids[begin:end]] = False
+            exits = exits[(trie.begin[exits] < begin) | (trie.begin[exits] >= end)]
+        bits = 6 * np.maximum(spelling.missing - 1, 0)
+        single = (spelling.missing > 0) & (least >> bits == most >> bits) & (least <= most)
+        begun = np.flatnonzero(flags & single[spelling.symbol][texts.node_of])
         leaving = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
-        begun = inside[states > 0][dfa.singular[states[states > 0]]]
-        spelled = [texts.tokens[i] for i in long]
-        parts = [(i, text[0], *within) for i, text, within in zip(long, spelled, _within(dfa, spelled))]
-        flags, chars = np.zeros(texts.flags, bool), np.zeros(texts.flags, np.uint8)
-        ids, counts = texts.at(inside, found.chars[clean])
-        flags[ids], chars[ids] = True, counts
-        return Run(ranges, texts, firsts, flags, chars, texts.at(begun, 0)[0], leaving, parts, exits, found.before[left])
+        chars, before = texts.counts, spelling.chars[exits] - 1
+        if node:
+            chars, before = chars - np.uint8(spelling.chars[node]), before - spelling.chars[node]
+        return Run(ranges, texts, firsts, flags, chars, begun, leaving, Long.of(ranges, texts, firsts) if not node else Long(), exits, before)
 
     @property
     def nbytes(self) -> int:
-        return 2 * self.flags.nbytes + self.begun.nbytes + self.leaving.nbytes + 2 * self._exits.nbytes + 100 * len(self.long)
+        return self.flags.nbytes + self.begun.nbytes + self.leaving.nbytes + 2 * self._exits.nbytes + 100 * len(self.long.leaving)
 
     def tail(self, byte: int, chars: int | None = None) -> Tail:
         """What is left of the tokens that leave the class by a byte, from that byte on; of those alone that do behind so many characters."""
@@ -119,50 +284,44 @@ class Run:
         """How many characters tokens have before they leave the class by a byte."""
         return np.flatnonzero(np.bincount(self._before[self.texts.trie.byte[self._exits] == byte])).tolist()
 
-    def entered(self, ranges: Ranges) -> np.ndarray:
-        """bool [256]: the first bytes of which all characters that are in one of `ranges` and the class are in both."""
-        found = self._entered.get(ranges)
-        if found is None:
-            found = self.firsts.copy()
-            for low, high in _differing(ranges, self.ranges):
-                found[lead_of(low) : lead_of(high) + 1] = False
-            self._entered[ranges] = found
-        return found
+
+def _within(trie: Trie, spelling: Spelling, upper: int, member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """bool [nodes], of those below `upper`: all of the text behind it is in the class, its last character as far as it goes; and the
+    highest nodes of which that is not so.
+
+    member  bool [symbols]: the class has what is there of a character
+    """
+    inside = np.zeros(len(trie.byte), bool)
+    inside[upper] = True
+    leaves = [np.zeros(0, np.int64)]
+    begin, end = upper, upper + 1
+    while True:
+        begin, end = int(trie.first[begin]), int(trie.first[end - 1] + trie.count[end - 1])  # the nodes of a level below a node are neighbours
+        if begin == end:
+            break
+        above, here = inside[trie.parent[begin:end]], member[spelling.symbol[begin:end]]
+        inside[begin:end] = above & here
+        leaves.append(begin + np.flatnonzero(above & ~here))
+    inside[upper] = False
+    return inside, np.concatenate(leaves)
 
 
-class _Below(NamedTuple):
-    """Nodes below one: those within a class, with the states behind them and how many characters they begin, and those at which a
-    text leaves it or begins the character that may, with how many are before; of each, the byte right behind the upper node."""
-
-    inside: np.ndarray
-    states: np.ndarray
-    chars: np.ndarray
-    heads: np.ndarray
-    exits: np.ndarray
-    before: np.ndarray
-    exit_heads: np.ndarray
+def _members(ranges: Ranges, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the greatest character of a class from `first` to `last`; the least is greater where there is none."""
+    lows, highs = (np.array(ends, np.int64) for ends in zip(*ranges, (1 << 40, 1 << 40)))
+    least = np.maximum(lows[np.searchsorted(highs[:-1], first)], first)
+    most = np.minimum(highs[np.searchsorted(lows[:-1], last, "right") - 1], last)
+    return least, np.where(last < lows[0], -1, most)
 
 
-def _below(dfa: ArrayDFA, trie: Trie, node: int) -> _Below:
-    inside, exits = [np.zeros((4, 0), np.int64)], [np.zeros((3, 0), np.int64)]
-    nodes, at, chars = np.array([node]), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    begins, heads = nodes, None  # of each node, the one at which its last character begins, and the first byte
-    while total := int((counts := trie.count[nodes]).sum()):
-        children = np.arange(total) + np.repeat(trie.first[nodes] - np.cumsum(counts) + counts, counts)
-        text = trie.byte[children].astype(np.int64)
-        before = np.repeat(at, counts)
-        heads = text if heads is None else np.repeat(heads, counts)
-        chars = np.repeat(chars, counts) + (before == 0)
-        begins = np.where(before == 0, children, np.repeat(begins, counts))
-        reached = dfa.following(before, text)
-        legal = reached >= 0
-        exits.append(np.stack([begins, chars - 1, heads])[:, ~legal])
-        nodes, at, chars, begins, heads = children[legal], reached[legal], chars[legal], begins[legal], heads[legal]
-        inside.append(np.stack([nodes, at, chars, heads]))
-    found = np.concatenate(exits, axis=1)
-    found = found[:, np.argsort(found[0], kind="stable")]
-    once = np.append(True, found[0, 1:] != found[0, :-1])[: found.shape[1]]
-    return _Below(*np.concatenate(inside, axis=1), *found[:, once])
+def _held(inside: np.ndarray, texts: Texts, upper: int) -> np.ndarray:
+    """bool, by id: its node is inside."""
+    if not upper:
+        return inside[texts.node_of]
+    ids = texts.ids[int(texts.trie.begin[upper]) : int(texts.ends[upper])]
+    flags = np.zeros(len(texts.node_of), bool)
+    flags[ids] = inside[texts.node_of[ids]]
+    return flags
 
 
 def _add(tail: Tail, text: bytes, at: int, token: int) -> None:
@@ -170,32 +329,3 @@ def _add(tail: Tail, text: bytes, at: int, token: int) -> None:
     for byte in text[at:]:
         tail = tail.ways.setdefault(byte, Tail())
     tail.ids.append(token)
-
-
-def _within(dfa: ArrayDFA, texts: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Of each text: how many bytes of it are whole characters of the class, up to the first that is not; -1 if all that there is of it
-    is. And how many characters these are."""
-    lengths = np.array([len(text) for text in texts], np.int64)
-    bytes_ = np.frombuffer(b"".join(texts), np.uint8).astype(np.int64)
-    begins = np.cumsum(lengths) - lengths
-    state, whole, chars = (np.zeros(len(texts), np.int64) for _ in range(3))
-    live, at = np.flatnonzero(lengths > 0), 0
-    while len(live):
-        starting = live[state[live] == 0]
-        whole[starting] = at
-        chars[starting] += 1
-        state[live] = dfa.following(state[live], bytes_[begins[live] + at])
-        at += 1
-        live = live[(state[live] >= 0) & (lengths[live] > at)]
-    left = state < 0
-    return list(zip(np.where(left, whole, -1).tolist(), (chars - left).tolist()))
-
-
-def _differing(a: Ranges, b: Ranges) -> Iterable[tuple[int, int]]:
-    """Ranges of characters that are in one of both only."""
-    if a == b:
-        return
-    ends = sorted(end for low, high in (*a, *b) for end in (low, high + 1))  # each changes whether it is in exactly one
-    for low, high in zip(ends[::2], ends[1::2]):
-        if low < high:
-            yield low, high - 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import FAR, NO_WAYS, ByteDFA, Rows
@@ -218,6 +219,14 @@ def _renamed(runs: Runs, leaves: Sequence[_Leaf] | dict[_Leaf, _Leaf]) -> Runs:
     )
 
 
+class Above(NamedTuple):
+    """The half of a row behind ASCII; `leaves` are all that it leads to, `number` is another one for each."""
+
+    number: int
+    runs: Runs
+    leaves: tuple[_Leaf, ...]
+
+
 class Shapes:
     """Makes the shape of each way to divide the classes, once; inner nodes of all shapes have one numbering of contents."""
 
@@ -225,8 +234,12 @@ class Shapes:
 
     def __init__(self, segments: Sequence[tuple[int, int, int]]) -> None:
         self.segments = segments
+        self._ascii = [(low, min(high, 0x7F), c) for low, high, c in segments if low < 0x80]
+        self._above = [(max(low, 0x80), high, c) for low, high, c in segments if high >= 0x80]
+        self._high = tuple(dict.fromkeys(c for *_, c in self._above))  # classes
         self._shapes: dict[tuple[int, ...], _Shape] = {}
-        self._runs: dict[tuple[int, ...], Runs] = {}
+        self._halves: dict[tuple[int, ...], tuple[Runs, Above]] = {}
+        self._aboves: dict[tuple[int, ...], Above] = {}  # by leaves of `_high`
         self._held: list[Runs] = []  # contents of inner nodes, with leaves in the order in which they come
         self._depths: list[int] = []
         self._contents: dict[Runs, int] = {}
@@ -240,9 +253,19 @@ class Shapes:
 
     def runs(self, pattern: tuple[int, ...]) -> Runs:
         """The row of a state: what each byte leads to."""
-        if pattern not in self._runs:
-            self._runs[pattern] = self._row(_characters(self.segments, pattern))
-        return self._runs[pattern]
+        below, above = self.halves(pattern)
+        return (*below, *above.runs)
+
+    def halves(self, pattern: tuple[int, ...]) -> tuple[Runs, Above]:
+        """`runs`, of ASCII and of what begins other characters: the latter once for all patterns that do not differ there."""
+        found = self._halves.get(pattern)
+        if found is None:
+            key = tuple([pattern[c] for c in self._high])
+            above = self._aboves.get(key)
+            if above is None:
+                above = self._aboves[key] = Above(len(self._aboves), *self._row(_characters(self._above, pattern)))
+            found = self._halves[pattern] = _characters(self._ascii, pattern), above
+        return found
 
     def characters(self, pattern: tuple[int, ...], leaf: int) -> Ranges:
         """The characters that lead to a leaf."""
@@ -256,13 +279,14 @@ class Shapes:
         """How many bytes of a character an inner node waits for."""
         return self._depths[content]
 
-    def _row(self, segments: Segments) -> Runs:
-        row: list[tuple[int, int, _Ref]] = [(low, min(high, 0x7F), t) for low, high, t in segments if low < 0x80]
+    def _row(self, segments: Segments) -> tuple[Runs, tuple[_Leaf, ...]]:
+        """What the first bytes of characters lead to, and all leaves behind them."""
+        row: list[tuple[int, int, _Ref]] = []
         for low, high, lead, more in self._LENGTHS:
             part = [(max(a, low), min(b, high), t) for a, b, t in segments if a <= high and b >= low]
             if part:
                 row += [(lead | first, lead | last, t) for first, last, t in self._blocks(part, more)]
-        return _joined(row)
+        return _joined(row), tuple(dict.fromkeys(t for *_, t in segments))
 
     def _blocks(self, segments: Iterable[tuple[int, int, _Leaf]], more: int) -> Iterable[tuple[int, int, _Ref]]:
         """Runs of the next byte, whose characters go on for `more` bytes after it."""

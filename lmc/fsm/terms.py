@@ -29,7 +29,7 @@ class Frame:
     """What is left of a tree: which characters may come first, each with the frames behind it.
 
     forms      (classes, frames that are left of this one), of each way to begin
-    nullable   it may be empty
+    nullable   it may be empty; None before that was asked
     low, high  of a repeat: turns that are left
     at         where it stands, None for what is the same anywhere
     family     equal for repeats of one body: they differ in their counters only
@@ -42,7 +42,7 @@ class Frame:
         self.node, self.low, self.high, self.at = node, low, high, at
         self.family: object = self if family is None else family
         self.forms: tuple[tuple[Classes, tuple[Frame, ...]], ...] | None = None
-        self.nullable = False
+        self.nullable: bool | None = None
         self.surely: int | None = None
 
 
@@ -58,7 +58,7 @@ class Term:
     def __init__(self, frame: Frame | None, rest: Term | None) -> None:
         self.frame, self.rest = frame, rest
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
-        self.final = frame is None
+        self.final: bool | None = None
         self.capped: dict[int, Term] = {}
         self.above: Term | None = None
         self.mark: Term | None = None
@@ -73,10 +73,13 @@ class Terms:
         self._rules, self._recursive, self._members, self._styles = rules, recursive, members, styles
         self._lengths = Lengths(rules, recursive, styles)
         self._frames: dict[object, Frame] = {}
+        self._of_nodes: dict[tuple[int, At | None], Frame] = {}  # by id
         self._canon: dict[int, Node] = {}  # by id of a node, the one that stands for its equals
         self._unique: dict[object, Node] = {}
         self._alive: list[Node] = []  # nodes that are known by their ids
         self._fewest: dict[int | str, int] = {}  # by id, or name of a rule
+        self._filled: dict[int | str, bool] = {}
+        self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._terms: dict[tuple[Frame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
@@ -101,6 +104,12 @@ class Terms:
     # -- frames ----------------------------------------------------------------------------------------------------
 
     def frame(self, node: Node, at: At | None = None) -> Frame:
+        found = self._of_nodes.get((id(node), at))
+        if found is None:
+            found = self._of_nodes[id(node), at] = self._find_frame(node, at)
+        return found
+
+    def _find_frame(self, node: Node, at: At | None) -> Frame:
         node = self._canonical(node)
         if not (isinstance(node, Ref) and is_mark(node)):
             at = self._styles.inside(node, at)
@@ -148,7 +157,9 @@ class Terms:
         parts = self._styles.parts(node, at)
         if index == len(parts) - 1:
             return self.frame(*parts[index])
-        return self._frame((id(node), index, at), _Tail(node, index), at) if index else self.frame(node, at)
+        if not index:
+            return self.frame(node, at)
+        return self._frames.get((id(node), index, at)) or self._frame((id(node), index, at), _Tail(node, index), at)
 
     def _forms(self, frame: Frame) -> tuple[tuple[Classes, tuple[Frame, ...]], ...]:
         if frame.forms is None:
@@ -156,6 +167,46 @@ class Terms:
             frame.forms = tuple(dict.fromkeys(found))
             self.pay(len(found))
         return frame.forms
+
+    def _is_nullable(self, frame: Frame) -> bool:
+        if frame.nullable is None:
+            frame.nullable = self._find_nullable(frame)
+        return frame.nullable
+
+    def _find_nullable(self, frame: Frame) -> bool:
+        node, at = frame.node, frame.at
+        if isinstance(node, _Tail):
+            return self._are_nullable(self._styles.parts(node.node, at), node.index)
+        if frame.family is not frame:
+            return frame.low == 0 or self._may_be_empty(node, at)
+        if isinstance(node, Chars):
+            return False
+        if isinstance(node, Concat) or (isinstance(node, Ref) and is_mark(node)):
+            return self._are_nullable(self._styles.parts(node, at), 0)
+        if isinstance(node, _Words):
+            return any(len(word.parts) == node.index for word in node.words)
+        if isinstance(node, Union):
+            return any(self._may_be_empty(arm, at) for arm in node.arms)
+        if isinstance(node, Ref):
+            return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
+        assert isinstance(node, _At | Graph)
+        start = node if isinstance(node, _At) else _start_of(node)
+        seen, todo = {start.state}, [start.state]
+        for state in todo:
+            if state in start.graph.final:
+                return True
+            fresh = [to for body, to in start.edges.get(state, ()) if to not in seen and self._may_be_empty(body, at)]
+            seen.update(fresh)
+            todo += fresh
+        return False
+
+    def _are_nullable(self, parts: Sequence[tuple[Node, At | None]], index: int) -> bool:
+        while index < len(parts) and self._may_be_empty(*parts[index]):
+            index += 1
+        return index == len(parts)
+
+    def _may_be_empty(self, node: Node, at: At | None) -> bool:
+        return type(node) is not Chars and self._is_nullable(self.frame(node, at))
 
     def _begin(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
         node = frame.node
@@ -175,12 +226,12 @@ class Terms:
         if isinstance(node, Union):
             arms = [self.frame(arm, frame.at) for arm in node.arms]
             forms = [form for arm in arms for form in self._forms(arm)]
-            return forms, any(arm.nullable for arm in arms)
+            return forms, any(map(self._is_nullable, arms))
         if isinstance(node, Ref):
             body = self.frame(self._rules[node.rule], self._styles.within(node.rule, frame.at))
             forms = self._forms(body)
             marks = (self._return,) if node.rule in self._recursive else ()
-            return [(classes, frames + marks) for classes, frames in forms], body.nullable
+            return [(classes, frames + marks) for classes, frames in forms], self._is_nullable(body)
         assert isinstance(node, _At | Graph)
         return self._begin_graph(node if isinstance(node, _At) else _start_of(node), frame.at)
 
@@ -188,10 +239,13 @@ class Terms:
         found: list[tuple[Classes, tuple[Frame, ...]]] = []
         parts = self._styles.parts(node, at)
         for i in range(index, len(parts)):
-            part = self.frame(*parts[i])
             behind = self._behind(node, i + 1, at)
+            if isinstance(chars := parts[i][0], Chars):
+                found.append((self._members[chars], behind))
+                return found, False
+            part = self.frame(*parts[i])
             found += [(classes, frames + behind) for classes, frames in self._forms(part)]
-            if not part.nullable:
+            if not self._is_nullable(part):
                 return found, False
         return found, True
 
@@ -223,7 +277,7 @@ class Terms:
     def _begin_repeat(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
         body = self.frame(frame.node, frame.at)
         forms = self._forms(body)
-        low = 0 if body.nullable else frame.low  # an empty turn is none
+        low = 0 if self._is_nullable(body) else frame.low  # an empty turn is none
         high = None if frame.high is None else frame.high - 1
         behind = () if high == 0 else (self._repeat(frame.node, max(low - 1, 0), high, frame.at),)
         return [(classes, frames + behind) for classes, frames in forms], low == 0
@@ -236,7 +290,7 @@ class Terms:
                 frame = self.frame(body, place)
                 behind = (self._frame(("g", id(at.graph), to, place), _At(at.graph, at.edges, to), place),)
                 found += [(classes, frames + behind) for classes, frames in self._forms(frame)]
-                if frame.nullable and to not in seen:
+                if self._is_nullable(frame) and to not in seen:
                     seen.add(to)
                     todo.append(to)
         return found, not seen.isdisjoint(at.graph.final)
@@ -260,7 +314,7 @@ class Terms:
         return found
 
     def forms(self, term: Term) -> tuple[tuple[Classes, Term], ...]:
-        """(classes, what may follow behind one of them), of each way to go on. Sets `final` of the term."""
+        """(classes, what may follow behind one of them), of each way to go on."""
         if term.forms is None:
             found: list[tuple[Classes, Term]] = []
             at = term
@@ -274,7 +328,7 @@ class Terms:
                         assert behind.rest is not None
                         behind = behind.rest
                     found.append((classes, behind))
-                if not at.frame.nullable:
+                if not self._is_nullable(at.frame):
                     break
                 at = at.rest
             self.pay(len(found))
@@ -282,7 +336,13 @@ class Terms:
         return term.forms
 
     def is_final(self, term: Term) -> bool:
-        self.forms(term)
+        """Whether nothing need follow. Unlike `forms` it looks at little of what may."""
+        if term.final is None:
+            at = term
+            while at.frame is not None and self._is_nullable(at.frame):
+                assert at.rest is not None
+                at = at.rest
+            term.final = at.frame is None
         return term.final
 
     def capped(self, term: Term, length: int = LONG) -> Term:
@@ -315,12 +375,23 @@ class Terms:
             elif isinstance(node, _At):
                 frame.surely = int(node.state not in self._passed(node.graph))
             elif isinstance(node, _Tail):
-                frame.surely = self._sum(part for part, _ in self._styles.parts(node.node, frame.at)[node.index :])
+                frame.surely = self._behind_each(node.node, frame.at)[node.index]
             elif isinstance(node, Concat):
-                frame.surely = self._sum(part for part, _ in self._styles.parts(node, frame.at))
+                frame.surely = self._behind_each(node, frame.at)[0]
             else:
                 frame.surely = self._bytes(node)
         return frame.surely
+
+    def _behind_each(self, node: Concat | Ref, at: At | None) -> Sequence[int]:
+        """Of a sequence from each of its parts on, as `_surely`."""
+        found = self._sums.get((id(node), at))
+        if found is None:
+            sums = [0]
+            for part, _ in reversed(self._styles.parts(node, at)):
+                sums.append(min(sums[-1] + self._bytes(part), _ENOUGH))
+            found = self._sums[id(node), at] = sums[::-1]
+            self._alive.append(node)
+        return found
 
     def _bytes(self, node: Node) -> int:
         """Bytes that each text of a node has, or fewer: a mark counts for none."""
@@ -352,13 +423,35 @@ class Terms:
                 break
         return found
 
+    def _is_filled(self, node: Node) -> bool:
+        """Whether it is soon seen that each text of a node has a byte."""
+        if isinstance(node, Chars):
+            return True
+        key = node.rule if isinstance(node, Ref) else id(node)
+        found = self._filled.get(key)
+        if found is None:
+            self._filled[key] = False  # of a rule that is within itself
+            if isinstance(node, Ref):
+                found = not is_mark(node) and self._is_filled(self._rules[node.rule])
+            elif isinstance(node, Concat):
+                found = any(map(self._is_filled, node.parts))
+            elif isinstance(node, Union):
+                found = all(map(self._is_filled, node.arms))
+            elif isinstance(node, Repeat):
+                found = node.low > 0 and self._is_filled(node.body)
+            else:
+                found = 0 not in self._passed(node)
+            self._filled[key] = found
+            self._alive.append(node)
+        return found
+
     def _passed(self, graph: Graph) -> frozenset[int]:
         """The states of a graph that may be the end of a text without anything more."""
         found = self._ends.get(id(graph))
         if found is None:
             before: dict[int, list[int]] = {}
             for source, body, to in graph.edges:
-                if not self._bytes(body):
+                if not self._is_filled(body):
                     before.setdefault(to, []).append(source)
             ends = set(graph.final)
             todo = list(ends)

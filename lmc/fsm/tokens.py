@@ -184,8 +184,8 @@ class TokenAutomaton:
         if (found := self._rules.get(state)) is None:
             walked = self.vocabulary.walked(self.dfa, state)
             ends = walked.nodes[self.dfa.are_final(walked.states)]
-            tails = [tail for tail, end in walked.tails if tail.ways and self.dfa.is_final(end)]
-            if any(self.dfa.is_final(running.loop.state) for running in walked.runs):
+            tails = [tail for found in walked.tails for tail, end in found if tail.ways and self.dfa.is_final(end)]
+            if any(self.dfa.is_final(running.loop.state) or (tails and running.apart) for running in walked.runs):
                 tails.clear()
                 behind = self.vocabulary.trie.walk(self.dfa, state)
                 ends = np.flatnonzero(behind >= 0)

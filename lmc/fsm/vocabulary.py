@@ -22,6 +22,7 @@ _MOST_RUNS = 64  # that are kept
 _MOST_RUNS_OF_ONE = 16  # that begin at nodes of one row: beyond that whole levels are looked at in less time
 _MOST_ONE_BY_ONE = 400  # nodes of a trie
 _FEW_CHILDREN, _FEW_TEXTS = 32, 256  # of a node: looked at one by one, and not worth a run
+_NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MOST_TAILS = 4096  # tokens that leave a run where one row may
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # behind anything
@@ -149,17 +150,21 @@ class Vocabulary:
             begin, end = children(node)
             if begin == end:
                 continue
-            ways = few(at)
             if len(legal) > _MOST_ONE_BY_ONE:
                 below.append((node, at))
                 continue
+            ways = few(at) if end - begin > _NO_CHOICE else None
             if ways is not None and len(ways) < end - begin:
                 found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
-            elif end - begin <= _FEW_CHILDREN:
+            elif end - begin <= _NO_CHOICE:
                 found = [(child, to) for child in range(begin, end) if (to := after(at, bytes_[child])) >= 0]
+            elif end - begin <= _FEW_CHILDREN:
+                row = dfa.row(at).data
+                found = [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
             elif len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
-                runs.append(run)
-                found = [(child, to) for child in range(begin, end) if not run.run.firsts[bytes_[child]] and (to := after(at, bytes_[child])) >= 0]
+                running, within, found = run
+                runs.append(running)
+                legal += within
             else:
                 below.append((node, at))
                 continue
@@ -167,16 +172,43 @@ class Vocabulary:
             todo += found
         return _walked(self, dfa, legal, below, runs)
 
-    def _run_at(self, dfa: Arrays, node: int, state: int) -> Running | None:
-        """The run that most texts below a node go on in, which has `state`; None if there is none, or if whole levels are sooner looked at."""
+    def _run_at(self, dfa: Arrays, node: int, state: int) -> tuple[Running, list[_At], list[_At]] | None:
+        """The run that most texts below a node go on in, which has `state`; the nodes within the class with other states than the
+        loop's; and legal nodes of which nothing below was looked at. None if there is no run, or if whole levels are sooner looked at.
+
+        A key that is none of the names that an object has, and may begin like one:    "na│m│e"    n, na, nam, name have states of
+        their own; what leaves them for the loop is as the run says, whose other texts are `apart`.
+        """
         if int(self.ends[node]) - int(self.trie.begin[node]) < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
             return None
         loop, turns = found
-        run = self.run(loop.again, node)
-        heads = self.trie.byte[slice(*self.trie.children(node))]
-        if (run.firsts & ~run.entered(loop.entered))[heads].any() or run.leaving[dfa.row(loop.state) >= 0].sum() > _MOST_TAILS:
+        run, main, byte = self.run(loop.again, node), dfa.row(loop.state), self.trie.byte
+        if run.leaving[main >= 0].sum() > _MOST_TAILS:
             return None
-        return Running(run, loop, turns, state)
+        apart, within, rest = list[int](), list[_At](), list[_At]()
+        todo = [(node, state)]
+        for at_node, at in todo:
+            begin, end = self.trie.children(at_node)
+            if begin == end:
+                continue
+            heads, row = byte[begin:end], dfa.row(at)
+            if at_node != node:
+                other = row[heads] != main[heads]
+            elif turns is None:
+                other = (row[heads] != main[heads]) | ~run.firsts[heads]
+            else:  # each turn has a state of its own
+                other = ~run.firsts[heads]
+            for i, head, to in zip(np.flatnonzero(other).tolist(), heads[other].tolist(), row[heads[other]].tolist()):
+                child = begin + i
+                if to >= 0 and head < 0x80 and run.firsts[head] and len(todo) <= _MOST_ONE_BY_ONE:
+                    within.append((child, to))
+                    todo.append((child, to))
+                    continue
+                if at_node != node or run.firsts[head]:
+                    apart.append(child)
+                if to >= 0:
+                    rest.append((child, to))
+        return Running(run, loop, turns, state, apart), within, rest
 
     def run(self, ranges: Ranges, node: int = 0) -> Run:
         """Found once for each class of characters, and node of the trie."""
@@ -184,12 +216,12 @@ class Vocabulary:
         if found is None:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node, () if node else self.long_ids)
+            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node)
         return found
 
     @cached_property
     def _texts(self) -> Texts:
-        return Texts(self.tokens, self.trie, self._ids, self.ends, self.held, self.words * 32)
+        return Texts(self.tokens, self.trie, self._ids, self.ends, self._nodes, self.long_ids)
 
     @property
     def short_ids(self) -> np.ndarray:
@@ -219,12 +251,19 @@ class Vocabulary:
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
             run = self.run(loop.again)
-            within = run.entered(loop.entered)
-            for i, first, until, chars in run.long:
+            within = run.firsts.tobytes()
+            if turns is not None:
+                found += [i for i, chars in zip(run.long.inside, run.long.chars) if chars <= turns.high]
+            elif (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
+                within = (run.firsts & ~apart).tobytes()
+                found += [i for i, first in zip(run.long.inside, run.long.firsts) if within[first]]
+            else:
+                found += run.long.inside
+            for i, first, until, chars in run.long.leaving:
                 if within[first] and (turns is None or chars <= turns.high):
-                    left = self.tokens[i][until:] if until >= 0 else b""
+                    left = self.tokens[i][until:]
                     at = state if until == 0 else loop.state if turns is None else behind(dfa, state, turns, chars, len(left))
-                    if not left or dfa.step(at, left) >= 0:
+                    if dfa.step(at, left) >= 0:
                         found.append(i)
             todo = [(state, edge) for first, edge in self._long.items() if not within[first]]
         else:
@@ -264,6 +303,10 @@ class Vocabulary:
             return self._ids[legal], of_token[legal]
         return self.held(*self.trie.below(dfa, node, state))
 
+    def below(self, node: int) -> np.ndarray:
+        """The ids of the texts of the trie that begin with that of a node."""
+        return self._ids[int(self.trie.begin[node]) : int(self.ends[node])]
+
     def held(self, nodes: np.ndarray, states: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         """The ids of nodes of the trie, and of each the state of its node."""
         begins, ends = self._held.take(nodes), self._held.take(nodes + 1)  # tokens of equal bytes share a node
@@ -301,29 +344,34 @@ class Walked:
     flags   bool [words * 32]
     nodes   of the trie that are legal, without those within `runs`
     states  behind each of them
-    tails   that are legal behind runs, and the states behind them
     runs    in which most texts go on
+    tails   of each run, those that are legal behind it, and the states behind them
     """
 
     flags: np.ndarray
     nodes: np.ndarray
     states: np.ndarray
-    tails: Sequence[tuple[Tail, int]]
     runs: Sequence[Running]
+    tails: Sequence[Sequence[tuple[Tail, int]]]
 
     def tokens(self, vocabulary: Vocabulary) -> list[tuple[int, int]]:
         """The ids of `nodes` and `tails`, and the states behind them."""
         found = list(zip(*(a.tolist() for a in vocabulary.held(self.nodes, self.states))))
-        return found + [(i, state) for tail, state in self.tails for i in tail.ids]
+        for running, tails in zip(self.runs, self.tails):
+            apart = {i for node in running.apart for i in vocabulary.below(node).tolist()}
+            found += [(i, state) for tail, state in tails for i in tail.ids if i not in apart]
+        return found
 
 
 class Running(NamedTuple):
-    """A run that an automaton is in from a state on, in its loop; `turns`: as far as so many characters go."""
+    """A run that an automaton is in from a state on, in its loop; `turns`: as far as so many characters go; `apart`: nodes of the trie
+    of whose texts it says nothing."""
 
     run: Run
     loop: Loop
     turns: Turns | None
     state: int
+    apart: Sequence[int]
 
     @property
     def flags(self) -> np.ndarray:
@@ -373,20 +421,20 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
         nodes = np.flatnonzero(walked >= 0)
         return Walked(vocabulary.flags(walked), nodes, walked[nodes], (), ())
     nodes, states = _pairs(legal)
-    if runs:
-        flags = runs[0].flags.copy()
-        for running in runs[1:]:
-            flags |= running.flags
-    else:
-        flags = np.zeros(vocabulary.words * 32, bool)
+    flags = runs[0].flags.copy() if runs else np.zeros(vocabulary.words * 32, bool)
+    tails: list[list[tuple[Tail, int]]] = []
+    for running in runs:  # those below nodes that are apart from another come behind it
+        flags |= running.flags
+        tails.append(along(dfa, running.tails(dfa)))
+        flags[[i for tail, _ in tails[-1] for i in tail.ids]] = True
+        for node in running.apart:
+            flags[vocabulary.below(node)] = False
     flags[vocabulary.ids_at([node for node, _ in legal])] = True
     if below:
         more, ends = vocabulary.trie.from_all(dfa, *_pairs(below))
         flags[vocabulary.held(more, 0)[0]] = True
         nodes, states = np.concatenate([nodes, more]), np.concatenate([states, ends])
-    tails = [tail for running in runs for tail in along(dfa, running.tails(dfa))]
-    flags[[i for tail, _ in tails for i in tail.ids]] = True
-    return Walked(flags, nodes, states, tails, runs)
+    return Walked(flags, nodes, states, runs, tails)
 
 
 def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, int]]:
@@ -407,6 +455,9 @@ def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, in
 def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     found = np.array(pairs, np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
+
+
+_At = tuple[int, int]  # a node of the trie, and the state behind it
 
 
 class _Edge(NamedTuple):

@@ -14,8 +14,10 @@ from hypothesis import given
 
 from benchmarks.xgrammar_oracle import Oracle
 from lmc.errors import ConstraintError
-from lmc.fsm.arrays import LONG
+from lmc.fsm import vocabulary as vocabulary_module
+from lmc.fsm.arrays import LONG, ArrayDFA
 from lmc.fsm.dfa import DEAD, compile_regex
+from lmc.fsm.regex import parse
 from lmc.fsm.sources import begun
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.trie import Trie
@@ -271,6 +273,52 @@ def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema):
             if state < 0:
                 break
     assert looked >= 2
+
+
+def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
+    """What is no name, or no longer the beginning of one, is in the loop of all other keys: no level of the trie is walked for it."""
+    vocabulary, _ = small()
+    names = ["name", "né", "order", "orderId", "n"]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": {"type": "string"}}
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    key = made.dfa.step(made.start, b'{"')
+    legal = vocabulary.flags(vocabulary.trie.walk(made.dfa, key))
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    key = made.dfa.step(made.start, b'{"')
+    monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
+    for walk in ("walk", "from_all"):
+        monkeypatch.setattr(Trie, walk, None)
+    assert np.array_equal(np.unpackbits(made.mask(key).view(np.uint8), bitorder="little").astype(bool), legal)
+    assert made.dfa.states < 80
+
+
+CLASSES = [r'[^"\\\x00-\x1f]', "[a-z0-9]", "[abé]", "[世a]", "[\u0080-\u07ff😀]", "[^é世]", "[\u0800-\u0fff]", "[\U00010000-\U0010ffff]"]
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_a_run_has_the_tokens_that_its_automaton_reads(pattern):
+    """Of tokens of any bytes, UTF-8 or not, in the trie or above it."""
+    rng = random.Random(pattern)
+    parts = [*(bytes([i]) for i in range(256)), *(c.encode() for c in 'abc09é世界😀"\u2005\u0fff\ue000')]
+    texts = {b"".join(rng.choices(parts[192:] if rng.random() < 0.8 else parts, k=rng.randint(1, 12))) for _ in range(3000)}
+    vocabulary = Vocabulary([b"", *sorted({*texts, *parts})], [0])
+    dfa = ArrayDFA.of(compile_regex(f"({pattern})*"))
+    run = vocabulary.run(parse(pattern).ranges)
+    for i, text in enumerate(vocabulary.tokens):
+        if text and i not in vocabulary.long_ids:
+            assert run.flags[i] == (bool(run.firsts[text[0]]) and dfa.step(0, text) >= 0), text
+    begun_ = {i for i in np.flatnonzero(run.flags).tolist() if (at := dfa.step(0, vocabulary.tokens[i])) != 0 and dfa.ways_at(at) == 1}
+    assert set(run.begun.tolist()) == begun_
+    long = {i: vocabulary.tokens[i] for i in vocabulary.long_ids if run.firsts[vocabulary.tokens[i][0]]}
+    assert long.keys() == {*run.long.inside, *(i for i, *_ in run.long.leaving)}
+    assert [long[i][0] for i in run.long.inside] == list(run.long.firsts)
+    for i, chars in zip(run.long.inside, run.long.chars):
+        assert dfa.step(0, long[i]) >= 0 and len(long[i].decode(errors="replace")) == chars
+    for i, first, until, chars in run.long.leaving:  # up to the last boundary before it leaves
+        text = long[i]
+        assert first == text[0] and dfa.step(0, text) < 0
+        assert dfa.step(0, text[:until]) == 0 and len(text[:until].decode()) == chars
+        assert all(dfa.step(0, text[: until + n]) != 0 for n in range(1, 5) if until + n <= len(text))
 
 
 def test_a_row_of_a_whole_automaton_is_one_walk(monkeypatch):
