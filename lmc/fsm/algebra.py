@@ -31,6 +31,16 @@ def without(a: Node, b: Node, work: Work | None = None) -> Node:
     return _product(a, b, lambda in_a, in_b: in_a and not in_b, work or Work())
 
 
+def minimised(a: Node, work: Work) -> Graph:
+    """A language that has a text, as a graph of the states of its minimal automaton; each edge is a character. Raises TooLarge."""
+    alphabet = Alphabet.of(a)
+    table, final = determinised(a, alphabet, _MOST_SETS)
+    work.spend(len(table) * alphabet.size)
+    found = _graph(table, final, alphabet.ranges())
+    assert isinstance(found, Graph)
+    return found
+
+
 def other_than(words: Iterable[str]) -> Node:
     """All texts but these words."""
     children: list[dict[str, int]] = [{}]

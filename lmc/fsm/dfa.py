@@ -15,8 +15,9 @@ from lmc.errors import ConstraintError
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
+from lmc.fsm.counted import unrolled
 from lmc.fsm.minimise import DEAD, Table, minimal
-from lmc.fsm.regex import Chars, Concat, Graph, Node, Repeat, Union, parse, parts_of, shown
+from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Repeat, Union, parse, parts_of, shown
 from lmc.fsm.spread import spread
 
 MAX_STATES = 50_000  # over characters
@@ -127,6 +128,8 @@ def is_nullable(tree: Node) -> bool:
         return any(map(is_nullable, tree.arms))
     if isinstance(tree, Repeat):
         return tree.low == 0 or is_nullable(tree.body)
+    if isinstance(tree, Counted):
+        return tree.low == 0 and 0 in tree.graph.final
     return isinstance(tree, Graph) and 0 in tree.final
 
 
@@ -185,8 +188,8 @@ class _NFA:
             for arm in tree.arms:
                 self.free[self.add(arm, self.branch(at))].append(end)
             return end
-        if isinstance(tree, Graph):
-            return self.add_graph(tree, at)
+        if isinstance(tree, Graph | Counted):
+            return self.add_graph(unrolled(tree) if isinstance(tree, Counted) else tree, at)
         assert isinstance(tree, Repeat)
         return self.add_repeat(tree, at)
 

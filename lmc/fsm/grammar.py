@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from lmc.errors import ConstraintError
+from lmc.fsm.counted import unrolled
 from lmc.fsm.json_styles import Style, is_mark, written
-from lmc.fsm.json_text import one_of, refers, repeat, seq
-from lmc.fsm.regex import NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.json_text import one_of, refs_and_chars, repeat, seq
+from lmc.fsm.regex import NOTHING, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
 
 _T = TypeVar("_T", bound=Hashable)
 MAX_NODES = 400_000  # of a tree that rules are written into
@@ -36,7 +37,16 @@ class Grammar:
     @cached_property
     def named(self) -> Mapping[str, frozenset[str]]:
         """The rules that each rule names, and marks."""
-        return {name: refers(body) for name, body in self.rules.items()}
+        return {name: named for name, (named, _) in self._looked_at.items()}
+
+    @property
+    def chars(self) -> Mapping[str, Sequence[Chars]]:
+        """The sets of characters in each rule."""
+        return {name: chars for name, (_, chars) in self._looked_at.items()}
+
+    @cached_property
+    def _looked_at(self) -> Mapping[str, tuple[frozenset[str], Sequence[Chars]]]:
+        return {name: refs_and_chars(body) for name, body in self.rules.items()}
 
     @cached_property
     def recursive(self) -> frozenset[str]:
@@ -114,8 +124,8 @@ class Grammar:
                 if rule not in made:
                     made[rule] = size(self.rules[node.rule], rule[1])
                 return made[rule]
-            if isinstance(node, Repeat):
-                return size(node.body, left) * max(1, node.high or node.low)
+            if isinstance(node, Repeat | Counted):
+                return size(node.body if isinstance(node, Repeat) else node.graph, left) * max(1, node.high or node.low)
             if isinstance(node, Chars):
                 return 1
             if (id(node), left) not in known:
@@ -133,6 +143,8 @@ class Grammar:
 
     def productive(self) -> Grammar:
         """Without what derives no text. Raises ConstraintError if all of it derives none."""
+        if self._is_soon_whole():
+            return self
         productive = self._productive
         derives = _Derives(productive)
         if all(derives(tree) for tree in (self.start, *self.rules.values())) and derives.whole:
@@ -143,6 +155,17 @@ class Grammar:
         if start == NOTHING:
             raise ConstraintError("the grammar derives no text at all")
         return Grammar(start, rules, self.styles)
+
+    def _is_soon_whole(self) -> bool:
+        """Whether one look at each rule, in their order, shows that all parts of all of them derive some text: as where what a rule names
+        comes before it."""
+        found: set[str] = set()
+        derives = _Derives(found)
+        for name, body in self.rules.items():
+            if not derives(body) or not derives.whole:
+                return False
+            found.add(name)
+        return derives(self.start) and derives.whole
 
     @cached_property
     def _productive(self) -> frozenset[str]:
@@ -197,7 +220,7 @@ class _Derives:
         self.whole &= found
         return found
 
-    def _of(self, node: Concat | Union | Repeat | Graph) -> bool:
+    def _of(self, node: Concat | Union | Repeat | Graph | Counted) -> bool:
         if isinstance(node, Concat):
             return all(self(part) for part in node.parts if type(part) is not Chars or not part.ranges)
         if isinstance(node, Union):
@@ -205,6 +228,8 @@ class _Derives:
             return any(found)
         if isinstance(node, Repeat):
             return self(node.body) or node.low == 0
+        if isinstance(node, Counted):  # which has a text
+            return self(node.graph)
         before: dict[int, list[int]] = {}
         states = {0}
         for a, body, b in node.edges:
@@ -218,7 +243,7 @@ class _Derives:
 
 def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
     """The texts of a tree that only use these rules: the same object where nothing changes. `known`: by id, of nodes that live on."""
-    if isinstance(node, Chars):
+    if isinstance(node, Chars | Counted):  # no rules are counted
         return node
     if isinstance(node, Ref):
         return node if node.rule in rules or is_mark(node) else NOTHING
@@ -291,6 +316,8 @@ class _Writer:
             return "(" + " | ".join(map(self.node, node.arms)) + ")"
         if isinstance(node, Graph):
             return self.graph(node)
+        if isinstance(node, Counted):
+            return self.graph(unrolled(node))
         short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.low, node.high))
         count = short or f"{{{node.low},{'' if node.high is None else node.high}}}"
         return f"({self.node(node.body)}){count}"

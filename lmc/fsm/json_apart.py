@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from lmc.fsm.algebra import are_apart, both, without
+from lmc.fsm.algebra import are_apart, both, minimised, without
 from lmc.fsm.bounds import Work
+from lmc.fsm.counted import counted
 from lmc.fsm.json_shapes import (
     All,
     Place,
@@ -23,7 +24,7 @@ from lmc.fsm.json_shapes import (
     same,
     type_of,
 )
-from lmc.fsm.json_text import ANY_TEXT, limited, one_of, repeat, text
+from lmc.fsm.json_text import limited, one_of, repeat, text
 from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node
 
 if TYPE_CHECKING:
@@ -131,15 +132,19 @@ def characters(work: Work, shape: Shape) -> Node:
 def _characters(work: Work, shape: Shape) -> Node:
     if not is_possible(shape.length):
         return NOTHING
-    languages, found = list(shape.texts), repeat(ANY, *shape.length)
-    for i, language in enumerate(languages):
+    languages = list(shape.texts)
+    if not languages:
+        return less(work, repeat(ANY, *shape.length), [text(v) if v else EMPTY for v in shape.excluded_texts])
+    is_counted = shape.length != (0, None)
+    for i, language in enumerate(languages if is_counted else ()):
         if (part := limited(language, *shape.length)) is not None:
-            languages[i], found = part, ANY_TEXT
+            languages[i], is_counted = part, False
             break
-    for language in languages:
-        found = language if found == ANY_TEXT else NOTHING if language == NOTHING else both(found, language, work)
-        if found == NOTHING:
-            return NOTHING
+    found = languages[0]
+    for language in languages[1:]:
+        found = both(found, language, work) if found != NOTHING and language != NOTHING else NOTHING
+    if is_counted and found != NOTHING:
+        found = counted(minimised(found, work), *shape.length)
     return less(work, found, [text(v) if v else EMPTY for v in shape.excluded_texts])
 
 

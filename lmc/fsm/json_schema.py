@@ -48,6 +48,7 @@ from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Graph, Node, Ref, parse, parts_of
 
+_BARE = frozenset(("string", "number", "integer", "boolean", "null"))  # types that need no other schema
 _LARGE = 500  # nodes of a tree, from which on it is a rule
 _REFERENCES = frozenset(REFERENCES) | {""}
 _MOST_COUNTED = 8192  # states of an object whose properties are counted
@@ -129,6 +130,7 @@ class _Compiler:
         self.ways, self.layout, self.work = ways, layout, ways.work
         self.rules: dict[str, Node] = {}
         self.made: dict[tuple[str, ...], Node] = {}
+        self.bare: dict[str, Node] = {}  # by type, where nothing else is said
         self.open: dict[tuple[str, ...], bool] = {}  # being compiled; True: named from inside
         self.sizes: dict[int, tuple[Node, int]] = {}  # by id
 
@@ -141,6 +143,8 @@ class _Compiler:
     def node(self, places: All) -> Node:
         """The texts of the values for which all of `places` hold; a Ref where that leads back to itself."""
         places = tuple({p.pointer: p for p in map(self.followed, places) if not self.says_nothing(p)}.values())
+        if len(places) == 1 and (kind := self.bare_type(places[0])) is not None:
+            return self.of_bare(kind)
         key = tuple(p.pointer for p in places)
         name = repr(key)
         if key in self.open:
@@ -154,6 +158,19 @@ class _Compiler:
                 node = Ref(name)
             self.made[key] = node
         return self.made[key]
+
+    def bare_type(self, place: Place) -> str | None:
+        """The type of a schema that says nothing else, as most do that are no objects and arrays."""
+        if not isinstance(place.schema, dict) or len(self.ways.spoken(place)) != 1:
+            return None
+        kind = place.schema.get("type")
+        return kind if isinstance(kind, str) and kind in _BARE else None
+
+    def of_bare(self, kind: str) -> Node:
+        if kind not in self.bare:
+            types = frozenset(("number", "integer") if kind == "number" else (kind,))
+            self.bare[kind] = self.of_shape(Shape("", types=types))
+        return self.bare[kind]
 
     def says_nothing(self, place: Place) -> bool:
         return place.schema is True or (isinstance(place.schema, dict) and not self.ways.spoken(place))

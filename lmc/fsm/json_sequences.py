@@ -33,7 +33,7 @@ def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence
         return numbers[key]
 
     state(0, False, 0, 0)
-    empty, final = False, set[int]()
+    empty, final = low == 0 and not any(needed for _, needed in fixed), set[int]()
     for at, due, count, sure, used in order:
         if len(order) > _MOST_COUNTED * 8:
             raise TooLarge
@@ -42,14 +42,13 @@ def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence
         if due is None:  # the comma is written, if there is one
             edges.append((here, fixed[at][0], state(at + 1, True, count + 1, sure + 1)))
         elif at < len(fixed):
-            if not fixed[at][1]:
+            if not fixed[at][1] and (due or others or at + 1 < len(fixed)):  # else nothing is left to be written
                 edges.append((here, EMPTY, state(at + 1, due, count, sure)))
             if room:
                 edges.append((here, layout.item if due else EMPTY, state(at, None, count, sure)))
         else:
             if sure >= low and due:
                 final.add(here)
-            empty |= sure >= low and not due
             more = sure + 1 if each_once or at == len(fixed) else sure
             for i, other in enumerate(others if room else ()):
                 if not used >> i & 1:

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, parts_of
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parse, parts_of
 
 # -- building trees ------------------------------------------------------------------------------------------------
 
@@ -106,6 +106,10 @@ def _spelled(tree: Node) -> Node:
         return repeat(_spelled(tree.body), tree.low, tree.high)
     if isinstance(tree, Graph):
         return Graph(tuple((a, _spelled(body), b) for a, body, b in tree.edges), tree.final)
+    if isinstance(tree, Counted):
+        graph = _spelled(tree.graph)
+        assert isinstance(graph, Graph)
+        return Counted(graph, tree.low, tree.high)
     raise TypeError(tree)
 
 
@@ -343,6 +347,8 @@ def lengths(tree: Node) -> tuple[int, int | None]:
         return 1, 1
     if isinstance(tree, Graph | Ref):
         return 0, None
+    if isinstance(tree, Counted):
+        return tree.low, tree.high
     if isinstance(tree, Repeat):
         low, high = lengths(tree.body)
         return low * tree.low, None if high is None or (tree.high is None and high) else high * (tree.high or 0)
@@ -384,14 +390,24 @@ def limited(tree: Node, low: int, high: int | None) -> Node | None:
 
 def refers(tree: Node) -> frozenset[str]:
     """The rules that a tree names."""
-    found: set[str] = set()
+    return refs_and_chars(tree)[0]
+
+
+def refs_and_chars(tree: Node) -> tuple[frozenset[str], Sequence[Chars]]:
+    """The rules that a tree names, and its sets of characters, each once."""
+    names: set[str] = set()
+    chars: dict[Chars, None] = {}
     seen: set[int] = set()
     todo = [tree]
     while todo:
         node = todo.pop()
-        if isinstance(node, Ref):
-            found.add(node.rule)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            todo += [part for part in parts_of(node) if type(part) is not Chars]  # which most are
-    return frozenset(found)
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Chars):
+            chars[node] = None
+        elif isinstance(node, Ref):
+            names.add(node.rule)
+        else:
+            todo += parts_of(node)
+    return frozenset(names), list(chars)

@@ -12,6 +12,7 @@ are found once for each rule's state (tokens.py), however deep it stands.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from array import array
 from collections import Counter, defaultdict
@@ -24,7 +25,7 @@ from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import Alphabet
 from lmc.fsm.json_styles import Style, Styles
 from lmc.fsm.minimise import DEAD
-from lmc.fsm.regex import Node
+from lmc.fsm.regex import Chars, Node
 from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, Terms
 
@@ -60,7 +61,7 @@ class LazyDFA:
 
     rules   of a grammar that is not left-recursive and of which each rule derives some text
     styles  in one of which each text is written, where trees have marks (json_styles.py)
-    named   by each rule, where that is known: the rules that it names
+    named   by each rule, where that is known: the rules that it names; chars: and its sets of characters
 
     sets    the classes of characters that the grammar has
 
@@ -71,10 +72,12 @@ class LazyDFA:
     """
 
     def __init__(
-        self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = (), named: Mapping[str, frozenset[str]] | None = None
-    ) -> None:
+        self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = (),
+        named: Mapping[str, frozenset[str]] | None = None, chars: Mapping[str, Sequence[Chars]] | None = None,
+    ) -> None:  # fmt: skip
         marks = Styles(rules, recursive, styles, named)
-        alphabet = Alphabet.of_all((start, *rules.values(), *marks.texts))
+        known = rules.values() if chars is None else itertools.chain.from_iterable(chars.values())
+        alphabet = Alphabet.of_all((start, *known, *marks.texts))
         self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
         self._terms = Terms(rules, recursive, alphabet.members, marks)

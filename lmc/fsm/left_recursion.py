@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lmc.fsm.counted import unrolled
 from lmc.fsm.json_text import one_of, repeat, seq
-from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
 
 
 def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
@@ -81,7 +82,7 @@ class _Splitter:
             low = 0 if body.empty else tree.low
             high = None if tree.high is None else tree.high - 1
             return replace(body.then(repeat(tree.body, max(low - 1, 0), high)), empty=low == 0)
-        return self._of_graph(tree)
+        return self._of_graph(unrolled(tree) if isinstance(tree, Counted) else tree)
 
     def _of_rule(self, ref: Ref) -> _Parts:
         empty = ref.rule in self._nullable
@@ -172,6 +173,8 @@ class _Look:
             return any(map(self.may_be_empty, tree.arms))
         if isinstance(tree, Repeat):
             return tree.low == 0 or self.may_be_empty(tree.body)
+        if isinstance(tree, Counted):
+            return tree.low == 0 and 0 in tree.graph.final
         return not self._reached(tree).isdisjoint(tree.final)
 
     def _reached(self, graph: Graph) -> set[int]:

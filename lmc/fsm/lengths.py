@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
-from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union
-
-NEVER = 1 << 40  # longer than any text
+from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union
 
 _Places = Mapping[tuple[str, "At | None"], int]
 
@@ -43,6 +42,8 @@ class Lengths:
             return min((self.of(arm, at) for arm in node.arms), default=NEVER)
         if isinstance(node, Graph):
             return self.to_the_end(node, at).get(0, NEVER)
+        if isinstance(node, Counted):
+            return Counts(node.graph, node.low, node.high).least_bytes(lambda body: self.of(body, at), 0, node.low, node.high)
         assert isinstance(node, Concat | Ref)
         return self.behind(node, at)[0]
 

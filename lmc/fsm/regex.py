@@ -67,13 +67,22 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """The texts of the ways through a graph that have `low` to `high` edges; `high` None is without bound (counted.py)."""
+
+    graph: Graph
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Ref:
     """The rule of a grammar (grammar.py) by this name; no part of a regular expression."""
 
     rule: str
 
 
-Node = Chars | Concat | Union | Repeat | Graph | Ref
+Node = Chars | Concat | Union | Repeat | Graph | Counted | Ref
 EMPTY = Concat(())
 NOTHING = Union(())  # no text at all
 ANY = Chars(((0, charset.SURROGATES[0] - 1), (charset.SURROGATES[1] + 1, charset.MAX_CHAR)))
@@ -87,6 +96,7 @@ def parts_of(tree: Node) -> tuple[Node, ...]:
         (tree.body,) if isinstance(tree, Repeat)
         else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
         else tree.parts if isinstance(tree, Concat)
+        else (tree.graph,) if isinstance(tree, Counted)
         else tree.arms
     )  # fmt: skip
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
+from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
-from lmc.fsm.lengths import NEVER, Lengths, bytes_of
-from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.lengths import Lengths, bytes_of
+from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
 
 Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
+_FREE = 4  # frames that looking at a form pays for, too
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
 
@@ -113,6 +115,9 @@ class Terms:
         node = self._canonical(node)
         if not (isinstance(node, Ref) and is_mark(node)):
             at = self._styles.inside(node, at)
+        if isinstance(node, Counted):
+            counts = Counts(node.graph, node.low, node.high)
+            return self._counted(node.graph, counts, 0, node.low, node.high, at)
         return self._repeat(node.body, node.low, node.high, at) if isinstance(node, Repeat) else self._frame((id(node), at), node, at)
 
     def _canonical(self, node: Node) -> Node:
@@ -130,6 +135,10 @@ class Terms:
                 case Graph(edges, final):
                     edges = tuple([(a, self._canonical(body), b) for a, body, b in edges])
                     node, key = Graph(edges, final), (tuple([(a, id(body), b) for a, body, b in edges]), final)
+                case Counted(graph, low, high):
+                    found_graph = self._canonical(graph)
+                    assert isinstance(found_graph, Graph)
+                    node, key = Counted(found_graph, low, high), (Counted, id(found_graph), low, high)
                 case _:
                     parts = tuple([self._canonical(part) for part in parts_of(node)])
                     node, key = type(node)(parts), (type(node), *map(id, parts))
@@ -191,6 +200,8 @@ class Terms:
             return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
         assert isinstance(node, _At | Graph)
         start = node if isinstance(node, _At) else _start_of(node)
+        if start.counts is not None:
+            return start.low == 0 and start.state in start.graph.final
         seen, todo = {start.state}, [start.state]
         for state in todo:
             if state in start.graph.final:
@@ -233,6 +244,8 @@ class Terms:
             marks = (self._return,) if node.rule in self._recursive else ()
             return [(classes, frames + marks) for classes, frames in forms], self._is_nullable(body)
         assert isinstance(node, _At | Graph)
+        if isinstance(node, _At) and node.counts is not None:
+            return self._begin_counted(node, node.counts, frame.at)
         return self._begin_graph(node if isinstance(node, _At) else _start_of(node), frame.at)
 
     def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
@@ -252,11 +265,13 @@ class Terms:
     def _behind(self, node: Concat | Ref, index: int, at: At | None) -> tuple[Frame, ...]:
         """`_tail` as frames: a repeat has its own, so that its first turn stands as the others do."""
         parts = self._styles.parts(node, at)
-        if index == len(parts):
-            return ()
-        if not isinstance(parts[index][0], Repeat):
-            return (self._tail(node, index, at),)
-        return self.frame(*parts[index]), *self._behind(node, index + 1, at)
+        found: list[Frame] = []
+        while index < len(parts) and isinstance(parts[index][0], Repeat):
+            found.append(self.frame(*parts[index]))
+            index += 1
+        if index < len(parts):
+            found.append(self._tail(node, index, at))
+        return tuple(found)
 
     def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[Frame, ...]]]:
         by_first: dict[Node, list[Concat]] = {}
@@ -295,6 +310,20 @@ class Terms:
                     todo.append(to)
         return found, not seen.isdisjoint(at.graph.final)
 
+    def _begin_counted(self, at: _At, counts: Counts, place: At | None) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+        """No edge is empty."""
+        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+        low, high = max(at.low - 1, 0), None if at.high is None else at.high - 1
+        for body, to in at.edges.get(at.state, ()) if at.high != 0 else ():
+            if counts.lead_to_an_end(to, low, high):
+                behind = (self._counted(at.graph, counts, to, low, high, place),)
+                found += [(classes, frames + behind) for classes, frames in self._forms(self.frame(body, place))]
+        return found, at.low == 0 and at.state in at.graph.final
+
+    def _counted(self, graph: Graph, counts: Counts, state: int, low: int, high: int | None, place: At | None) -> Frame:
+        key = "c", id(counts), state, low, high, place
+        return self._frames.get(key) or self._frame(key, _At(graph, counts.edges, state, counts, low, high), place)
+
     # -- terms -----------------------------------------------------------------------------------------------------
 
     def push(self, frame: Frame, rest: Term) -> Term:
@@ -322,6 +351,7 @@ class Terms:
                 assert at.rest is not None
                 for classes, frames in self._forms(at.frame):
                     behind = at.rest
+                    self.pay(len(frames) // _FREE)
                     for frame in reversed(frames):
                         behind = self.push(frame, behind)
                     if behind.frame is self._return:  # nothing of that rule is left
@@ -372,6 +402,8 @@ class Terms:
                 frame.surely = frame.low and min(frame.low * self._bytes(node), _ENOUGH)
             elif isinstance(node, _Words):
                 frame.surely = min(sum(map(self._bytes, word.parts[node.index :])) for word in node.words)
+            elif isinstance(node, _At) and node.counts is not None:
+                frame.surely = min(node.low, _ENOUGH)
             elif isinstance(node, _At):
                 frame.surely = int(node.state not in self._passed(node.graph))
             elif isinstance(node, _Tail):
@@ -409,6 +441,8 @@ class Terms:
                 found = min(map(self._bytes, node.arms), default=_ENOUGH)
             elif isinstance(node, Repeat):
                 found = node.low and node.low * self._bytes(node.body)
+            elif isinstance(node, Counted):
+                found = node.low
             else:
                 found = int(0 not in self._passed(node))
             found = self._fewest[key] = min(found, _ENOUGH)
@@ -439,6 +473,8 @@ class Terms:
                 found = all(map(self._is_filled, node.arms))
             elif isinstance(node, Repeat):
                 found = node.low > 0 and self._is_filled(node.body)
+            elif isinstance(node, Counted):
+                found = node.low > 0
             else:
                 found = 0 not in self._passed(node)
             self._filled[key] = found
@@ -465,10 +501,20 @@ class Terms:
 
     def _near(self, frame: Frame, far: int) -> Frame:
         """A count that is not reached is none."""
+        if isinstance(frame.node, _At) and frame.node.counts is not None:
+            return self._near_count(frame, frame.node, frame.node.counts, far)
         if frame.family is frame or (frame.low <= far and (frame.high is None or frame.high < far)):
             return frame
         high = None if frame.high is None or frame.high >= far else frame.high
         return self._repeat(frame.node, min(frame.low, far), high, frame.at)
+
+    def _near_count(self, frame: Frame, at: _At, counts: Counts, far: int) -> Frame:
+        """From where so many edges are left that every way of up to `far` still leads to an end, how many are is all the same: of a way
+        that is longer than there are states, parts that come back to where they began can be left out or taken again."""
+        if at.high is not None and at.high < max(at.low, far) + counts.states:
+            return frame
+        low = min(at.low, far + counts.states)
+        return frame if at.high is None and low == at.low else self._counted(at.graph, counts, at.state, low, None, frame.at)
 
     def turned(self, term: Term, low: int, high: int | None) -> Term:
         """A term that begins with a repeat, with so many turns left of it."""
@@ -562,6 +608,8 @@ class Terms:
             return self._lengths.behind(node.node, at)[node.index]
         if isinstance(node, _Words):
             return min(sum(bytes_of(part) for part in word.parts[node.index :] if isinstance(part, Chars)) for word in node.words)
+        if isinstance(node, _At) and node.counts is not None:
+            return node.counts.least_bytes(lambda body: self._lengths.of(body, at), node.state, node.low, node.high)
         return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _At) else self._lengths.of(node, at)
 
 
@@ -592,12 +640,14 @@ def _words_of(node: Union) -> list[Concat] | None:
 
 
 class _At:
-    """A graph, read as far as one of its states."""
+    """A graph, read as far as one of its states; `counts`: and `low` to `high` more of its edges are to be read."""
 
-    __slots__ = ("edges", "graph", "state")
+    __slots__ = ("counts", "edges", "graph", "high", "low", "state")
 
-    def __init__(self, graph: Graph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int) -> None:
-        self.graph, self.edges, self.state = graph, edges, state
+    def __init__(
+        self, graph: Graph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int, counts: Counts | None = None, low: int = 0, high: int | None = None
+    ) -> None:
+        self.graph, self.edges, self.state, self.counts, self.low, self.high = graph, edges, state, counts, low, high
 
 
 def _start_of(graph: Graph) -> _At:

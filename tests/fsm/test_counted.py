@@ -1,0 +1,108 @@
+"""Patterns beside lengths, followed with counters: the languages of their products, rows that many counts share."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lmc.fsm.algebra import both, minimised
+from lmc.fsm.arrays import ArrayDFA
+from lmc.fsm.bounds import TooLarge, Work
+from lmc.fsm.counted import counted
+from lmc.fsm.dfa import build
+from lmc.fsm.json_schema import compile_schema
+from lmc.fsm.json_text import repeat
+from lmc.fsm.lazy import LazyDFA
+from lmc.fsm.regex import ANY, NOTHING, parse
+from lmc.fsm.sources import begun
+from lmc.fsm.tokens import TokenAutomaton
+from tests.fsm.patterns import regexes
+from tests.fsm.small_vocabulary import small
+from tests.fsm.test_lazy import check_same_language
+from tests.searching import search
+
+
+def check(pattern: str, low: int, high: int | None, most: int = 3000) -> None:
+    language = parse(pattern)
+    expected = both(language, repeat(ANY, low, high))
+    found = counted(minimised(language, Work()), low, high)
+    if expected == NOTHING:
+        assert found == NOTHING
+        return
+    check_same_language(build(expected), LazyDFA(found, {}, frozenset()), most)
+    check_same_language(build(found), LazyDFA(expected, {}, frozenset()), most)  # written out, too
+
+
+@pytest.mark.parametrize(
+    ("pattern", "low", "high"),
+    [("(ab)*|c", 0, 5), (r"[a-z]+@[a-z]+(\.[a-z]+)*", 3, 9), ("(aaa)*b?", 4, 11), ("a*b*c", 2, None), ("(ab|cde)*", 3, 30), ("é+x?|y{3,9}", 2, 6), ("(aa)*", 3, 3),
+     ("(aa)*", 4, 4), (".*x.*", 1, 4), ("(aa|aaaaa)*", 3, None), ("", 0, 0), ("a|bb", 0, 1)],
+)  # fmt: skip
+def test_the_language_is_that_of_the_product(pattern, low, high):
+    check(pattern, low, high)
+
+
+@search(60, 400)
+@given(regexes, st.integers(0, 5), st.integers(0, 6) | st.none())
+def test_the_language_of_any_regex_beside_any_length(pattern, low, more):
+    language = parse(pattern)
+    assume(language != NOTHING)
+    check(pattern, low, None if more is None else low + more, 400)
+
+
+@pytest.mark.parametrize(("pattern", "low", "high"), [("(ab|cde)*é?", 3, 9), ("é*(abc)*", 4, None), (r"[a-z]+@[a-z]+(\.[a-zé]+)*", 5, 12)])
+def test_the_distance_to_an_end_is_exact_in_bytes(pattern, low, high):
+    language = parse(pattern)
+    made = LazyDFA(counted(minimised(language, Work()), low, high), {}, frozenset())
+    whole = ArrayDFA.of(build(both(language, repeat(ANY, low, high))))
+    rng = random.Random(pattern)
+    for _ in range(30):
+        state = at = 0
+        for _ in range(40):
+            assert made.distance(state) == whole.distance(at)
+            moves = made.moves(state)
+            if not moves:
+                break
+            byte, state = rng.choice(moves)
+            at = whole.step(at, bytes((byte,)))
+
+
+def schema(low: int, high: int) -> dict[str, object]:
+    return {"type": "string", "pattern": r"^[^@\s]+@[^@\s]+\.(com|gov\.uk)$", "minLength": low, "maxLength": high}
+
+
+def test_a_pattern_beside_a_long_length_is_no_automaton_of_a_state_for_each_count():
+    """It was: 120 ms of compiling, and hundreds of states for a mask."""
+    source = json.dumps({"type": "object", "properties": {"to": schema(5, 254), "from": schema(5, 2540)}})
+    vocabulary, _ = small()
+    made = TokenAutomaton(begun("json_schema", source), vocabulary)
+    assert not compile_schema(source).notes.later
+    made.mask(made.dfa.step(made.start, b'{"to": "name'))
+    assert made.dfa.states < 120
+    rows = made.rows_built
+    for count in range(5, 150):  # as far as the end is out of reach
+        made.mask(made.dfa.step(made.start, b'{"to": "' + b"n" * count))
+    assert made.rows_built <= rows + 12
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 12), (7, 9), (5, 254), (40, 300)])
+def test_rows_are_the_tokens_that_can_be_stepped(low, high):
+    vocabulary, _ = small()
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema(low, high))), vocabulary)
+    for text in (b'"', b'"n', b'"name@', b'"name@or', b'"name@order.c', b'"name@order.com', b'"' + b"n" * (high - 6), b'"' + b"n" * (high - 9) + b"@a.c", b'"' + "né".encode() * 3):
+        state = made.dfa.step(made.start, text)
+        if state >= 0:
+            legal = [t for t in range(len(vocabulary.tokens)) if made.next(state, t) >= 0]
+            assert np.flatnonzero(np.unpackbits(made.mask(state).view(np.uint8), bitorder="little")).tolist() == legal, text
+
+
+def test_counts_that_take_too_long_are_refused():
+    with pytest.raises(TooLarge):
+        counted(minimised(parse("(abc|defgh)*(x|y)"), Work()), 0, 1_000_000)
+    with pytest.raises(TooLarge):
+        counted(minimised(parse("(" + "a" * 97 + ")*"), Work()), 0, 30_000)
