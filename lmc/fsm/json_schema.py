@@ -284,20 +284,22 @@ class _Compiler:
             left_out = one_of([text(n) if n else EMPTY for n in names])
             allowed = other_than(names) if allowed == ANY_TEXT else without(allowed, left_out, self.work)
         parts: list[tuple[Node, All]] = [(allowed, ())] if allowed != NOTHING else []
-        for language, place in patterns:
-            split = [
-                part
-                for keys, said in parts
-                for part in ((both(keys, language, self.work), (*said, place)), (without(keys, language, self.work), said))
-            ]
+        # of a name that no pattern has, nothing is said, or that it is not there
+        no_rest = bool(shape.objects) and (not open_ or any(rule.others is not None and rule.others.schema is False for rule in shape.objects))
+        for i, (language, place) in enumerate(patterns):
+            split: list[tuple[Node, All]] = []
+            for keys, said in parts:
+                split.append((self.matched(language, keys, names if not i and not shape.names else None), (*said, place)))
+                if said or not no_rest or i < len(patterns) - 1:
+                    split.append((without(keys, language, self.work), said))
             parts = [(keys, said) for keys, said in split if keys != NOTHING]
             if len(parts) > _MOST_PARTS:
                 self.ways.check_later(f"{shape.pointer}/patternProperties", f"overlap in more than {_MOST_PARTS} ways")
                 return ()
         out: list[tuple[Node, Node]] = []
         for keys, matched in parts:
-            if not matched and not open_ and shape.objects:
-                continue  # nothing is said of such a name: as in `properties`, it is left out
+            if not matched and no_rest:
+                continue  # as in `properties`, it is left out
             places: list[Place] = []
             for rule in shape.objects:
                 said = [p for p in matched if any(p is q for _, q in rule.patterns)]
@@ -306,6 +308,14 @@ class _Compiler:
             if value != NOTHING:
                 out.append((keys, value))
         return out
+
+    def matched(self, language: Node, keys: Node, names: Sequence[str] | None) -> Node:
+        """The keys that are in a language; `names`: they are all but these."""
+        if names is None:
+            return both(keys, language, self.work)
+        accepts = LazyDFA(language, {}, frozenset()).accepts
+        left_out = [text(n) if n else EMPTY for n in names if accepts(n.encode("utf-8", "surrogatepass"))]
+        return less(self.work, language, left_out)
 
     def name_language(self, shape: Shape, place: Place) -> Node:
         if "string" not in shape.types:
