@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -30,9 +30,11 @@ _OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
     **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
 }  # fmt: skip
+_SELDOM = frozenset(_OF_TYPE) - {"properties", "patternProperties", "additionalProperties", "required", "items", "prefixItems", "additionalItems"}  # of those that `plain` reads
 _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dynamicRef $recursiveRef nullable".split())
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
+_SPEAKING = KEYWORDS - NOTES - {OPTIONS}
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
 _NEAR = 0.75  # how alike what was perhaps meant is: `tpye` and `type`
 _MOST_ADJUSTED = 30  # digits before or behind the point of a bound
@@ -98,12 +100,12 @@ class Keywords:
         return found[1]
 
     def _read(self, place: Place) -> frozenset[str]:
+        if OPTIONS in place.schema and place.pointer:
+            raise wrong(place.pointer, f"has {OPTIONS}, which stands at the root of a schema only")
         for keyword in place.schema:
-            if keyword == OPTIONS and place.pointer:
-                raise wrong(place.pointer, f"has {OPTIONS}, which stands at the root of a schema only")
             if keyword not in KEYWORDS:
                 self.notes.ignore(f"the keyword {keyword!r}", place.pointer, _likely(keyword))
-        found = frozenset(place.schema) & KEYWORDS - NOTES - {OPTIONS}
+        found = _SPEAKING.intersection(place.schema)
         return frozenset(("$ref",)) if "$ref" in found and self.references.overrides else found
 
     def list_of(self, place: Place, keyword: str) -> list[Any]:
@@ -118,10 +120,8 @@ class Keywords:
     def plain(self, place: Place) -> Shape | None:
         """The keywords that combine nothing; None if they contradict each other."""
         schema = place.schema
-        shape = Shape(place.pointer, types=self.types(place))
-        values = self.values(place)
-        if values is not None:
-            shape = replace(shape, values=values)
+        if _SELDOM.isdisjoint(schema):  # as most schemas are
+            return Shape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place), arrays=self.array_rules(place))
         lows, highs = self.limits(place, "minimum", "exclusiveMinimum"), self.limits(place, "maximum", "exclusiveMaximum")
         bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
         if bounds.step is not None and bounds.step <= 0:
@@ -130,9 +130,11 @@ class Keywords:
             bounds = bounds.both(extra)
         if not self.wide and (ends := json_formats.NUMBERS.get(schema.get("format", "") if isinstance(schema.get("format"), str) else "")):
             bounds = bounds.both(Bounds(low=ends[0], high=ends[1]))
-        return replace(
-            shape,
-            bounds=bounds,
+        return Shape(
+            place.pointer,
+            self.types(place),
+            self.values(place),
+            bounds,
             length=self.counts(place, "minLength", "maxLength"),
             texts=self.texts(place),
             objects=self.object_rules(place),

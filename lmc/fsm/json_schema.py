@@ -178,7 +178,9 @@ class _Compiler:
     def size(self, node: Node) -> int:
         """Nodes of a tree as it is written, what is shared counted each time."""
         if id(node) not in self.sizes:
-            self.sizes[id(node)] = node, 1 + sum([1 if type(part) is Chars else self.size(part) for part in parts_of(node)])
+            parts = parts_of(node)
+            inner = [part for part in parts if type(part) is not Chars]
+            self.sizes[id(node)] = node, 1 + len(parts) - len(inner) + sum(map(self.size, inner))
         return self.sizes[id(node)][1]
 
     def followed(self, place: Place) -> Place:

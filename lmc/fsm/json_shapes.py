@@ -100,6 +100,11 @@ class Shape:
     contains: tuple[tuple[Place, int, int | None], ...] = ()  # how many items are of a schema
 
     @property
+    def has_values(self) -> bool:
+        """As far as is soon seen."""
+        return bool(self.types) and self.values != () and self.absent.isdisjoint(self.required)
+
+    @property
     def excluded_texts(self) -> tuple[str, ...]:
         return tuple([v for v in self.excluded if isinstance(v, str)])
 
@@ -138,6 +143,8 @@ def unannotated(shape: Shape) -> Shape:
 def without_unevaluated(shape: Shape, place: Place) -> Shape:
     """As `unevaluatedProperties` and `unevaluatedItems` of a schema say: what the schema itself does not speak of, by any way that leads
     through it, is as they say. Schemas beside it may say more of that, and not of anything else."""
+    if "unevaluatedProperties" not in place.schema and "unevaluatedItems" not in place.schema:
+        return shape
     anything = Place(True, f"{place.pointer}/(evaluated)")
     if place.schema.get("unevaluatedProperties", True) is not True:
         rules = [rule for rule in shape.objects if rule.evaluates]

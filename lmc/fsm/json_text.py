@@ -69,6 +69,7 @@ _HEX = Chars(((48, 57), (65, 70), (97, 102)))
 ANY_TEXT = Repeat(ANY, 0, None)
 
 
+@lru_cache(4096)
 def string(value: str) -> Node:
     """The one text of a string."""
     return text(_HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)))

@@ -52,12 +52,15 @@ class Ways(Keywords):
         if not refs and key in self._known:
             return self._known[key]
         found: list[Shape] = [Shape(places[0].pointer if places else "")]
-        for place in places:
+        for i, place in enumerate(places):
             arms = self.of_place(place, refs)
             if len(found) * len(arms) > _MOST_PRODUCT:
                 self._too_many(place)
                 continue
-            combined = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            if i or any(arm.pointer != place.pointer for arm in arms):
+                combined = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            else:  # of one schema nothing is to be combined
+                combined = [arm for arm in arms if arm.has_values]
             if len(combined) > MOST_SHAPES:
                 self._too_many(place)
                 continue
