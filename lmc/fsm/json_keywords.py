@@ -34,6 +34,7 @@ _SELDOM = frozenset(_OF_TYPE) - {"properties", "patternProperties", "additionalP
 _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dynamicRef $recursiveRef nullable".split())
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
+PLAIN = frozenset({*_OF_TYPE, "type", "enum", "const"}) - {"unevaluatedProperties", "unevaluatedItems", "dependentRequired", "dependentSchemas", "dependencies"}  # combine nothing
 _SPEAKING = KEYWORDS - NOTES - {OPTIONS}
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
 _NEAR = 0.75  # how alike what was perhaps meant is: `tpye` and `type`

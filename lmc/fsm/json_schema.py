@@ -177,11 +177,16 @@ class _Compiler:
 
     def size(self, node: Node) -> int:
         """Nodes of a tree as it is written, what is shared counted each time."""
-        if id(node) not in self.sizes:
-            parts = parts_of(node)
-            inner = [part for part in parts if type(part) is not Chars]
-            self.sizes[id(node)] = node, 1 + len(parts) - len(inner) + sum(map(self.size, inner))
-        return self.sizes[id(node)][1]
+        known = self.sizes
+        if id(node) not in known:
+            found = 1
+            for part in parts_of(node):
+                if isinstance(part, Chars | Ref):
+                    found += 1
+                else:
+                    found += known[id(part)][1] if id(part) in known else self.size(part)
+            known[id(node)] = node, found
+        return known[id(node)][1]
 
     def followed(self, place: Place) -> Place:
         """Behind references that stand alone."""

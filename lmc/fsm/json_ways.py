@@ -16,7 +16,7 @@ from typing import Any
 from lmc.errors import ConstraintError
 from lmc.fsm.bounds import TooLarge, Work
 from lmc.fsm.json_apart import not_apart
-from lmc.fsm.json_keywords import REFERENCES, Keywords, Notes
+from lmc.fsm.json_keywords import PLAIN, REFERENCES, Keywords, Notes
 from lmc.fsm.json_negation import negated
 from lmc.fsm.json_shapes import All, Place, Shape, rules_of, unannotated, without_unevaluated, wrong
 
@@ -89,6 +89,8 @@ class Ways(Keywords):
         spoken = self.spoken(place)
         if self.references.overrides and "$ref" in spoken:
             return self.of_place(self.target(place), refs)
+        if spoken <= PLAIN:
+            return () if (shape := self.plain(place)) is None else (shape,)
         found: list[Shape] = [shape] if (shape := self.plain(place)) is not None else []
 
         def and_(arms: Sequence[Shape]) -> None:
