@@ -100,6 +100,13 @@ class ArrayDFA(Walk):
         """Not looked for: rows are found ahead of answers, and kept."""
         return None
 
+    def literal(self, state: int) -> tuple[bytes, int] | None:
+        """Not looked for: its states are there."""
+        return None
+
+    def beyond(self, state: int, chars: int) -> int:
+        raise AssertionError("no state has a literal")
+
     def turns(self, state: int) -> Turns | None:
         """Not looked for, as loops."""
         return None
@@ -191,7 +198,7 @@ class LazyArrays:
         self.after, self.turns, self.turned = lazy.after, lazy.turns, lazy.turned
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
-        self.window_of = lazy.representative
+        self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
 
     @property
     def states(self) -> int:

@@ -95,7 +95,7 @@ class CanonicalRows:
         dfa, vocabulary = self.automaton.dfa, self.automaton.vocabulary
         dfa.begin()
         walked = vocabulary.walked(dfa, state)
-        found = walked.tokens(vocabulary)
+        found = walked.tokens(vocabulary, dfa, state)
         for running in walked.runs:
             found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in running.run.begun.tolist() if walked.flags[t]]
             filling = [t for t in running.filling() if not is_begun(vocabulary.tokens[t])]  # all lead to one state: the count is full

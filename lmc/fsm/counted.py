@@ -99,8 +99,8 @@ def unrolled(node: Counted) -> Graph:
     counts = Counts(node.graph, node.low, node.high)
     if counts.states * (node.low if node.high is None else node.high) > _MOST_UNROLLED:
         raise TooLarge
-    start = 0, node.low, node.high
-    numbers, order = {start: 0}, [start]
+    order: list[tuple[int, int, int | None]] = [(0, node.low, node.high)]
+    numbers = {order[0]: 0}
     edges: list[tuple[int, Node, int]] = []
     final: set[int] = set()
     for here, (state, low, high) in enumerate(order):

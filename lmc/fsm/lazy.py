@@ -205,6 +205,27 @@ class LazyDFA:
             return self._number(self._terms.joined([self._terms.capped(term, length) for term in content]))
         return self._number((content[0], tuple([self.representative(leaf, length) for leaf in content[1]])))
 
+    def literal(self, state: int) -> tuple[bytes, int] | None:
+        """Text that alone may follow for a while, and its characters, where that is seen without making the states within it: so a
+        token that goes on with a name needs none of them."""
+        content = self._contents[state]
+        if not isinstance(content, frozenset) or not content:
+            return None
+        texts = sorted(map(self._terms.literal, content))
+        first, last = texts[0], texts[-1]
+        same = 0
+        while same < len(first) and first[same] == last[same]:
+            same += 1
+        return (first[:same].encode(), same) if same > 1 else None
+
+    def beyond(self, state: int, chars: int) -> int:
+        """The state behind so many characters of `literal`."""
+        content = self._contents[state]
+        assert isinstance(content, frozenset)
+        with self._lock:
+            self._terms.pay(len(content))
+            return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
+
     def loop(self, state: int) -> Loop | None:
         """Where most texts from `state` go on, if it is in one state whatever comes: within a string, say."""
         often: Counter[int] = Counter()

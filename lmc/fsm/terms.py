@@ -82,6 +82,7 @@ class Terms:
         self._fewest: dict[int | str, int] = {}  # by id, or name of a rule
         self._filled: dict[int | str, bool] = {}
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
+        self._literals: dict[int, Sequence[str]] = {}
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._terms: dict[tuple[Frame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
@@ -161,9 +162,8 @@ class Terms:
             found = self._frames[key] = Frame(body, family, low, high, at)
         return found
 
-    def _tail(self, node: Concat | Ref, index: int, at: At | None) -> Frame:
+    def _tail(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> Frame:
         """The parts of a sequence from an index on; `at`: where the sequence stands."""
-        parts = self._styles.parts(node, at)
         if index == len(parts) - 1:
             return self.frame(*parts[index])
         if not index:
@@ -252,7 +252,7 @@ class Terms:
         found: list[tuple[Classes, tuple[Frame, ...]]] = []
         parts = self._styles.parts(node, at)
         for i in range(index, len(parts)):
-            behind = self._behind(node, i + 1, at)
+            behind = self._behind(node, i + 1, at, parts)
             if isinstance(chars := parts[i][0], Chars):
                 found.append((self._members[chars], behind))
                 return found, False
@@ -262,15 +262,18 @@ class Terms:
                 return found, False
         return found, True
 
-    def _behind(self, node: Concat | Ref, index: int, at: At | None) -> tuple[Frame, ...]:
+    def _behind(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> tuple[Frame, ...]:
         """`_tail` as frames: a repeat has its own, so that its first turn stands as the others do."""
-        parts = self._styles.parts(node, at)
+        if index == len(parts):
+            return ()
+        if not isinstance(parts[index][0], Repeat):
+            return (self._tail(node, index, at, parts),)
         found: list[Frame] = []
         while index < len(parts) and isinstance(parts[index][0], Repeat):
             found.append(self.frame(*parts[index]))
             index += 1
         if index < len(parts):
-            found.append(self._tail(node, index, at))
+            found.append(self._tail(node, index, at, parts))
         return tuple(found)
 
     def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[Frame, ...]]]:
@@ -286,7 +289,7 @@ class Terms:
 
     def _words(self, words: list[Concat], index: int) -> tuple[Frame, ...]:
         if len(words) == 1:
-            return (self._tail(words[0], index, None),) if len(words[0].parts) > index else ()
+            return (self._tail(words[0], index, None, self._styles.parts(words[0], None)),) if len(words[0].parts) > index else ()
         return (self._frame((index, *map(id, words)), _Words(words, index), None),)
 
     def _begin_repeat(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
@@ -365,6 +368,42 @@ class Terms:
             term.forms, term.final = tuple(found), at.frame is None
         return term.forms
 
+    def literal(self, term: Term) -> str:
+        """Characters that alone may follow, one after another, as far as is soon seen: up to the first mark."""
+        frame = term.frame
+        if frame is None or frame.family is not frame:
+            return ""
+        if isinstance(frame.node, _Tail):
+            texts = self._literals_of(frame.node.node)
+            return texts[frame.node.index] if frame.node.index < len(texts) else ""
+        return self._literals_of(frame.node)[0] if isinstance(frame.node, Concat) else ""
+
+    def _literals_of(self, node: Concat | Ref) -> Sequence[str]:
+        """Of a sequence from each of its parts on, as far as they are the same in every style."""
+        found = self._literals.get(id(node))
+        if found is None:
+            chars: list[str] = []
+            for part in node.parts if isinstance(node, Concat) else ():
+                if not isinstance(part, Chars) or len(part.ranges) != 1 or part.ranges[0][0] != part.ranges[0][1]:
+                    break
+                chars.append(chr(part.ranges[0][0]))
+            text = "".join(chars)
+            found = self._literals[id(node)] = [text[i:] for i in range(len(text) + 1)]
+            self._alive.append(node)
+        return found
+
+    def beyond(self, term: Term, chars: int) -> Term:
+        """What follows behind so many characters of `literal`."""
+        frame, found = term.frame, term.rest
+        assert frame is not None and found is not None
+        node, index = (frame.node.node, frame.node.index) if isinstance(frame.node, _Tail) else (frame.node, 0)
+        for behind in reversed(self._behind(node, index + chars, frame.at, self._styles.parts(node, frame.at))):
+            found = self.push(behind, found)
+        if found.frame is self._return:
+            assert found.rest is not None
+            return found.rest
+        return found
+
     def is_final(self, term: Term) -> bool:
         """Whether nothing need follow. Unlike `forms` it looks at little of what may."""
         if term.final is None:
@@ -383,7 +422,8 @@ class Terms:
             at, solid = term, 0
             while at.frame is not None and solid < far:
                 assert at.rest is not None
-                solid += self._surely(at.frame)
+                text = len(self.literal(at))  # of a byte each at least
+                solid += text if solid + text >= far else self._surely(at.frame)
                 kept.append(self._near(at.frame, far))
                 at = at.rest
             found = self.end
@@ -501,8 +541,9 @@ class Terms:
 
     def _near(self, frame: Frame, far: int) -> Frame:
         """A count that is not reached is none."""
-        if isinstance(frame.node, _At) and frame.node.counts is not None:
-            return self._near_count(frame, frame.node, frame.node.counts, far)
+        counted: Any = frame.node
+        if isinstance(counted, _At) and counted.counts is not None:
+            return self._near_count(frame, counted, counted.counts, far)
         if frame.family is frame or (frame.low <= far and (frame.high is None or frame.high < far)):
             return frame
         high = None if frame.high is None or frame.high >= far else frame.high

@@ -183,7 +183,8 @@ class TokenAutomaton:
     def _in_rule(self, state: int) -> _InRule:
         if (found := self._rules.get(state)) is None:
             walked = self.vocabulary.walked(self.dfa, state)
-            ends = walked.nodes[self.dfa.are_final(walked.states)]
+            ends = walked.nodes[walked.states >= 0]
+            ends = ends[self.dfa.are_final(walked.states[walked.states >= 0])]
             tails = [tail for found in walked.tails for tail, end in found if tail.ways and self.dfa.is_final(end)]
             if any(self.dfa.is_final(running.loop.state) or (tails and running.apart) for running in walked.runs):
                 tails.clear()

@@ -22,6 +22,7 @@ _MOST_RUNS = 64  # that are kept
 _MOST_RUNS_OF_ONE = 16  # that begin at nodes of one row: beyond that whole levels are looked at in less time
 _MOST_ONE_BY_ONE = 400  # nodes of a trie
 _FEW_CHILDREN, _FEW_TEXTS = 32, 256  # of a node: looked at one by one, and not worth a run
+WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MOST_TAILS = 4096  # tokens that leave a run where one row may
 _byte = np.arange(256)
@@ -152,6 +153,18 @@ class Vocabulary:
                 continue
             if len(legal) > _MOST_ONE_BY_ONE:
                 below.append((node, at))
+                continue
+            if (literal := dfa.literal(at)) is not None:
+                text, chars = literal
+                for byte in text:
+                    node = bytes_.find(byte, begin, end)
+                    if node < 0:
+                        break
+                    legal.append((node, WITHIN))
+                    begin, end = children(node)
+                if node >= 0 and begin < end:
+                    legal[-1] = node, dfa.beyond(at, chars)
+                    todo.append(legal[-1])
                 continue
             ways = few(at) if end - begin > _NO_CHOICE else None
             if ways is not None and len(ways) < end - begin:
@@ -343,7 +356,7 @@ class Walked:
 
     flags   bool [words * 32]
     nodes   of the trie that are legal, without those within `runs`
-    states  behind each of them
+    states  behind each of them; WITHIN a text that alone may follow
     runs    in which most texts go on
     tails   of each run, those that are legal behind it, and the states behind them
     """
@@ -354,9 +367,12 @@ class Walked:
     runs: Sequence[Running]
     tails: Sequence[Sequence[tuple[Tail, int]]]
 
-    def tokens(self, vocabulary: Vocabulary) -> list[tuple[int, int]]:
-        """The ids of `nodes` and `tails`, and the states behind them."""
-        found = list(zip(*(a.tolist() for a in vocabulary.held(self.nodes, self.states))))
+    def tokens(self, vocabulary: Vocabulary, dfa: Arrays, state: int) -> list[tuple[int, int]]:
+        """The ids of `nodes` and `tails`, and the states behind them.
+
+        state   that they are legal in
+        """
+        found = [(i, dfa.step(state, vocabulary.tokens[i]) if at == WITHIN else at) for i, at in zip(*(a.tolist() for a in vocabulary.held(self.nodes, self.states)))]
         for running, tails in zip(self.runs, self.tails):
             apart = {i for node in running.apart for i in vocabulary.below(node).tolist()}
             found += [(i, state) for tail, state in tails for i in tail.ids if i not in apart]

@@ -443,3 +443,17 @@ def test_the_distance_to_an_end_is_exact_in_bytes(pattern):
                 break
             byte, state = rng.choice(moves)
             at = whole.step(at, bytes((byte,)))
+
+
+def test_a_mask_makes_no_state_within_a_name_that_nothing_else_goes_on_with():
+    """Each byte of each name that some token goes on with was one."""
+    vocabulary, _ = small()
+    names = ["name", "orderName", "orderId", "house", "length", "grade", "clear"]
+    source = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+    automaton = TokenAutomaton(lazily(compile_schema(json.dumps(source))[0]), vocabulary)
+    for text, most in ((b'{"', 9), (b'{"name": 1, "o', 7)):
+        state = automaton.dfa.step(0, text)
+        made = automaton.dfa.lazy._made
+        legal = np.flatnonzero(np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")).tolist()
+        assert automaton.dfa.lazy._made - made <= most
+        assert legal == [t for t in range(len(vocabulary.tokens)) if automaton.next(state, t) >= 0]
