@@ -117,6 +117,8 @@ class _Walker:
 
 
 def ours(vocabulary: Vocabulary, encode: Encode, whitespace: str) -> Reader:
+    vocabulary.prepare()  # as an engine does
+
     def read(schema: str) -> tuple[Callable[[], Walker], Callable[[str], object]]:
         compile_schema.cache_clear()
         if whitespace != "model":

@@ -64,6 +64,7 @@ def optional(body: Node) -> Node:
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _HALVES = re.compile("[\ud800-\udfff]")  # of pairs, alone: UTF-8 has none
 _RAW: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, MAX_CHAR))
+RAW_CHARS = Chars(without_surrogates(_RAW))
 _HEX = Chars(((48, 57), (65, 70), (97, 102)))
 
 ANY_TEXT = Repeat(ANY, 0, None)
@@ -87,7 +88,7 @@ def free_string() -> Node:
         ]
     )
     escape = seq(text("\\"), one_of([parse(r'["\\/bfnrt]'), seq(text("u"), unit)]))
-    return seq(text('"'), Repeat(one_of([Chars(without_surrogates(_RAW)), escape]), 0, None), text('"'))
+    return seq(text('"'), Repeat(one_of([RAW_CHARS, escape]), 0, None), text('"'))
 
 
 def string_of(language: Node) -> Node:

@@ -14,6 +14,7 @@ import numpy as np
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
+from lmc.fsm.json_text import RAW_CHARS
 from lmc.fsm.lazy import Loop, Turns
 from lmc.fsm.runs import Run, Tail, Texts
 from lmc.fsm.trie import Trie
@@ -61,6 +62,14 @@ class Vocabulary:
         self.trie, self._node_of_id = Trie.of([self.tokens[i] for i in ids])
         self._runs: dict[tuple[Ranges, int], Run] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
+
+    def prepare(self) -> Vocabulary:
+        """Finds now what constraints need of it, and its run within JSON strings, instead of in a step that others wait for; itself."""
+        _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts
+        if self.long_ids:
+            _ = self._texts.spelled_long
+        self.run(RAW_CHARS.ranges).tail(ord('"'))
+        return self
 
     @property
     def words(self) -> int:

@@ -18,6 +18,7 @@ from lmc.fsm import vocabulary as vocabulary_module
 from lmc.fsm.arrays import LONG, ArrayDFA
 from lmc.fsm.dfa import DEAD, compile_regex
 from lmc.fsm.regex import parse
+from lmc.fsm.runs import Run
 from lmc.fsm.sources import begun
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.trie import Trie
@@ -290,6 +291,16 @@ def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
         monkeypatch.setattr(Trie, walk, None)
     assert np.array_equal(np.unpackbits(made.mask(key).view(np.uint8), bitorder="little").astype(bool), legal)
     assert made.dfa.states < 80
+
+
+def test_a_prepared_vocabulary_has_the_run_of_strings(monkeypatch):
+    """Its first string had a mask of 20 ms and more, of which the vocabulary's spelling was most."""
+    words, _ = small()
+    vocabulary = Vocabulary(words.tokens, words.eos).prepare()
+    made = TokenAutomaton(begun("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'), vocabulary)
+    monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
+    monkeypatch.setattr(Run, "of", None)
+    made.mask(made.dfa.step(made.start, b'{"a": "b'))
 
 
 CLASSES = [r'[^"\\\x00-\x1f]', "[a-z0-9]", "[abé]", "[世a]", "[\u0080-\u07ff😀]", "[^é世]", "[\u0800-\u0fff]", "[\U00010000-\U0010ffff]"]

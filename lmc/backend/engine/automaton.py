@@ -140,7 +140,7 @@ class ConstraintCompiler:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         tokens, special, eos, size = self._vocabulary_parts
-        return Vocabulary(tokens, (eos,), special, size)
+        return Vocabulary(tokens, (eos,), special, size).prepare()
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
