@@ -82,7 +82,7 @@ class Terms:
         self._fewest: dict[int | str, int] = {}  # by id, or name of a rule
         self._filled: dict[int | str, bool] = {}
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
-        self._literals: dict[int, Sequence[str]] = {}
+        self._literals: dict[int, str] = {}
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._terms: dict[tuple[Frame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
@@ -369,17 +369,16 @@ class Terms:
         return term.forms
 
     def literal(self, term: Term) -> str:
-        """Characters that alone may follow, one after another, as far as is soon seen: up to the first mark."""
+        """Characters that alone may follow, one after another, as far as is soon seen: up to the first mark, and _ENOUGH."""
         frame = term.frame
         if frame is None or frame.family is not frame:
             return ""
         if isinstance(frame.node, _Tail):
-            texts = self._literals_of(frame.node.node)
-            return texts[frame.node.index] if frame.node.index < len(texts) else ""
-        return self._literals_of(frame.node)[0] if isinstance(frame.node, Concat) else ""
+            return self._literal_of(frame.node.node)[frame.node.index : frame.node.index + _ENOUGH]
+        return self._literal_of(frame.node)[:_ENOUGH] if isinstance(frame.node, Concat) else ""
 
-    def _literals_of(self, node: Concat | Ref) -> Sequence[str]:
-        """Of a sequence from each of its parts on, as far as they are the same in every style."""
+    def _literal_of(self, node: Concat | Ref) -> str:
+        """The characters that a sequence begins with in every style."""
         found = self._literals.get(id(node))
         if found is None:
             chars: list[str] = []
@@ -387,8 +386,7 @@ class Terms:
                 if not isinstance(part, Chars) or len(part.ranges) != 1 or part.ranges[0][0] != part.ranges[0][1]:
                     break
                 chars.append(chr(part.ranges[0][0]))
-            text = "".join(chars)
-            found = self._literals[id(node)] = [text[i:] for i in range(len(text) + 1)]
+            found = self._literals[id(node)] = "".join(chars)
             self._alive.append(node)
         return found
 
