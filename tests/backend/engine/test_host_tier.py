@@ -54,6 +54,19 @@ def test_a_conversation_that_was_evicted_comes_back(late, ahead):
     engine.check()
 
 
+def test_what_is_copied_out_leaves_room_for_what_is_promised():
+    """A copy holds what it copies: here of a prefix whose room was promised to an answer since, before there was reason to copy it."""
+    engine, core = stepped(100, host=300, max_context=100)
+    mover_of(core).late = 50
+    first = ask(engine, core, "c" * 40)
+    assert not core.scheduler.host_stats()["host_out"], "half of the pool is free"
+    long = engine.submit(None, [Text(("o" * 30,)), gen(32)])
+    short = engine.submit(None, [Text(("s" * 3,)), gen(2)])
+    while core.turn():
+        engine.check()
+    assert all(handle.results[0].done for handle in (first, long, short))
+
+
 def test_agents_away_are_parked_and_others_run_meanwhile():
     """Tools of a second: without a host tier the device is idle while the first ones are away."""
     took, computed = {}, {}
