@@ -2,14 +2,14 @@
 
     python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda            # a quarter of an hour on one H200
     python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda --policies own,lru --window 40 --warm-up 12      # below eight minutes
-    python -m benchmarks.bench_agents --scale 64 --pool 12500 --over 1,4                       # on a clock of its own, no model
+    python -m benchmarks.bench_agents --scale 64 --pool 12500 --window 30 --costs h200 --seeds 11,12,13                      # on a clock of its own, no model
 
 A closed loop: so many agents are in flight that their final contexts need `over` times the pool, and when one ends the next begins. Those that fit begin in the
 middle of their work, the others at its beginning. After a warm-up, each finished turn within the window counts as its share of a job. *optimality* is
-the prompt tokens that are new, of those that were computed. One line is printed as soon as it is known.
+the prompt tokens that are new, of those that were computed. One line is printed as soon as it is known; of several seeds, medians and ranges at the end.
 
-Without --model there is none: passes cost what they do on an H200 with an 8B shape (`--pass-ms`, `--row-us`), tools and passes take place on a clock
-that nothing really waits for, and each policy does the same `--jobs` agents for each that is in flight.
+Without --model there is none: tools and passes take place on a clock that nothing really waits for, and the same comes of it each time. Passes cost so much for
+each row (`--costs flat`, with `--pass-ms` and `--row-us`), or what was measured on an H200 with an 8B shape (`--costs h200`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import heapq
 import itertools
 import json
 import math
+import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +40,13 @@ from lmc.backend.engine.policy import Policy
 from lmc.backend.engine.work import Pass
 from lmc.backend.local import LocalBackend
 from lmc.errors import LmcError
+from lmc.frontend.fibers import Fibers
 from lmc.waiting import Signal
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "own": {}, "own+host": {"host_memory": "16GB"}, "lru": {"schedule": "lpm", "eviction": "lru"},
+    "own": {}, "fit": {"admission": "fit"}, "own+host": {"host_memory": "16GB"}, "lru": {"schedule": "lpm", "eviction": "lru"},
 }  # fmt: skip
-"""lmc's own way, the same with a host tier, and requests by themselves with plain LRU."""
+"""lmc's own way, the same where only runs begin that fit, the own way with a host tier, and requests by themselves with plain LRU."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Row:
 
     policy: str
     over: float
+    seed: int
     agents: int
     seconds: float  # of the window
     jobs_per_hour: float
@@ -63,7 +67,7 @@ class Row:
     held_back: int  # requests, at the end
     broken: int  # leases
     host_in: int  # tokens
-    of_best: float | None = None  # jobs per hour, of the policy's best point
+    of_best: float | None = None  # jobs per hour, of the policy's best point with the seed
 
 
 class Log:
@@ -87,12 +91,12 @@ class Log:
         """The window begins, or ends."""
         self.marks.append((self._now(), self._engine.counters(), self._engine.stats()))
 
-    def row(self, policy: str, over: float, agents: int) -> Row:
+    def row(self, policy: str, over: float, agents: int, seed: int = 0) -> Row:
         (begin, first, then), (end, last, now) = self.marks
         spent, seconds = last - first, end - begin
         jobs = sum(share for at, share in self.events if begin < at <= end)
         more = lambda name: int(now.get(name, 0)) - int(then.get(name, 0))
-        return Row(policy, over, agents, seconds, 3600 * jobs / seconds if seconds else 0.0, sum(begin < at <= end for at in self.ended), spent.prefill_optimality,
+        return Row(policy, over, seed, agents, seconds, 3600 * jobs / seconds if seconds else 0.0, sum(begin < at <= end for at in self.ended), spent.prefill_optimality,
                    spent.prefilled_tokens, spent.unique_tokens, spent.generated_tokens, now["held_back"], more("broken_leases"), more("host_in"))  # fmt: skip
 
 
@@ -146,17 +150,30 @@ def replay(engine: LocalBackend, jobs: Iterator[Trace], agents: int, warm_up: fl
 
 # -- with none -----------------------------------------------------------------------------------------------------
 
+Cost = Callable[[Pass], float]
+"""Seconds that a pass takes."""
+
+
+def flat(base: float, per_row: float) -> Cost:
+    """Every pass takes `base` seconds, and `per_row` for each of its rows."""
+    return lambda work: base + per_row * work.rows
+
+
+def h200(work: Pass) -> float:
+    """As measured on one H200 with an 8B shape: decode passes of 4.6, 6.9 and 15.2 ms at batch 1, 64 and 256, some 188 rows that are nearly free, and 45,000
+    tokens of prompts a second beyond them (docs/performance.md)."""
+    return 4.6e-3 + 41e-6 * len(work.samples) + max(0, work.rows - 188) / 45_000
+
 
 @dataclass
 class NullRunner:
     """A model that answers at once, and says how long it would have taken."""
 
-    base: float
-    per_row: float
+    cost: Cost
     took: float = 0.0
 
     def run(self, work: Pass) -> PassOutput:
-        self.took = self.base + self.per_row * work.rows
+        self.took = self.cost(work)
         return PassOutput([_TOKEN] * len(work.samples), [None] * len(work.samples), [0.0] * len(work.scores), [()] * len(work.scores))
 
 
@@ -183,10 +200,8 @@ class NullMover:
 
 
 class NullCopy:
-    seconds = 0.0
-
     def __init__(self, clock: VirtualCore, seconds: float) -> None:
-        self._clock, self._due = clock, clock.now + seconds
+        self._clock, self.seconds, self._due = clock, seconds, clock.now + seconds
 
     def done(self) -> bool:
         return self._clock.now >= self._due
@@ -195,22 +210,33 @@ class NullCopy:
         self._clock.now = max(self._clock.now, self._due)
 
 
+class Over(Exception):
+    """The window has ended, and what runs is given up."""
+
+
 class VirtualCore(SteppedCore):
-    """On a clock of its own, which goes on with each pass, and where nothing runs to the next thing that happens."""
+    """On a clock of its own, which goes on with each pass, and where nothing runs to the next thing that happens. Nothing is measured by any other clock."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.now = 0.0
-        self._sleepers: list[tuple[float, int, Signal]] = []
+        self.is_over = False
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._ties = itertools.count()
 
     def seconds(self) -> float:
         return self.now
 
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        """Calls `action` when the clock has come there; those of one moment in the order in which they were given."""
+        heapq.heappush(self._due, (seconds, next(self._ties), action))
+
     def sleep(self, seconds: float) -> None:
         signal = Signal()
-        heapq.heappush(self._sleepers, (self.now + seconds, next(self._ties), signal))
+        self.at(self.now + seconds, signal.set)
         signal.wait()
+        if self.is_over:
+            raise Over
 
     def turn(self) -> bool:
         runner: Any = self._runner
@@ -218,54 +244,81 @@ class VirtualCore(SteppedCore):
         if EngineCore.turn(self):
             self._until(self.now + runner.took)
             return True
-        due = [at for at, *_ in self._sleepers[:1]] + ([self.now + pause + 1e-6] if (pause := self._pause) else [])
+        due = [at for at, *_ in self._due[:1]] + ([self.now + pause + 1e-6] if (pause := self._pause) else [])
         if due:
             self._until(min(due))
         return bool(due)
 
+    def _record(self, work: Pass, seconds: float) -> None:
+        runner: Any = self._runner
+        super()._record(work, runner.took)
+
     def _until(self, at: float) -> None:
         self.now = max(self.now, at)
-        while self._sleepers and self._sleepers[0][0] <= self.now:
-            heapq.heappop(self._sleepers)[2].set()
+        while self._due and self._due[0][0] <= self.now:
+            heapq.heappop(self._due)[2]()
+
+    def give_up(self) -> None:
+        """Whoever sleeps is woken, and what is asked fails."""
+        self.is_over = True
+        for _, _, action in self._due:
+            action()
+        self._due.clear()
+        self._fail_all(LmcError("the window has ended"))
 
 
-def null_engine(pool: int, pass_seconds: float, row_seconds: float, *, host_memory: object = None, **policy: Any) -> LocalBackend:
+def null_engine(pool: int, cost: Cost, *, host_memory: object = None, **policy: Any) -> LocalBackend:
     """A backend with the small model's tokenizer and no model."""
     from lmc.backend.engine.models.loader import load
 
     words = load("smollm2")
     mover = NullMover(8 * pool) if host_memory is not None else None
     return LocalBackend(
-        name="null", vocabulary=words.tokenizer, chat_template=words.chat_template, runner=NullRunner(pass_seconds, row_seconds), compiler=None,
+        name="null", vocabulary=words.tokenizer, chat_template=words.chat_template, runner=NullRunner(cost), compiler=None,
         max_tokens=pool, max_context=pool, max_batch=512, chunk=4096, policy=Policy(**policy), mover=mover,
     )  # fmt: skip
 
 
-def simulate(engine: LocalBackend, jobs: Sequence[Trace], agents: int) -> Log:
-    """The same on a clock of its own, until all jobs have ended. The window is over when the last one begins."""
+def simulate(engine: LocalBackend, jobs: Iterator[Trace], agents: int, warm_up: float, window: float) -> Log:
+    """The same on a clock of its own. All agents are fibers of this thread, so that the same is done in the same order each time."""
     with stepped(engine, VirtualCore) as drain:
         core: Any = engine._core
         mover: Any = engine._scheduler._mover
         if mover is not None:
             mover.clock = core
-        log, left = Log(engine, core.seconds), itertools.count(len(jobs) - 1, -1)
-        items = [{"trace": trace, "tools": Tools(core.sleep, log.done)} for trace in jobs]
-        log.mark()
-        for state in agent.run_batch(items, backend=engine, temperature=0, num_threads=agents, generator_style=True):
-            state.sync()
+        log = Log(engine, core.seconds)
+        tools = Tools(core.sleep, log.done)
+
+        def one(_: int) -> None:
+            trace = next(jobs)
+            try:
+                agent.run(trace=trace, tools=tools, backend=engine, temperature=0)
+            except LmcError as error:
+                raise (Over() if core.is_over else error) from None
             log.job_ended()
-            if next(left) == agents:
-                log.mark()
-        if len(log.marks) == 1:
+
+        def end() -> None:
             log.mark()
+            engine.check()
+            core.give_up()
+
+        core.at(warm_up, log.mark)
+        core.at(warm_up + window, end)
+        fibers = Fibers(one, _WITHOUT_END, limit=agents, name="agents", here=True)
+        with suppress(Over):
+            for _ in fibers.results(lambda: None):
+                pass
         drain()
     return log
+
+
+_WITHOUT_END = 1 << 40
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
 
 COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
-    ("policy", 10, lambda r: r.policy), ("over", 5, lambda r: f"{r.over:g}"), ("agents", 7, lambda r: str(r.agents)), ("s", 7, lambda r: f"{r.seconds:.1f}"),
+    ("policy", 10, lambda r: r.policy), ("over", 5, lambda r: f"{r.over:g}"), ("seed", 5, lambda r: str(r.seed)), ("agents", 7, lambda r: str(r.agents)), ("s", 7, lambda r: f"{r.seconds:.1f}"),
     ("jobs/h", 8, lambda r: f"{r.jobs_per_hour:.0f}"), ("of best", 8, lambda r: "" if r.of_best is None else f"{r.of_best:.0%}"), ("ended", 6, lambda r: str(r.ended)),
     ("optimality", 11, lambda r: f"{r.optimality:.4f}"), ("prefilled", 10, lambda r: str(r.prefilled)), ("unique", 10, lambda r: str(r.unique)),
     ("generated", 10, lambda r: str(r.generated)), ("held back", 10, lambda r: str(r.held_back)), ("broken", 7, lambda r: str(r.broken)), ("host in", 9, lambda r: str(r.host_in)),
@@ -277,8 +330,20 @@ def line(row: Row) -> str:
 
 
 def beside_best(rows: Sequence[Row]) -> list[Row]:
-    best = {row.policy: max(other.jobs_per_hour for other in rows if other.policy == row.policy) for row in rows}
-    return [replace(row, of_best=row.jobs_per_hour / best[row.policy] if best[row.policy] else None) for row in rows]
+    key = lambda row: (row.policy, row.seed)
+    best = {key(row): max(other.jobs_per_hour for other in rows if key(other) == key(row)) for row in rows}
+    return [replace(row, of_best=row.jobs_per_hour / best[key(row)] if best[key(row)] else None) for row in rows]
+
+
+def medians(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each policy and over-subscription: what its seeds came to."""
+    points: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        points.setdefault((row.policy, row.over), []).append(row)
+    said = lambda name, found, spec: f"{name} {format(statistics.median(found), spec)} ({format(min(found), spec)}–{format(max(found), spec)})"
+    for (policy, over), found in points.items():
+        jobs, of_best, optimality = [r.jobs_per_hour for r in found], [r.of_best or 0.0 for r in found], [r.optimality for r in found]
+        yield f"{policy:>10} {over:5g}   {said('jobs/h', jobs, '.0f')}   {said('of best', of_best, '.0%')}   {said('optimality', optimality, '.3f')}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -289,53 +354,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool", type=int, default=100_000, help="tokens of the KV pool")
     parser.add_argument("--scale", type=float, default=8.0, help="what tokens and seconds of the traces are divided by")
     parser.add_argument("--over", default="1,2,4,8", help="over-subscriptions, separated by commas")
-    parser.add_argument("--policies", default="own,lru,own+host", help="of " + ", ".join(POLICIES))
+    parser.add_argument("--policies", default="own,fit,lru,own+host", help="of " + ", ".join(POLICIES))
     parser.add_argument("--host-memory", default="16GB", help="of the host tier")
     parser.add_argument("--window", type=float, default=60.0, help="seconds of a point")
     parser.add_argument("--warm-up", type=float, default=15.0, help="seconds before it")
-    parser.add_argument("--jobs", type=int, default=3, help="without a model: agents for each that is in flight")
-    parser.add_argument("--pass-ms", type=float, default=8.0, help="without a model: what a pass takes")
-    parser.add_argument("--row-us", type=float, default=25.0, help="without a model: and each of its rows")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--costs", default="flat", choices=("flat", "h200"), help="without a model: what a pass takes")
+    parser.add_argument("--pass-ms", type=float, default=8.0, help="of --costs flat: each pass")
+    parser.add_argument("--row-us", type=float, default=25.0, help="of --costs flat: and each of its rows")
+    parser.add_argument("--seeds", default="0", help="of the traces, separated by commas")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
     policies = options.policies.split(",")
     if unknown := [name for name in policies if name not in POLICIES]:
         parser.error(f"unknown policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
-    overs = [float(over) for over in options.over.split(",")]
-    info = {**where(), "model": options.model or "none", "pool": str(options.pool), "scale": f"{options.scale:g}", "seed": str(options.seed)}
+    overs, seeds = [float(over) for over in options.over.split(",")], [int(seed) for seed in options.seeds.split(",")]
+    info = {**where(), "model": options.model or "none", "pool": str(options.pool), "scale": f"{options.scale:g}", "costs": options.costs}
     print("  ".join(f"{k}: {v}" for k, v in info.items()))
     print(" ".join(name.rjust(width) for name, width, _ in COLUMNS), flush=True)
     rows: list[Row] = []
     for policy in policies:
         given = {key: options.host_memory if key == "host_memory" else value for key, value in POLICIES[policy].items()}
-        with _open(options, given) as engine:
-            for over in overs:
-                rows.append(_point(engine, policy, over, options))
+        if options.model is None:  # each point begins with what nobody has learned from another
+            for over, seed in itertools.product(overs, seeds):
+                with null_engine(options.pool, h200 if options.costs == "h200" else flat(options.pass_ms / 1e3, options.row_us / 1e6), **given) as engine:
+                    rows.append(_point(engine, policy, over, seed, options))
+                print(line(rows[-1]), flush=True)
+            continue
+        with lmc.Engine(options.model, device=options.device, load_format=options.load_format, max_tokens=options.pool, **given) as engine:
+            for over, seed in itertools.product(overs, seeds):
+                rows.append(_point(engine, policy, over, seed, options))
                 print(line(rows[-1]), flush=True)
     rows = beside_best(rows)
     print("\n".join(["", " ".join(name.rjust(width) for name, width, _ in COLUMNS), *map(line, rows)]))
+    if len(seeds) > 1:
+        print("\n".join(["", *medians(rows)]))
     if options.json:
         options.json.write_text(json.dumps({**info, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0
 
 
-def _open(options: argparse.Namespace, given: Mapping[str, Any]) -> LocalBackend:
-    if options.model is None:
-        return null_engine(options.pool, options.pass_ms / 1e3, options.row_us / 1e6, **given)
-    return lmc.Engine(options.model, device=options.device, load_format=options.load_format, max_tokens=options.pool, **given)
-
-
-def _point(engine: LocalBackend, policy: str, over: float, options: argparse.Namespace) -> Row:
+def _point(engine: LocalBackend, policy: str, over: float, seed: int, options: argparse.Namespace) -> Row:
     agents, fit = (in_flight(options.pool, options.scale, times) for times in (over, 1.0))
-    jobs = begun(traces(options.seed, options.scale), min(agents, fit))
+    jobs = begun(traces(seed, options.scale), min(agents, fit))
     engine.flush_cache()
-    if options.model is None:
-        log = simulate(engine, list(itertools.islice(jobs, options.jobs * agents)), agents)
-    else:
-        log = replay(engine, jobs, agents, options.warm_up, options.window)
+    log = (replay if options.model else simulate)(engine, jobs, agents, options.warm_up, options.window)
     engine.check()
-    return log.row(policy, over, agents)
+    return log.row(policy, over, agents, seed)
 
 
 if __name__ == "__main__":

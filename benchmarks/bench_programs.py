@@ -120,7 +120,7 @@ ABLATIONS = (*dict.fromkeys(WITHOUT + p.name for p in pipeline_for(Target()) if 
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "own": {}, "schedule=lpm": {"schedule": "lpm"}, "schedule=fcfs": {"schedule": "fcfs"}, "schedule=random": {"schedule": "random"},
-    "cache=table": {"cache": "table"}, "cache=off": {"cache": "off"}, "eviction=lru": {"eviction": "lru"},
+    "cache=table": {"cache": "table"}, "cache=off": {"cache": "off"}, "eviction=lru": {"eviction": "lru"}, "admission=fit": {"admission": "fit"},
 }  # fmt: skip
 """What an engine goes by: its own way, and with one thing otherwise (the paper's Figure 8c)."""
 

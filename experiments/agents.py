@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import closing
 
 from benchmarks.agent_traces import traces
-from benchmarks.bench_agents import POLICIES, begun, in_flight, null_engine, replay, simulate
+from benchmarks.bench_agents import POLICIES, begun, flat, in_flight, null_engine, replay, simulate
 from experiments.core import Plot, Point, Row, Setup, experiment
 
 POOL, PASS, ROW = 12_500, 8e-3, 25e-6
 """Tokens; seconds of a pass, and of each of its rows: an 8B shape on one H200."""
-JOBS = 3
-"""Agents for each that is in flight."""
+WARM_UP, WINDOW = 7.5, 30.0
+"""Seconds of a point without a model."""
 
 
 @experiment(
     "memory", "How many agents an hour, when they need more memory than there is?", Plot("Jobs an hour", "over-subscription", "jobs/h", "policy", kind="lines"),
     Plot("Prompt tokens that were new, over those computed", "over-subscription", "optimality", "policy", kind="lines"),
     reads="A closed loop of agents with recorded lengths and tool times (median 23 to 43 turns, tools 0.1 to 30 s). On a CPU no model runs: passes cost what they do on an H200, "
-    "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes; lru: requests by themselves.",
+    "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes; fit: only those begin that fit; lru: requests by themselves.",
 )  # fmt: skip
 def memory(setup: Setup) -> Iterator[Point]:
     for policy in POLICIES:
@@ -34,8 +33,8 @@ def _point(setup: Setup, policy: str, over: float) -> Row:
     agents, fit = in_flight(pool, scale, over), in_flight(pool, scale, 1.0)
     jobs = begun(traces(setup.seed, scale), min(agents, fit))
     options = POLICIES[policy]
-    with closing(setup.engine(max_tokens=pool, **options) if on_device else null_engine(pool, PASS, ROW, **options)) as engine:
-        log = replay(engine, jobs, agents, 15.0, 60.0) if on_device else simulate(engine, list(itertools.islice(jobs, JOBS * agents)), agents)
+    with closing(setup.engine(max_tokens=pool, **options) if on_device else null_engine(pool, flat(PASS, ROW), **options)) as engine:
+        log = replay(engine, jobs, agents, 15.0, 60.0) if on_device else simulate(engine, jobs, agents, WARM_UP, WINDOW)
         engine.check()
         row = log.row(policy, over, agents)
     return {"policy": policy, "over-subscription": over, "agents": agents, "jobs/h": row.jobs_per_hour, "optimality": row.optimality, "computed": row.prefilled,

@@ -45,7 +45,7 @@ from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
 from lmc.backend.engine.eyes import Eyes, Picture
 from lmc.backend.engine.pace import Pace
-from lmc.backend.engine.policy import OWN, Cache, Eviction, Policy, Schedule, host_size
+from lmc.backend.engine.policy import OWN, Begin, Cache, Eviction, Policy, Schedule, host_size
 from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
@@ -712,6 +712,8 @@ class Engine(LocalBackend):
                  their longest cached prefix), "fcfs", "random"
     cache        "tree": KV of all that prompts have in common is used again. To compare with: "table" (of whole earlier requests), "off"
     eviction     "next-use": what is known to be used next is evicted last. To compare with: "lru"
+    admission    "cost": a run begins that does not fit beside the open ones, if what those that are away have to compute again for it costs less than
+                 another run in flight gains. To compare with: "fit" (only those begin that fit)
     host_memory  bytes (an int, or "16GB", "8GiB") of the host's memory for KV that has to leave the device while a run is away, and that comes
                  back when it goes on, where that is faster than computing it again; None: none. Needs schedule="program" and cache="tree"
     seed         mixed into the seed of every sampling op
@@ -760,6 +762,7 @@ class Engine(LocalBackend):
         schedule: Schedule = "program",
         cache: Cache = "tree",
         eviction: Eviction = "next-use",
+        admission: Begin = "cost",
         host_memory: int | str | None = None,
         drafts: Setting = "off",
         tp: int = 1,
@@ -770,7 +773,7 @@ class Engine(LocalBackend):
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
             raise ParameterError(f"Engine: pass_seconds is {pass_seconds}; it must be a number of seconds above 0")
-        policy = Policy(schedule, cache, eviction)
+        policy = Policy(schedule, cache, eviction, admission)
         host_bytes = host_size(host_memory, policy)
         if host_bytes and tp > 1:
             raise ParameterError("Engine: host_memory is for one device; leave it out where tp is more than 1")

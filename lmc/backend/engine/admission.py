@@ -173,6 +173,8 @@ class Admission:
             return _Verdict.HELD_BACK
         if self._held.promises.spare >= need or runs.make_room(need, runs.reclaimable(req, self._waiting.age(req))):
             return None
+        if (leases := runs.affordable(req, need)) and runs.make_room(need, leases):
+            return None
         return _Verdict.NO_ROOM
 
     def _join(self, req: Request, leader: Request) -> _Verdict:

@@ -103,12 +103,13 @@ class CudaRunner(ModelRunner):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """All graphs that passes usually need, some 40 ms each, so that no pass has to wait for one."""
+        """All graphs that passes usually need, some 40 ms each, and kernels that sampling needs, so that no pass has to wait for one."""
         if self._products is not None:
             self._products.measure(self._fused.matrices, BUCKETS)
         for rows in BUCKETS:
             for wide in (False, True) if rows in _SMALL else (True,):
                 self._captured(rows, wide=wide)
+        self._sampler.warm_up(self._fused.logits(self._captured(1, wide=False).hidden[:1]))
         if self._flash is not None and not self._flash.wait(_MOMENT):
             log.info("FlashInfer's kernels are compiled for this model, once on this machine (some two minutes); until then our own read long prompts")
         self.settle()

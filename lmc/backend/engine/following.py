@@ -79,6 +79,20 @@ class Following:
         assert self._spelling is not None
         self._before = self._kernels.advance(answers, tokens, self._spelling)
 
+    def warm_up(self, logits: torch.Tensor, size: int) -> None:
+        """Compile the kernels, by an answer behind which nothing may come: `logits` [1, V] are closed. size: of the vocabulary."""
+        from lmc.backend.engine.kernels.automata import Answers, Automaton, Spelling
+
+        zeros = lambda n, dtype: torch.zeros(n, dtype=dtype, device=logits.device)
+        spelling = Spelling(zeros(16, torch.uint8), zeros(size, torch.int32), zeros(size, torch.int32))
+        automaton = Automaton(zeros(256, torch.int32), zeros(2, torch.int32), zeros(2, torch.int64))
+        answers = Answers.of([0], [0], [automaton], zeros(1, torch.int32))
+        words = (size + 31) // 32
+        self._kernels.fill(zeros((1, words), torch.int32), Answers.of([0], [1], [automaton], answers.before), spelling)
+        self._kernels.close(logits, answers, spelling)
+        self._kernels.advance(answers, zeros(1, torch.int64), spelling)
+        self._kernels.close_bits(logits, zeros(1, torch.int64), zeros((1, (logits.shape[1] + 31) // 32), torch.int32))
+
     @property
     def nbytes(self) -> int:
         """Memory of automata and rows on the device; the vocabulary's is not counted."""

@@ -44,8 +44,8 @@ class Holdings:
         self.pool, self.policy = SlotAllocator(num_slots), policy
         self.tree = _TREES[policy.cache]()
         self.promises = Promises(self.pool, self.tree, lengths)
-        self.host = HostTier(mover, self.tree, self.pool, rates or Rates()) if mover is not None else None
-        self.runs = Runs(self.tree, self.promises, num_slots, leases=policy.leases, now=now, host=self.host)
+        self.host = HostTier(mover, self.tree, self.pool, rates or Rates(), self.promises) if mover is not None else None
+        self.runs = Runs(self.tree, self.promises, num_slots, leases=policy.leases, now=now, host=self.host, priced=policy.priced)
         self.running: dict[Request, None] = {}
         self.pins: dict[Request, Node] = {}
         self.completed: list[Request] = []

@@ -21,6 +21,7 @@ import numpy as np
 
 from lmc.backend.engine.device_errors import is_device_error
 from lmc.backend.engine.kv_pool import SlotAllocator
+from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request
 
@@ -122,8 +123,8 @@ class HostTier:
     failed           copies that there was no room for, or that could not be made: what they were for is computed again
     """
 
-    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: Rates) -> None:
-        self._mover, self._tree, self._pool, self.rates = mover, tree, pool, rates
+    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: Rates, promises: Promises) -> None:
+        self._mover, self._tree, self._pool, self.rates, self._promises = mover, tree, pool, rates, promises
         self._host, self._slots = RadixCache(), SlotAllocator(mover.capacity)
         self._slots.alloc(mover.capacity)  # none is there before the mover says so
         self._ready = 0
@@ -171,6 +172,8 @@ class HostTier:
             self._copies[node] = found
             return
         if any(save.node is node for save in self._saves):
+            return
+        if self._tree.unlocked(node) > self._promises.spare:  # what was promised may have to go where it is
             return
         self._host.lock(found)
         slots = self._alloc(n)

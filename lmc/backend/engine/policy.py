@@ -11,6 +11,7 @@ from lmc.errors import ParameterError
 Schedule = Literal["program", "lpm", "fcfs", "random"]
 Cache = Literal["tree", "table", "off"]
 Eviction = Literal["next-use", "lru"]
+Begin = Literal["cost", "fit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +20,25 @@ class Policy:
                  longest cached prefix first), "fcfs" (in order of arrival), "random"
     cache        "tree" (all that prompts have in common), "table" (what whole earlier requests left), "off"
     eviction     "next-use" (what is known to be used again stays), "lru" (the least recently used goes)
+    admission    which runs begin: "fit" (those that fit beside the open ones), "cost" (also those in whose place others compute again what costs less than
+                 another run in flight gains)
     """
 
     schedule: Schedule = "program"
     cache: Cache = "tree"
     eviction: Eviction = "next-use"
+    admission: Begin = "cost"
 
     def __post_init__(self) -> None:
-        allowed = {"schedule": get_args(Schedule), "cache": get_args(Cache), "eviction": get_args(Eviction)}
+        allowed = {"schedule": get_args(Schedule), "cache": get_args(Cache), "eviction": get_args(Eviction), "admission": get_args(Begin)}
         for f in fields(self):
             if (value := getattr(self, f.name)) not in allowed[f.name]:
                 raise ParameterError(f"Engine: {f.name} is {value!r}; it can be {', '.join(map(repr, allowed[f.name]))}")
+
+    @property
+    def priced(self) -> bool:
+        """Runs may begin in the room of those that are away."""
+        return self.leases and self.admission == "cost"
 
     @property
     def leases(self) -> bool:

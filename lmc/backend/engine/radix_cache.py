@@ -195,6 +195,14 @@ class RadixCache:
                 node = parent
         return found
 
+    def unlocked(self, node: Node) -> int:
+        """Tokens of the prefix that ends at `node` which may be evicted, until it is locked."""
+        found = 0
+        while node.parent is not None and not node.locks:
+            found += len(node.ids)
+            node = node.parent
+        return found
+
     def touch(self, node: Node) -> None:
         """As if the prefix that ends at `node` had just been used."""
         node.last_use = next(self._clock)

@@ -5,7 +5,8 @@
                                       └── the host has it, and others need the room ──► *parked* until the run goes on
 
 A run is *open* while a request of it runs or it has a lease, be it parked. A new one opens when it is expected to fit beside the open ones
-until its end, as all of them grow and those that are nearest to their ends give back what they have (forecast.py); until then its requests wait, the oldest first. What a program needs, how long its
+until its end, as all of them grow and those that are nearest to their ends give back what they have (forecast.py). It also opens if the room that it lacks can be
+had from runs that are away, and what that has computed again costs less than another run in flight gains (load.py). Until then its requests wait, the oldest first. What a program needs, how long its
 runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
 and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing.
 If it has come back to what an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from lmc.backend.base import ProgramRun
 from lmc.backend.engine.forecast import Forecast, Peaks
 from lmc.backend.engine.host_tier import HostTier
+from lmc.backend.engine.load import Load
 from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
@@ -95,21 +97,24 @@ def _site(place: Hashable) -> Hashable:
 
 
 class _Seen(NamedTuple):
-    """What is known of a place: how often runs have left there and come back, and the seconds they were away, on average and at most."""
+    """What is known of a place: how often runs have left there and come back, and the seconds they were away, on average, at most, and lately."""
 
-    left: int = 0
-    back: float = 0.0
-    away: float = 0.0
-    longest: float = 0.0
+    left: int
+    back: float
+    away: float
+    longest: float
+    lately: deque[float]
 
 
 class Runs:
-    """leases: what a run will use again is kept for it. now: seconds."""
+    """leases: what a run will use again is kept for it. priced: runs may begin in the room of those that are away. now: seconds."""
 
     def __init__(
-        self, tree: RadixCache, promises: Promises, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None
-    ) -> None:
+        self, tree: RadixCache, promises: Promises, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None,
+        priced: bool = False,
+    ) -> None:  # fmt: skip
         self._tree, self._promises, self._capacity, self._leases, self._now = tree, promises, capacity, leases, now
+        self._load = Load() if priced else None
         self._host, self._away_tokens = host, 0  # of all that is parked
         self._runs: dict[int, OpenRun] = {}
         self._open: dict[OpenRun, None] = {}
@@ -117,7 +122,9 @@ class Runs:
         self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
         self.growth = 0  # of all open runs
         self.running = 0  # requests of runs
+        self._returning: dict[OpenRun, None] = {}  # that have given up all that they kept, and have requests
         self._forecast: Forecast | None = None  # None: what open runs hold has changed
+        self._away_longest: list[tuple[float, Lease]] | None = None  # the same
         self.leased = 0  # leases there are
         self.broken = 0  # leases that ended for want of room
         self.parked = 0  # that were parked
@@ -128,8 +135,13 @@ class Runs:
         self._places: OrderedDict[Hashable, _Seen] = OrderedDict()
 
     def learn_from(self, other: Runs) -> None:
-        """What programs need, and how long they are away, is as it was."""
-        self._needs, self._arms, self._places = other._needs, other._arms, other._places
+        """What programs need, how long they are away, and what passes cost is as it was."""
+        self._needs, self._arms, self._places, self._load = other._needs, other._arms, other._places, other._load
+
+    def learn_pass(self, rows: int, seconds: float, requests: int) -> None:
+        """A pass of so many rows has ended, in which so many requests ran."""
+        if self._load is not None:
+            self._load.learn(rows, seconds, requests, self._now())
 
     @property
     def count(self) -> int:
@@ -160,6 +172,8 @@ class Runs:
             run = self._runs[source.number] = OpenRun(source, (False, req.priority, req.order))
         req.owner = run
         run.requests += 1
+        if run.was_open and not run.is_open:
+            self._returning[run] = None
         if req.kind is Kind.PREFILL:
             return is_new  # the run is as far away as it was
         if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:
@@ -204,6 +218,7 @@ class Runs:
         if req.kind is not Kind.PREFILL and (parked := self._parked(req)) is not None:
             parked.until = self._now() + _AWAY
         run.requests -= 1
+        self._settle(run)
         self._close_if_over(run)
 
     def _waits_no_more(self, req: Request) -> None:
@@ -321,27 +336,32 @@ class Runs:
     # -- admission ---------------------------------------------------------------------------------------------
 
     def may_run(self, req: Request, need: int, at: int) -> bool:
-        """Whether a request may be promised so many slots behind `at` tokens: one of an open run may, another one if its run fits beside all open ones."""
+        """Whether a request may be promised so many slots behind `at` tokens: one of an open run may, another one if its run fits beside all open ones, or
+        what it costs them is worth it."""
         run = req.owner
         if not self._open or self.must_admit or req.preempted or (run is not None and run.is_open):
             return True
-        return self._fits(need, self._wants(req, need, at), self._peaks(req))
+        return self._has_room(req, need, self._wants(req, need, at))
 
-    def _fits(self, need: int, peak: int, peaks: Peaks | None) -> bool:
-        """Whether a run that needs so much now, and comes to need its peak, fits beside all open ones until its end."""
+    def _has_room(self, req: Request, need: int, peak: int) -> bool:
+        lack = self._lack(need, peak, self._peaks(req))
+        return lack <= 0 or self._is_worth(req, lack, (need + peak) / 2)
+
+    def _lack(self, need: int, peak: int, peaks: Peaks | None) -> int:
+        """Slots that will be lacking until its end for a run that needs so much now, and comes to need its peak, beside all open ones; 0 or less: none."""
         room = self._promises.spare + (max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0)
         if peak <= room - self.growth:  # even if all have their peaks at once
-            return True
+            return 0
         if self._forecast is None:
             self._forecast = Forecast([(run.held + run.away, run.growth, run.peaks is not None) for run in self._open])
-        return self._forecast.peak_beside(need, max(0, peak - need), peaks is not None) <= room
+        return self._forecast.peak_beside(need, max(0, peak - need), peaks is not None) - room
 
     def may_fit(self, req: Request) -> bool:
         """Whether a request that was refused is worth another look."""
         if req.preempted or not self._open or self.must_admit:
             return True
         need, peak = req.wants
-        return self._fits(need - req.shared, peak - req.shared, self._peaks(req))
+        return self._has_room(req, need - req.shared, peak - req.shared)
 
     def refused(self, req: Request, need: int, at: int) -> None:
         """What it would take."""
@@ -370,7 +390,11 @@ class Runs:
 
     def _settle(self, run: OpenRun) -> None:
         """Whether it is open, and what it is expected to grow by, is as it must be."""
-        growth, self._forecast = 0, None
+        growth, self._forecast, self._away_longest = 0, None, None
+        if run.was_open and run.requests and not run.is_open:
+            self._returning[run] = None
+        else:
+            self._returning.pop(run, None)
         if run.is_open:
             self._open[run] = None
             has = run.held + run.away
@@ -443,14 +467,15 @@ class Runs:
         site = _site(place)
         if site != place:
             self._learn(site, away)
-        left, back, mean, longest = self._places.pop(place, _Seen())
+        left, back, mean, longest, lately = self._places.pop(place, None) or _Seen(0, 0.0, 0.0, 0.0, deque(maxlen=_RECENT))
         if left >= _RECENT:
             left, back = left // 2, back / 2
         if away is not None:
             back += 1
             mean += (away - mean) / min(back, _RECENT)
             longest = max(away, longest * _FADES)
-        self._places[place] = _Seen(left + 1, back, mean, longest)
+            lately.append(away)
+        self._places[place] = _Seen(left + 1, back, mean, longest, lately)
         if len(self._places) > _PLACES:
             self._places.popitem(last=False)
 
@@ -504,6 +529,55 @@ class Runs:
         if self.must_admit or (req.is_of_open_run and not (self.running and age < _FOR_OTHERS)):
             yield from self.younger_leases(req)
             yield from self.own_leases(req)
+
+    # -- the room of those that are away -----------------------------------------------------------------------
+
+    def _is_worth(self, req: Request, lack: int, mean: float) -> bool:
+        """Whether a run that lacks so much room, and has `mean` slots on average, may begin in that of runs that are away. Those that were open and have lost
+        all come first."""
+        load = self._load
+        if load is None or req.guess or (row := load.row) is None or (self._returning and req.owner not in self._returning):
+            return False
+        for seconds, lease in self._by_next_use():
+            lack -= lease.own
+            if lack <= 0:  # as much as it has is computed again whenever one such as the last of these comes back
+                return row * mean <= load.gain * seconds
+        return False
+
+    def affordable(self, req: Request, need: int) -> list[Lease]:
+        """Leases of other runs that give so many slots, those that are used again last first, if what they have computed again costs less than what is gained; else none."""
+        load = self._load
+        if load is None or req.guess or (row := load.row) is None:
+            return []
+        found, price, lack = list[Lease](), 0.0, need - self._promises.spare
+        for seconds, lease in self._by_next_use():
+            if lease.run is req.owner:
+                continue
+            found.append(lease)
+            lack -= lease.own
+            price += row * lease.own / seconds
+            if price > load.gain:
+                return []
+            if lack <= 0 and self._tree.freed_by(one.node for one in found) >= need - self._promises.spare:
+                return found
+        return []
+
+    def _by_next_use(self) -> list[tuple[float, Lease]]:
+        """Leases of runs that are away as wholes, and the seconds until they are expected back; the longest first. Where nothing is known of a place, none is there."""
+        if self._away_longest is None:
+            now = self._now()
+            known = ((self._until_back(lease, now), lease) for run in self._open for lease in run.leases.values())
+            self._away_longest = sorted(((seconds, lease) for seconds, lease in known if seconds is not None), key=lambda one: -one[0])
+        return [one for one in self._away_longest if not one[1].run.requests]
+
+    def _until_back(self, lease: Lease, now: float) -> float | None:
+        """By how long others stayed away that were away as long as it by now. Who is later than all is taken to be away for as long as the latest."""
+        seen = self._places.get(_site(lease.place))
+        if seen is None or len(seen.lately) < _ENOUGH:
+            return None
+        gone = now - lease.since
+        left = [away - gone for away in seen.lately if away > gone]
+        return sum(left) / len(left) if left else max(seen.lately) or None
 
     def parkable_leases(self) -> list[Lease]:
         """That nobody waits for, and whose prefixes the host has: of all runs, what is used again last first."""
@@ -627,6 +701,7 @@ class Runs:
                 assert lease.wanted == sum(req.lease is lease for req in waits), "a lease is waited for by nobody"
             assert run.requests or not run.ended or run in self.over, f"run {run.number} has ended"
         assert self.growth == sum(run.growth for run in self._runs.values())
+        assert self._returning.keys() == {run for run in self._runs.values() if run.was_open and run.requests and not run.is_open}
         assert self.running == sum(run.running for run in self._runs.values())
         assert self.leased == sum(len(run.leases) for run in self._runs.values())
         assert self._away_tokens == sum(run.away for run in self._runs.values())

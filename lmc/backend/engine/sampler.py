@@ -81,6 +81,11 @@ class Sampler:
         found = _logprobs(raw, to_device(tokens, raw), asked, requests)
         return tokens, found.of_samples(asked, tokens)
 
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Compile what constrained answers need, so that the first one does not wait for it. logits: [1, V] of any row, which are lost."""
+        if self._following is not None:
+            self._following.warm_up(logits, self._vocab_size)
+
     def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]) -> Drawn:
         """The same, not waited for: what was drawn for these requests before need not be known."""
         own = _rows(logits, rows)

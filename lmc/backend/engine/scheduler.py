@@ -259,6 +259,7 @@ class Scheduler:
         """A pass of so many rows has taken so long."""
         self.pace.learn(rows, seconds)
         self._rates.learn_pass(rows, seconds)
+        self.runs.learn_pass(rows, seconds, len(self.running))
 
     def wait_for_copies(self) -> None:
         """Nothing can run: until a copy between device and host is done, if one is being made."""

@@ -69,6 +69,34 @@ def random_state(a: TokenAutomaton, rng) -> int:
     return state
 
 
+def test_a_warm_up_compiles_what_the_first_constrained_answer_needs(k):
+    """Each kernel, for arguments of the same kinds: Triton compiles another one for other types, and for sizes that 16 divides."""
+    from lmc.backend.engine.following import Kernels
+    from lmc.backend.engine.sampler import Sampler
+
+    called: dict[str, list[Any]] = {name: [] for name in Kernels._fields}
+
+    def kinds(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return x.dtype, x.ndim, x.shape[-1] if x.ndim == 2 else None
+        return tuple(map(kinds, x)) if isinstance(x, tuple | list) else type(x)
+
+    def told(name: str) -> Any:
+        def call(*given: Any) -> Any:
+            called[name].append(kinds(given))
+            return getattr(k.fast, name)(*given)
+
+        return call
+
+    sampler = Sampler(VOCABULARY.size, Kernels(*map(told, Kernels._fields)))
+    logits = torch.randn(1, PADDED, device=k.device)
+    sampler.warm_up(logits)
+    assert (logits == -torch.inf).all() and all(len(calls) == 1 for calls in called.values())
+    sampler.sample_ahead(torch.randn(1, PADDED, device=k.device), [0], [request(automaton("[a-z]{9}"), 1)])
+    assert [len(called[name]) for name in ("close", "fill", "advance")] == [2, 2, 2]
+    assert all(again == calls[0] for calls in called.values() for again in calls)
+
+
 @pytest.mark.parametrize("regex", REGEXES)
 def test_the_reference_steps_as_the_hosts_automaton(k, regex):
     rng, a = np.random.default_rng(0), automaton(regex)

@@ -16,7 +16,7 @@ from lmc.backend.engine.policy import Policy, host_size
 from lmc.errors import ParameterError, PromptTooLongError
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock, World, agents
-from tests.backend.engine.test_runs import AnythingOfRuns, drain
+from tests.backend.engine.test_runs import AnythingInTheRoomOfOthers, AnythingTalked, drain
 from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped
 from tests.searching import examples, size
 
@@ -52,6 +52,19 @@ def test_a_conversation_that_was_evicted_comes_back(late, ahead):
     assert stats["host_out"] > 200
     assert stats["host_hits"] == 1 and more.results[0].output().meta["cached_tokens"] >= 60
     engine.check()
+
+
+def test_what_is_copied_out_leaves_room_for_what_is_promised():
+    """A copy holds what it copies: here of a prefix whose room was promised to an answer since, before there was reason to copy it."""
+    engine, core = stepped(100, host=300, max_context=100)
+    mover_of(core).late = 50
+    first = ask(engine, core, "c" * 40)
+    assert not core.scheduler.host_stats()["host_out"], "half of the pool is free"
+    long = engine.submit(None, [Text(("o" * 30,)), gen(32)])
+    short = engine.submit(None, [Text(("s" * 3,)), gen(2)])
+    while core.turn():
+        engine.check()
+    assert all(handle.results[0].done for handle in (first, long, short))
 
 
 def test_agents_away_are_parked_and_others_run_meanwhile():
@@ -252,8 +265,8 @@ def test_talks_at_random(seed, ahead):
     assert stats["host_hits"] > 0 and stats["parked_leases"] > 0
 
 
-class AnythingWithAHost(AnythingOfRuns):
-    """The same with a host tier, whose copies take long or fail: conversations of runs and of none, whose beginnings do not fit the pool together."""
+class AnythingWithAHost(AnythingTalked):
+    """The same with a host tier, whose copies take long or fail."""
 
     more = {"host": 300}
 
@@ -261,7 +274,6 @@ class AnythingWithAHost(AnythingOfRuns):
         self.everything = mock.patch.multiple("lmc.backend.engine.host_tier", LEAST=2, _IN_USE=0.0)
         self.everything.start()
         super().__init__()
-        self.talks: list[tuple[ProgramRun | None, Any]] = []
 
     def teardown(self):
         try:
@@ -281,40 +293,15 @@ class AnythingWithAHost(AnythingOfRuns):
     def copies_fail(self, fails):
         self.mover.fail = RuntimeError("no copy") if fails else None
 
-    @rule(begin=st.sampled_from("abcd"), n=st.integers(30, 70), passes=st.integers(0, 12), of_run=st.booleans())
-    def begin_to_talk(self, begin, n, passes, of_run):
-        run = ProgramRun("talk") if of_run else None
-        handle = self.engine.submit(None, [Text((begin * n,)), gen(3)], Hints(run=run))
-        self.talks.append((run, handle))
-        self.open.append((handle, None, []))
-        self.run(passes)
-
-    @rule(data=st.data(), text=st.text("ab", min_size=1, max_size=6), passes=st.integers(0, 12))
-    def talk_on(self, data, text, passes):
-        if self.talks:
-            i = data.draw(st.integers(0, len(self.talks) - 1))
-            run, handle = self.talks[i]
-            try:
-                handle = self.engine.submit(handle, [Text((text,)), gen(3)], Hints(run=run))
-            except PromptTooLongError:
-                return
-            self.talks[i] = run, handle
-            self.open.append((handle, None, []))
-            self.run(passes)
-
-    def come_to_rest(self):
-        drain(self.core)
-        for run, _ in self.talks:
-            if run is not None:
-                run.end()
-        self.talks.clear()
-        super().come_to_rest()
-
 
 class AnythingWithAHostAhead(AnythingWithAHost):
     runs = FakeAheadRunner
 
 
-AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(8, 80), stateful_step_count=50)
+class AnythingWithAHostInTheRoomOfOthers(AnythingWithAHost, AnythingInTheRoomOfOthers): ...
+
+
+AnythingWithAHostInTheRoomOfOthers.TestCase.settings = AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(8, 80), stateful_step_count=50)
 TestAnythingWithAHost = pytest.mark.search(AnythingWithAHost.TestCase)
 TestAnythingWithAHostAhead = pytest.mark.search(AnythingWithAHostAhead.TestCase)
+TestAnythingWithAHostInTheRoomOfOthers = pytest.mark.search(AnythingWithAHostInTheRoomOfOthers.TestCase)
