@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
-from lmc.frontend.capture import containers, table
 from lmc.frontend.capture import operations as op
+from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
-from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
@@ -64,15 +64,14 @@ class Calls:
             return self._construct(fn, args, kwargs)
         if isinstance(fn, Unknown):
             return self.unknown_code(fn, args, kwargs)
-        known = table.FUNCTIONS.get(id(fn)) or table.PURE.get(id(fn))
-        if known is not None:
+        if id(fn) in table.FUNCTIONS or id(fn) in table.PURE:
             return self._of_table(fn, args, kwargs)
         if isinstance(fn, Function):
             return self.sub_program(fn, args, kwargs)
         if type(fn) is _LRU:
             return self.call(fn.__wrapped__, args, kwargs)
-        if not callable(fn):
-            raise Raised(TypeError(f"{self.type_name(fn)!r} object is not callable"))
+        if type(fn) in op.ATOMS or type(fn) in op.CONTAINERS:
+            raise Raised(TypeError(f"{type(fn).__name__!r} object is not callable"))
         return self.unknown_code(fn, args, kwargs)
 
     def _of_table(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -88,8 +87,6 @@ class Calls:
         except Undecided as undecided:
             return self.operation(name, (*args, *kwargs.values()), undecided.deps)
         except IndexError:
-            if len(args) > 1:
-                raise
             raise Raised(TypeError(f"{name}() is missing arguments")) from None
 
     def call_method(self: Evaluation, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -98,40 +95,26 @@ class Calls:
         names = table.PURE_METHODS.get(kind)
         if names is not None and name in names:
             return self._pure_method(x, kind, name, args, kwargs)
-        methods = METHODS.get(kind)
-        if methods is not None:
-            if name in methods:
-                return containers.call(self, x, name, args, kwargs)
-            if hasattr(kind, name):
-                self.lose(x, None)
-                return self.unknown_code(None, args, kwargs)
-            raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
+        if name in table.METHODS.get(kind, ()):
+            return table.call_container(self, x, name, args, kwargs)
         if kind is State or kind is StateGroup:
             return self._state_method(x, name, args, kwargs)
         if isinstance(x, Unknown):
             return self._method_of_unknown(x, name, args, kwargs)
         if isinstance(x, Function):
             return self._program_method(x, name, args, kwargs)
-        if kind is Items and x.generator is not None and name in ("send", "throw", "close", "__next__"):
-            return self._generator_method(x, name, args)
         found = self.attribute(x, name)
         if type(found) is Method and found.receiver is x and found.function == name:
             return self.unknown_code(x, [x, *args], kwargs)  # a method that is not in the table
         return self.call(found, args, kwargs)
 
     def _pure_method(self: Evaluation, x: Any, kind: type, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if kind is str:
-            if name == "join" and len(args) == 1:
-                return self._join(x, args[0])
-            if name in ("ljust", "rjust", "center", "zfill", "expandtabs") and args and isinstance(args[0], int) and args[0] > op.LARGEST_REGEX_TEXT:
-                raise Stop("a width is too large")
-            if name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
-                op.fits(x.count(args[0]) * len(args[1]))
-            if name == "format":
-                op.spec(x)
-                args = [op.text_of(self, a, "s") if type(a) is Object else a for a in args]
-        elif kind is re_pattern and any(isinstance(a, str) and len(a) > op.LARGEST_REGEX_TEXT for a in args):
-            raise Stop("a text is too large for a regular expression")
+        if kind is str and name == "join" and args:
+            return self._join(x, args[0])
+        if kind is str and name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
+            op.fits(x.count(args[0]) * len(args[1]))
+        if kind is str and name == "format":
+            op.spec(x)
         return table.pure(self, getattr(x, name), "." + name, args, kwargs)
 
     def _join(self: Evaluation, separator: str, items: Any) -> Any:
@@ -139,29 +122,15 @@ class Calls:
             found = list(op.iterate(self, items))
         except Undecided as undecided:
             return self.operation("join", (separator, items), undecided.deps)
-        deps: Deps = NOTHING
-        for item in found:
-            if type(item) is not str:
-                deps = join(deps, op.need(self, item))
-        if deps is None or deps:
-            return self.operation("join", (separator, found), deps)
-        return op.native(separator.join, found)
+        op.fits(sum([len(item) for item in found if type(item) is str]))
+        deps = join(NOTHING, *(op.need(self, item) for item in found if type(item) is not str))
+        return self.operation("join", (separator, found), deps) if deps is None or deps else op.native(separator.join, found)
 
     def _method_of_unknown(self: Evaluation, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if x.deps is None:
             return self.unknown_code(x, args, kwargs)
         deps = join(x.deps, *(op.need(self, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, Method)))
         return self.operation("." + name, (x, *args), deps)
-
-    def _generator_method(self: Evaluation, x: Items, name: str, args: list[Any]) -> Any:
-        try:
-            if name == "throw":
-                return x.generator.throw(Raised(self.exception(args[0])))
-            if name == "close":
-                return x.generator.close()
-            return x.generator.send(args[0]) if name == "send" else next(x.generator)
-        except StopIteration as over:
-            raise Raised(StopIteration(over.value)) from None
 
     # -- functions of the program
 
@@ -170,23 +139,18 @@ class Calls:
         known = self._functions.get(id(fn))
         if known is not None:
             return known
-        code = code_of(fn)
-        outer = None
+        made = self._functions[id(fn)] = Closure(code_of(fn), None, fn.__name__, (), {}, module=fn.__globals__, own=fn)
         if fn.__closure__:
-            outer = self.frame({}, None, None, fn.__globals__)
-            outer.cells = cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
-            self._functions[id(fn)] = made = Closure(code, outer, fn.__name__, (), {}, module=fn.__globals__, own=fn)
-            for name, cell in cells.items():
+            made.outer = self.frame({}, None, None, fn.__globals__)
+            made.outer.cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+            for name, cell in made.outer.cells.items():
                 try:
                     held = self.snapshot.first((id(cell), ""), cell.cell_contents)
                 except ValueError:
                     continue  # not bound yet
-                outer.vars[name] = Unknown(None) if id(cell) in self.snapshot.changed else self.adopt(held)
-        else:
-            made = Closure(code, None, fn.__name__, (), {}, module=fn.__globals__, own=fn)
+                made.outer.vars[name] = Unknown(None) if id(cell) in self.snapshot.changed else self.adopt(held)
         made.defaults = tuple([self.adopt(d) for d in fn.__defaults__ or ()])
         made.kwdefaults = {k: self.adopt(v) for k, v in (fn.__kwdefaults__ or {}).items()}
-        self._functions[id(fn)] = made
         return made
 
     def call_function(self: Evaluation, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -210,14 +174,13 @@ class Calls:
         frame.first = args[0] if args else None
         for name in code.writes_globals:
             self.snapshot.changed.add((id(fn.module), name))
-        if self.frames and code.python is not None and code.python in self.frames:
-            frame.live = self.frames[code.python][1]
+        frame.live = self.frames.get(code.place)
         if code.is_generator:
             from lmc.frontend.capture.generators import Body  # brings greenlets
 
             frame.generator = Body(frame)
             self.generators.append(frame.generator)
-            return Items(frame.generator, frame.generator)
+            return Items(self, frame.generator, frame.generator)
         if code.is_async and program is None:
             return Coroutine(lambda: self._run(frame))
         frame.is_program = program is not None
@@ -230,8 +193,6 @@ class Calls:
         if self.depth > DEEPEST:
             raise Stop(f"{DEEPEST} calls within each other")
         try:
-            if code.is_lambda:
-                return code.body(frame)
             code.body(frame)
         except Abandoned as abandoned:
             if abandoned.target is not frame:
@@ -283,7 +244,7 @@ class Calls:
         if not own_seed:
             caller.calls += 1
         if emitter is None:
-            self.shift()
+            self.shifted = True
             self.blocked(join(NOTHING, *unknown) if unknown else None)
             return self.unknown_code(fn, args, arguments)
         state = State(emitter, stream=stream, name=fn.name)
@@ -301,7 +262,7 @@ class Calls:
         try:
             return self.program(fn, state, args, kwargs)
         except Stop as stop:
-            if stop.reason in _FINAL or self.outcome.paused or self.steps > self._budget:
+            if stop.reason == "recursion" or self.stops:
                 raise
             self.outcome.entire = False  # it goes on behind the sub-program, of which it knows nothing
             self.lose(state, None)
@@ -318,29 +279,35 @@ class Calls:
             return Coroutine(lambda: self.sub_program(fn, args, kwargs))
         if name == "bind" and all(op.need(self, v) == NOTHING for v in kwargs.values()):
             return op.native(fn.bind, **kwargs)
-        self.shift()
+        self.shifted = True
         return self.unknown_code(fn, args, kwargs)
 
     # -- lmc's own
 
     def _language(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        args = [Unknown(self.lost[id(a)]) if self.is_lost(a) else a for a in args]
-        kwargs = {k: Unknown(self.lost[id(v)]) if self.is_lost(v) else v for k, v in kwargs.items()}
-        for x in (*args, *kwargs.values()):
-            if type(x) in (Object, Closure, Method, Items):
-                args, kwargs = [_outside(x) for x in args], {k: _outside(x) for k, x in kwargs.items()}
-                break
+        args, kwargs = [self._said(x) for x in args], {k: self._said(x) for k, x in kwargs.items()}
         if id(fn) in table.ASKS:
             name = args[0] if args else kwargs.get("name")
             if isinstance(name, Unknown):  # a variable of the state
-                self.shift()
+                self.shifted = True
                 return name
             if isinstance(kwargs.get("choices"), Unknown):
                 kwargs["choices"] = (kwargs["choices"],)
             elif fn is primitives.select and len(args) > 1 and isinstance(args[1], Unknown):
                 args[1] = (args[1],)
             args, kwargs = [_inert(x) for x in args], {k: _inert(x) for k, x in kwargs.items()}
-        return op.native(fn, *args, **kwargs)
+        try:
+            return op.native(fn, *args, **kwargs)
+        except Undecided as undecided:  # lmc looks at what it is
+            if id(fn) in table.ASKS:
+                self.shifted = True
+            return self.operation(fn.__name__, (*args, *kwargs.values()), undecided.deps)
+
+    def _said(self: Evaluation, x: Any) -> Any:
+        """An argument of lmc's own functions: of a tool or schema of the program's, what it is outside."""
+        if type(x) is Closure and x.own is not None:
+            return x.own
+        return Unknown(self.lost[id(x)]) if self.is_lost(x) else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
 
     def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
         """The object of a typed answer, once its text is known."""
@@ -351,53 +318,41 @@ class Calls:
         return self.adopt(op.native(parse_answer, asked, value))
 
     def _state_method(self: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        own = _STATE_RULES.get(name)
+        if own is not None:
+            return own(self, x, *args, **kwargs)
         if name == "each" and type(x) is StateGroup:
             body, *items = args or kwargs.values()
             made = [self.call(body, list(given), {}) for given in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)]
             awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
             return Coroutine(lambda: [self.awaited_or(one) for one in made]) if awaited else made
-        if name == "__iadd__":
-            return op.append(self, "add", x, args[0])
-        if name in ("__getitem__", "get_var"):
-            return op.item(self, x, args[0])
-        if name in ("__setitem__", "set_var"):
-            return op.set_item(self, x, args[0], args[1])
-        if name == "parsed":
-            return self._parsed(x, *args, **kwargs)
         if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
             return Unknown(self.lost[id(x)])
-        unknown = [a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)]
-        if name == "fork" and unknown:
+        unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
+        if name == "fork" and unknown != NOTHING:
             x.forks += 1
-            self.forked[id(x)] = join(*unknown)
-            self.blocked(join(*unknown))
-            return Unknown(join(*unknown))
+            self.forked[id(x)] = unknown
+            self.blocked(unknown)
+            return Unknown(unknown)
         if name not in _STATE_METHODS:
             return self.call(self.attribute(x, name), args, kwargs)
-        if unknown and name not in ("user", "system", "assistant"):
-            return self.operation("." + name, (x, *args), join(*unknown))
+        if unknown != NOTHING and name not in ("user", "system", "assistant"):
+            return self.operation("." + name, (x, *args), unknown)
         found = op.native(getattr(x, name), *args, **kwargs)
         if name == "fork":
             self.states.extend(found.states)
-            return found
-        if type(found).__name__ == "_GeneratorContextManager":
-            return self._entered(found)
-        return found
+        return self._entered(found) if type(found).__name__ == "_GeneratorContextManager" else found
 
     def _entered(self: Evaluation, manager: Any) -> Manager:
+        """A context manager of lmc's."""
+
         def enter() -> Any:
             entered = op.native(manager.__enter__)
             if isinstance(entered, State):
                 self.states.append(entered)
             return entered
 
-        def leave(error: Any) -> bool:
-            if error is None:
-                op.native(manager.__exit__, None, None, None)
-                return False
-            return bool(op.native(manager.__exit__, _Carried, _Carried(), None))
-
-        return Manager(enter, leave)
+        return Manager(enter, lambda error: bool(op.native(manager.__exit__, *(None, None) if error is None else (_Carried, _Carried()), None)))
 
     # -- unknown code
 
@@ -419,7 +374,7 @@ class Calls:
                 self.called_elsewhere(x)
             elif kind is Method:
                 self.hand_over([x.receiver, x.function], depth + 1)
-            if depth < 4 and (kind in op.SEQUENCES or kind in op.MAPPINGS or kind is Object) and not self.is_lost(x):
+            if depth < 4 and (kind in op.CONTAINERS or kind is Object) and not self.is_lost(x):
                 held = x.attributes.values() if kind is Object else x.values() if kind in op.MAPPINGS else x
                 self.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
             self.lose(x, None)
@@ -434,7 +389,7 @@ class Calls:
         """A call with arguments of which not even the number is known."""
         self.blocked(deps)
         if id(callee) in table.ASKS or method in _ASKING:
-            self.shift()
+            self.shifted = True
         if isinstance(callee, Function) and self.current is not None:
             self.current.calls += 1
         if isinstance(callee, (State, StateGroup)):
@@ -445,14 +400,11 @@ class Calls:
 
     def spread(self: Evaluation, kwargs: dict[str, Any], x: Any) -> None:
         """Adds `**x`."""
-        if isinstance(x, Unknown) or self.is_lost(x):
-            raise Undecided(x.deps if isinstance(x, Unknown) else self.lost[id(x)])
-        if type(x) not in op.MAPPINGS:
-            raise Raised(TypeError("argument after ** must be a mapping"))
-        for k, v in x.items():
-            if type(k) is not str or k in kwargs:
-                raise Raised(TypeError(f"got multiple values for keyword argument {k!r}"))
-            kwargs[k] = v
+        if (deps := op.known(self, x)) != NOTHING:
+            raise Undecided(deps)
+        if type(x) not in op.MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
+            raise Raised(TypeError("argument after ** must be a mapping of new names"))
+        kwargs.update(x)
 
     def _host(self: Evaluation, fn: HostFunction, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not fn.pure:
@@ -460,8 +412,8 @@ class Calls:
         deps = join(NOTHING, *(op.need(self, a) for a in (*args, *kwargs.values())))
         if deps is None or deps:
             return self.operation(fn.name, (*args, *kwargs.values()), deps)
-        found = self.emitter.pure(fn, table.deep_copy(self, args, {}), table.deep_copy(self, kwargs, {}))
-        return found if isinstance(found, Unknown) else table.deep_copy(self, found, {}) if op.need(self, found) == NOTHING else self.adopt(found)
+        found = self.emitter.pure(fn, table.deep_copy(self, args), table.deep_copy(self, kwargs))
+        return found if isinstance(found, Unknown) else table.deep_copy(self, found) if op.need(self, found) == NOTHING else self.adopt(found)
 
     # -- awaiting
 
@@ -472,7 +424,7 @@ class Calls:
             return x.result()
         if isinstance(x, Unknown):
             return x
-        raise Raised(TypeError(f"object {self.type_name(x)} can't be used in 'await' expression"))
+        raise Raised(TypeError(f"object {type(x).__name__} can't be used in 'await' expression"))
 
     def awaited_or(self: Evaluation, x: Any) -> Any:
         return x.result() if type(x) is Coroutine else x
@@ -491,8 +443,18 @@ class Calls:
         if is_plain(cls):
             return self.instance(cls, args, kwargs)
         if type(cls) is EnumMeta and is_plain_enum(cls):
-            return self.enum_member(cls, args)
+            return op.apply(self, "enum", lambda x: self._member(cls, x), *args)
         return self.unknown_code(cls, args, kwargs)
+
+
+    def _member(self: Evaluation, cls: Any, x: Any) -> Any:
+        """The member of an enum that has a plain value."""
+        for member in vars(cls)["_member_map_"].values():
+            if x is member or (type(x) in op.PLAIN and type(vars(member)["_value_"]) in op.PLAIN and vars(member)["_value_"] == x):
+                return self.adopt(member)
+        if type(x) not in op.PLAIN:
+            raise Undecided(None)
+        raise Raised(ValueError(f"{x!r} is not a valid {cls.__qualname__}"))
 
 
 class _Carried(Exception):
@@ -504,69 +466,25 @@ def _inert(x: Any) -> Any:
     return x if is_inert(x) else Unknown(None)
 
 
-def _outside(x: Any) -> Any:
-    """Of a tool or schema of the program's, what it is outside, if it is something there."""
-    return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
-
-
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a call by name. Raises what Python raises for a wrong call."""
-    code, names = fn.code, fn.code.positional
-    found: dict[str, Any] = dict(zip(names, args, strict=False))
-    if len(args) > len(names) and code.rest is None:
-        raise Raised(TypeError(f"{fn.name}() takes {len(names)} positional arguments but {len(args)} were given"))
-    if code.rest is not None:
-        found[code.rest] = tuple(args[len(names) :])
-    if kwargs:
-        more: dict[str, Any] = {}
-        for name, x in kwargs.items():
-            if name in code.names:
-                if name in found:
-                    raise Raised(TypeError(f"{fn.name}() got multiple values for argument '{name}'"))
-                found[name] = x
-            elif code.more is None:
-                raise Raised(TypeError(f"{fn.name}() got an unexpected keyword argument '{name}'"))
-            else:
-                more[name] = x
-        if code.more is not None:
-            found[code.more] = more
-    elif code.more is not None:
-        found[code.more] = {}
-    first = len(names) - len(fn.defaults)
-    for i in range(min(len(args), len(names)), len(names)):
-        if names[i] not in found:
-            if i < first:
-                raise Raised(TypeError(f"{fn.name}() missing 1 required positional argument: '{names[i]}'"))
-            found[names[i]] = fn.defaults[i - first]
-    for name in code.keyword_only:
-        if name not in found:
-            if name not in fn.kwdefaults:
-                raise Raised(TypeError(f"{fn.name}() missing 1 required keyword-only argument: '{name}'"))
-            found[name] = fn.kwdefaults[name]
-    return found
+    code = fn.code
+    if not kwargs and code.is_simple and len(args) == len(code.positional):
+        return dict(zip(code.positional, args, strict=True))
+    bound = op.native(code.signature(fn.defaults, fn.kwdefaults).bind, *args, **kwargs)
+    bound.apply_defaults()
+    return {**bound.arguments, code.more: dict(bound.arguments[code.more])} if code.more else bound.arguments
 
 
-def _manager_code() -> types.CodeType:
-    import contextlib
-
-    @contextlib.contextmanager
-    def made() -> Any:
-        yield
-
-    return made.__code__
-
-
-_MANAGER_CODE = _manager_code()
+_MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess, reportDeprecated]
 _NO_OPTIONS = Options()
 _ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
 _LRU = type(functools.lru_cache(len))
-_FINAL = frozenset({"recursion"})
-_STATE_METHODS = frozenset({
-    "system", "user", "assistant", "var_scope", "fork", "copy", "get_meta_info", "text", "messages", "sync", "error", "join", "parsed",
-})  # fmt: skip
-import re as _re  # noqa: E402
-
-re_pattern = _re.Pattern
+_STATE_METHODS = frozenset("system user assistant var_scope fork copy get_meta_info text messages sync error join".split())
+_STATE_RULES: Mapping[str, Any] = {
+    "__iadd__": lambda ev, x, item: op.append(ev, "add", x, item), "parsed": lambda ev, x, *args, **kwargs: ev._parsed(x, *args, **kwargs),
+    **dict.fromkeys(("__getitem__", "get_var"), op.item), **dict.fromkeys(("__setitem__", "set_var"), op.set_item),
+}  # fmt: skip
 
 
 def _method(ev: Evaluation, fn: Method, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -580,18 +498,9 @@ def _bound_method(ev: Evaluation, fn: types.MethodType, args: list[Any], kwargs:
 
 
 def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args and isinstance(args[0], Unknown):
-        return ev.call_method(args[0], fn.__name__, args[1:], kwargs)
-    if not args or not isinstance(args[0], fn.__objclass__):
+    if not args or not isinstance(args[0], (Unknown, fn.__objclass__)):
         raise Raised(TypeError(f"descriptor '{fn.__name__}' for '{fn.__objclass__.__name__}' objects doesn't apply"))
     return ev.call_method(args[0], fn.__name__, args[1:], kwargs)
-
-
-def _called_object(ev: Evaluation, x: Object, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    method = ev.special(x, "__call__")
-    if method is None:
-        raise Raised(TypeError(f"{ev.type_name(x)!r} object is not callable"))
-    return ev.call(method, args, kwargs)
 
 
 _CALLS: dict[type, Any] = {
@@ -600,7 +509,8 @@ _CALLS: dict[type, Any] = {
     Method: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
-    Object: _called_object,
+    Object: lambda ev, fn, args, kwargs: ev.unknown_code(fn, args, kwargs) if (own := ev.special(fn, "__call__")) is None else ev.call(own, args, kwargs),
+    table.Callback: lambda ev, fn, args, kwargs: ev.call(fn.fn, args, kwargs),
     types.MethodType: _bound_method,
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, Signature
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 Eval = Callable[["Frame"], Any]
 """An expression, compiled: its value in a frame. Of a statement: its Signal."""
+
+
+Place = tuple[str, int, str]
+"""Of a function: file, first line and name. A journaled run has code of its own at the same place."""
+
+
+def place_of(code: types.CodeType) -> Place:
+    return code.co_filename, code.co_firstlineno, code.co_name
 
 
 class NotUnderstood(Exception):
@@ -67,15 +76,15 @@ class Code:
     """A function: `body(frame)` runs it."""
 
     def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None) -> None:
-        self.node, self.name, self.python, self.file = node, name, python, scope.file
-        self.loc = scope.loc(node)
+        self.name, self.is_lambda = name, isinstance(node, ast.Lambda)
+        self.place = None if python is None else place_of(python)
         a = node.args
         self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
         self.only_positional = len(a.posonlyargs)
         self.keyword_only = tuple(p.arg for p in a.kwonlyargs)
-        self.names = frozenset((*self.positional[self.only_positional :], *self.keyword_only))
         self.rest = a.vararg.arg if a.vararg else None
         self.more = a.kwarg.arg if a.kwarg else None
+        self.is_simple = not (self.keyword_only or self.rest or self.more)
         statements: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
         self.effects: Effects = effects(statements)
         self.is_generator = self.effects.yields and not isinstance(node, ast.Lambda)
@@ -86,17 +95,25 @@ class Code:
         bound = frozenset(scope.bindings.bound)
         self.free_effects = replace(self.effects, touched=self.effects.touched - bound, names=frozenset())
         """Without what it does to its own names."""
-        self.body: Eval
-        from lmc.frontend.capture.expressions import expression  # they compile functions in turn
-        from lmc.frontend.capture.statements import block
-
-        if isinstance(node, ast.Lambda):
-            self.body = expression(node.body, scope)
-        elif self.is_generator and self.is_async:
+        if self.is_generator and self.is_async:
             raise NotUnderstood("an async generator")
-        else:
-            self.body = block(node.body, scope)
-        self.is_lambda = isinstance(node, ast.Lambda)
+        from lmc.frontend.capture.statements import block  # which compiles functions in turn
+
+        self.body: Eval = block([ast.copy_location(ast.Return(node.body), node.body)] if isinstance(node, ast.Lambda) else node.body, scope)
+
+    def signature(self, defaults: Sequence[Any], kwdefaults: Mapping[str, Any]) -> Signature:
+        """With the defaults of one of the functions that have this code."""
+        first = len(self.positional) - len(defaults)
+        made = [
+            Parameter(name, Parameter.POSITIONAL_ONLY if i < self.only_positional else Parameter.POSITIONAL_OR_KEYWORD, default=defaults[i - first] if i >= first else Parameter.empty)
+            for i, name in enumerate(self.positional)
+        ]
+        if self.rest:
+            made.append(Parameter(self.rest, Parameter.VAR_POSITIONAL))
+        made += [Parameter(name, Parameter.KEYWORD_ONLY, default=kwdefaults.get(name, Parameter.empty)) for name in self.keyword_only]
+        if self.more:
+            made.append(Parameter(self.more, Parameter.VAR_KEYWORD))
+        return Signature(made)
 
 
 spent = 0.0

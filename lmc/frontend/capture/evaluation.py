@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import builtins
-import types
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,35 +55,36 @@ class Frame:
         frame.loops, frame.first = self.loops, self.first
         return frame
 
-    def peek(self, name: str) -> Any:
-        """What a name holds; `MISSING` if nothing. Reads no global that was not read yet."""
+    def around(self) -> Iterator[Frame]:
+        """The frames around it, from this one on."""
         frame: Frame | None = self
         while frame is not None:
+            yield frame
+            frame = frame.outer
+
+    def peek(self, name: str) -> Any:
+        """What a name holds; None if nothing."""
+        for frame in self.around():
             if name in frame.vars:
                 return frame.vars[name]
-            frame = frame.outer
-        return self.ev.peek_global(self.module, name)
+        try:
+            return self.ev.global_value(self.module, name)
+        except Raised:
+            return None
 
     def outer_value(self, name: str) -> Any:
-        frame = self.outer
-        while frame is not None:
+        for frame in self.outer.around() if self.outer is not None else ():
             if name in frame.vars:
                 return frame.vars[name]
-            frame = frame.outer
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
 
     def store(self, name: str, x: Any, kind: str) -> None:
         if kind == "local":
-            if self.live is not None and isinstance(x, Unknown) and x.deps is None:
-                x = self.from_python(name, x)
-            self.vars[name] = x
+            self.vars[name] = self.from_python(name, x) if self.live is not None and isinstance(x, Unknown) and x.deps is None else x
         elif kind == "global":
             self.ev.set_global(self.module, name, x)
         else:
-            frame = self.outer
-            while frame is not None and name not in frame.vars:
-                frame = frame.outer
-            holder = self.outer if frame is None else frame
+            holder = next((frame for frame in self.outer.around() if name in frame.vars), self.outer)
             holder.vars[name] = x
             if holder.cells is not None and name in holder.cells:
                 self.ev.snapshot.changed.add(id(holder.cells[name]))
@@ -95,7 +95,6 @@ class Frame:
         assert self.live is not None and self.code is not None
         if name not in self.code.once or name not in self.live:
             return x
-        self.ev.resumed += 1
         return self.ev.locals.adopt(self.live[name])
 
 
@@ -123,10 +122,6 @@ class Outcome:
     steps: int = 0
 
 
-def _never() -> bool:
-    return False
-
-
 class Evaluation(Calls, Objects, Havoc):
     """Follows `function` from its first line. The emitter reads `certain` and `shifted` at each ask.
 
@@ -142,19 +137,19 @@ class Evaluation(Calls, Objects, Havoc):
         *,
         domain: Domain | None = None,
         budget: int = 50_000,
-        paused: Callable[[], bool] = _never,
+        paused: Callable[[], bool] = lambda: False,
         passes: Callable[[Loc], int] = lambda _: 0,
-        frames: Mapping[types.CodeType, tuple[int, Mapping[str, Any]]] | None = None,
+        frames: Mapping[Any, Mapping[str, Any]] = {},
         stream: str = "",
         explores: bool = False,
     ) -> None:
-        """`explores`: it looks into arms of undecided branches, too. `frames`: the line and locals of the frames of Python's that run functions of the program now."""
+        """`explores`: it looks into arms of undecided branches, too. `frames`: locals of the frames of Python's that run functions of the program now, by their places."""
         self.function, self.snapshot, self.emitter = function, arguments, emitter
         self.domain = domain or Domain()
-        self.paused, self.passes, self.frames, self.stream = paused, passes, frames or {}, stream
-        self.outside = Outside(arguments)
+        self.paused, self.passes, self.frames, self.stream = paused, passes, frames, stream
+        self.outside = Outside(arguments, self)
         self.adopt = self.outside.adopt
-        self.locals = Outside(Snapshot())
+        self.locals = Outside(Snapshot(), self)
         """What the frames of Python's hold: nothing of it is kept behind the evaluation."""
         self.certain, self.shifted = True, False
         self.outcome = Outcome()
@@ -168,7 +163,7 @@ class Evaluation(Calls, Objects, Havoc):
         self.handled: list[Any] = []
         self.tries = 0
         self.explores, self.exploring = explores, 0  # how many arms deep it is
-        self.depth = self.steps = self.resumed = 0
+        self.depth = self.steps = 0
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
@@ -180,7 +175,7 @@ class Evaluation(Calls, Objects, Havoc):
         self._asks: dict[int, bool] = {}
 
     def run(self) -> Outcome:
-        """Evaluates. Raises nothing of the program's; EvaluatorError and the like are faults of the evaluator."""
+        """Evaluates. Raises nothing of the program's: what it raises is a fault of the evaluator."""
         outcome, token = self.outcome, place.set(lambda: self.loc)
         try:
             state = State(self.emitter, stream=self.stream, name=self.function.name)
@@ -188,11 +183,11 @@ class Evaluation(Calls, Objects, Havoc):
             args = [self.adopt(a) for a in self.snapshot.args]
             kwargs = {k: self.adopt(v) for k, v in self.snapshot.kwargs.items()}
             outcome.value = self.program(self.function, state, args, kwargs)
-            outcome.complete = outcome.entire
+            outcome.complete = True
         except Stop as stop:
             outcome.reason, outcome.stopped_at = stop.reason, stop.loc or self.loc
         except Raised as raised:
-            outcome.raised, outcome.complete = raised.value, outcome.entire
+            outcome.raised, outcome.complete = raised.value, True
         except (Undecided, Abandoned) as unknown:
             self.blocked(unknown.deps)
             outcome.reason, outcome.stopped_at = "something unknown decides", self.loc
@@ -205,7 +200,7 @@ class Evaluation(Calls, Objects, Havoc):
             for outside in (self.outside, self.locals):
                 outside.forget()
             self.locals.snapshot.forget()
-        outcome.steps = self.steps
+        outcome.complete, outcome.steps = outcome.complete and outcome.entire, self.steps
         return outcome
 
     # -- budget and flags
@@ -232,15 +227,6 @@ class Evaluation(Calls, Objects, Havoc):
     def confirm(self) -> None:
         """Python has made the request that is being made: it has passed all that was undecided."""
         self.certain, self.shifted = True, False
-
-    def uncertain(self) -> None:
-        self.certain = False
-
-    def shift(self) -> None:
-        self.shifted = True
-
-    def passed_by(self, loc: Loc) -> None:
-        self.outcome.passed[loc] += 1
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """A pure operation some of whose operands are unknown."""
@@ -293,31 +279,18 @@ class Evaluation(Calls, Objects, Havoc):
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
             self.shifted = True
-        elif kind is op.StateGroup:
-            for state in x.states:
-                self.lose(state, deps)
-            return
-        elif kind is op.Object:
-            for name in x.attributes:
-                x.attributes[name] = Unknown(deps)
-            return
-        elif kind is tuple:
-            for item in x:
+        elif kind is op.StateGroup or kind is tuple:
+            for item in x.states if kind is op.StateGroup else x:
                 if type(item) not in op.ATOMS:
                     self.lose(item, deps)
             return
-        elif not (kind in op.SEQUENCES or kind in op.MAPPINGS) or kind is frozenset:
+        elif kind is op.Object:
+            x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
+            return
+        elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
         self._kept.append(x)
-
-    def need_key(self, key: Any) -> Deps:
-        """What has to be known to use a value as a key."""
-        if type(key) in op.PLAIN:
-            return NOTHING
-        if isinstance(key, (type, types.FunctionType, State, op.Closure)) or (type(key) is op.Object and self.hashes_by_identity(key)):
-            return NOTHING
-        return op.need(self, key)
 
     # -- globals
 
@@ -335,15 +308,6 @@ class Evaluation(Calls, Objects, Havoc):
             raise Raised(NameError(f"name '{name}' is not defined"))
         self._globals[key] = found
         return found
-
-    def peek_global(self, module: dict[str, Any], name: str) -> Any:
-        found = self._globals.get((id(module), name), _MISSING)
-        if found is not _MISSING:
-            return found
-        try:
-            return self.global_value(module, name)
-        except Raised:
-            return None
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
         self.snapshot.changed.add((id(module), name))

@@ -9,12 +9,15 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import sys
 from typing import Any
 
 import pytest
 
 import lmc
+from lmc.frontend.capture import operations
+from lmc.frontend.capture.code import place_of
 
 from .comparing import run_evaluation, run_python
 from .recording import evaluate
@@ -169,21 +172,16 @@ class Point:
 @lmc.function
 def yields_anywhere(s, q):
     def asks(n):
-        total = n + len((yield f"{q}{n}") or "")
-        names = [(yield "a"), (yield "b")]
-        while (more := (yield str(total))) is not None and total < 9:
-            total += len(more)
-        return names, (yield from (c for c in "xy"))
+        for k in range(n):
+            s.__iadd__(f"{q}{k}" + lmc.gen("x", max_tokens=2))
+            names = [(yield s["x"]), (yield f"{k}")]
+        return len(names) + len((yield from (c for c in "xy")) or "")
 
-    it = asks(1)
-    text, got = next(it), []
-    try:
-        while True:
-            s += text + lmc.gen("x", max_tokens=2)
-            got.append(text)
-            text = it.send(s["x"] if len(got) < 7 else None)
-    except StopIteration as end:
-        s += f"{end.value}" + lmc.gen("end")
+    got = []
+    for text in asks(2):
+        s += text + lmc.gen("y", max_tokens=2)
+        got.append(s["y"])
+    s += f"{got}" + lmc.gen("end")
     return got
 
 
@@ -201,12 +199,12 @@ def matching(s, q):
             s += lmc.gen("w")
     for found in (Point(1, q), Point(y="b"), [1, Point(3, "c"), "z"], {"a": None, "b": 2, "c": 3}, (1,), 7, "no"):
         match found:
-            case Point(1, y) | Point(y="b" as y):
+            case Point(x=1, y=y) | Point(y="b" as y):
                 text = f"point {y}"
             case [int(n), *middle, str() as last] if n:
                 text = f"list {n} {len(middle)} {last}"
-            case {"a": None, **rest}:
-                text = f"dict {rest}"
+            case {"a": None, "b": b}:
+                text = f"dict {b}"
             case tuple(t):
                 text = f"tuple {t}"
             case 7 | 8:
@@ -366,14 +364,14 @@ def test_locals_that_are_bound_once_are_read_from_pythons_frame():
     asked, outcome = evaluate(resumed, g="/dev/null")
     assert [(a.name, a.prompt) for a in asked] == [("ok", None), ("z", None)] and not outcome.entire
     live = {"plan": "a\nb", "step": "b"}  # `step` is bound in a loop
-    asked, _ = evaluate(resumed, options={"frames": {resumed.func.__code__: (0, live)}}, g="/dev/null")
+    asked, _ = evaluate(resumed, options={"frames": {place_of(resumed.func.__code__): live}}, g="/dev/null")
     assert [(a.name, a.prompt) for a in asked] == [("ok", "Plan: a\nb"), ("c", "[user:a][assistant:"), ("c", "[user:b][assistant:"), ("z", "Plan: a\nb{('', 0)}")]
 
 
 @lmc.function
 def looking(s, q):
     found = opened(q)
-    FRAMES.append({sys._getframe().f_code: (0, sys._getframe().f_locals)})
+    FRAMES.append({place_of(sys._getframe().f_code): sys._getframe().f_locals})
     s += found + lmc.gen("x")
     s += (FRAMES[-1] and "") or lmc.gen("y")
 
@@ -500,6 +498,38 @@ def test_limits_stop_an_evaluation():
     assert len(asked) == 1 and "too large" in outcome.reason
 
 
+@lmc.function
+def goes_on(s, way):
+    found, many = [], 10**9
+    if way == "extend":
+        found.extend(range(many))
+    elif way == "append":
+        found += range(many)
+    elif way == "slice":
+        found[:] = range(many)
+    elif way == "iterator":
+        found.extend(itertools.count())
+    elif way == "generator":
+        found.extend(x for x in itertools.cycle([1]))
+    elif way == "in":
+        found = -1 in itertools.count()
+    elif way == "set":
+        found = {1}.union(map(abs, itertools.count()))
+    elif way == "star":
+        found = [*range(many)]
+    elif way == "unpacked":
+        found, *_ = range(many)
+    else:
+        found = sum(range(many)) + max(range(many))
+    s += lmc.gen("x")
+
+
+@pytest.mark.parametrize("way", ["extend", "append", "slice", "iterator", "generator", "in", "set", "star", "unpacked", "sum"])
+def test_native_code_stays_within_the_budget(way):
+    _, outcome = evaluate(goes_on, way=way)
+    assert outcome.reason == "50000 steps"
+
+
 def test_pausing():
     asked, outcome = evaluate(endless, options={"paused": lambda: True}, q="q")
     assert outcome.paused and not asked
@@ -577,3 +607,98 @@ def test_undecided_expressions_are_holes():
     asked, outcome = evaluate(picky, q="q")
     assert [(x.prompt is None, x.certain, x.shifted) for x in asked] == [(False, True, False)] + 3 * [(True, True, False)]
     assert frozenset({("/c0", 0)}) in outcome.waits
+
+
+@lmc.function
+def catches_all(s, q):
+    try:
+        found = [x for x in q if x == "a"]
+    except Exception:
+        found = []
+    s += f"{found}" + lmc.gen("x")
+
+
+def test_a_fault_of_the_evaluator_is_no_exception_of_the_program(monkeypatch):
+    """Much of it runs below native code, whose exceptions are the program's."""
+    assert evaluate(catches_all, q="abc")[0][0].prompt == "['a']"
+    monkeypatch.setattr(operations, "apply", None)
+    with pytest.raises(TypeError):
+        evaluate(catches_all, q="abc")
+
+
+class Money:
+    def __init__(self, n):
+        self.n = n
+
+    def __add__(self, other):
+        return Money(self.n + other.n)
+
+    def __radd__(self, other):
+        return self if other == 0 else NotImplemented
+
+    def __lt__(self, other):
+        return self.n < other.n
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+    def __hash__(self):
+        return self.n
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return iter(range(self.n))
+
+    def __contains__(self, x):
+        return x == self.n
+
+    def __getitem__(self, i):
+        return i * self.n
+
+    def __str__(self):
+        return f"{self.n} €"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        return kind is KeyError
+
+
+@lmc.function
+def abandoned(s, q):
+    def guarded(name):
+        try:
+            s.__iadd__(f"<{name}>" + lmc.gen("x", max_tokens=2))
+            yield s["x"]
+            yield "more"
+        finally:
+            s.__iadd__("</>")
+
+    got = next(guarded("a"))
+    with contextlib.suppress(KeyError), section(s, "b"):
+        s += got + lmc.gen("y", max_tokens=2)
+        raise KeyError
+    s += lmc.gen("z")
+
+
+def test_finally_of_a_generator_is_evaluated_where_nobody_takes_the_rest_and_where_a_managed_body_raises():
+    python = run_python(abandoned, {"q": "q"})
+    asked, outcome = run_evaluation(abandoned, {"q": "q"}, python.answers)
+    assert asked == python.asked and len(asked) == 3 and outcome.complete
+
+
+@lmc.function
+def operators(s, q):
+    a, b = Money(len(q)), Money(2)
+    with b as entered:
+        {}["x"]
+    found = [str(sum([a, b])), max(a, b).n, a == b, a != Money(a.n), b in [a, Money(2)], len(b), list(b), 2 in b, b[3], {b: 1}[Money(2)], sorted([a, b])[0].n, bool(Money(0)), f"{entered}"]
+    s += f"{found}" + lmc.gen("x")
+
+
+def test_native_code_calls_the_special_methods_of_objects():
+    asked, _ = run_evaluation(operators, {"q": "four"}, {})
+    assert asked == run_python(operators, {"q": "four"}).asked
