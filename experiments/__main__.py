@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import experiments
-from experiments.core import EXPERIMENTS, Setup, run, table
+from docs import make_pictures
+from experiments.core import EXPERIMENTS, NotAResult, Setup, run, table
 from experiments.page import page
 from experiments.results import PAGE, report
 
-for module in ("programs", "agents", "constraints", "apis", "hardware", "rag", "quality"):
+for module in ("programs", "agents", "constraints", "apis", "hardware", "rag", "elsewhere", "quality"):
     importlib.import_module(f"experiments.{module}")
 
 
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--load-format", default=own.load_format, choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--n", type=int, default=own.n, help=f"items of a workload at most; 0: as many as it has (default {own.n})")
     parser.add_argument("--scale", type=float, default=own.scale, help=f"factor on lengths of prompts and answers (default {own.scale})")
+    parser.add_argument("--pool", type=int, metavar="TOKENS", help="size of an engine's KV pool (default: a part of the free memory)")
     parser.add_argument("--reps", type=int, default=own.reps, help=f"repetitions (default {own.reps})")
     parser.add_argument("--seed", type=int, default=own.seed, help="of the synthetic text")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME", help="a backend that runs the same programs beside, such as sglang:http://127.0.0.1:30000; repeatable")
@@ -33,10 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/experiments"), help="where JSON and pages go; what is there is not measured again (default build/experiments)")
     parser.add_argument("--note", default="", help="what a reader should know of the circumstances, such as what else the machine does")
     parser.add_argument("--fresh", action="store_true", help="measure again")
-    parser.add_argument("--report", action="store_true", help="write docs/results.md from docs/results/*.json")
+    parser.add_argument("--report", action="store_true", help="write docs/results.md, and the pictures of the README, from docs/results/*.json")
     given = parser.parse_args(argv)
     if given.report:
         PAGE.write_text(report(), "utf-8")
+        make_pictures.write()
         print(PAGE)
     names = list(EXPERIMENTS) if given.names == ["all"] else given.names
     if unknown := [name for name in names if name not in EXPERIMENTS]:
@@ -46,16 +49,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not names and not given.report:
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name:16} {experiment.question}")
-    setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data)
+    setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data, given.pool)
+    failed = 0
     for name in names:
-        found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh, note=given.note)
-        columns, lines = table(found.all())
-        widths = [max(map(len, column)) for column in zip(columns, *lines)]
-        print("\n".join("  ".join(value.ljust(w) for value, w in zip(line, widths)).rstrip() for line in ([columns, *lines] if lines else [])))
-        path = given.out / f"{name}.html"
-        path.write_text(page(EXPERIMENTS[name], found), "utf-8")
-        print(f"{path}{f'; {len(found.unmeasured)} points were not measured' if found.unmeasured else ''}\n")
-    return 0
+        try:
+            _measured(name, setup, given)
+        except (NotAResult, OSError) as error:  # of the files that results go to; what a point meets is noted in them
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = 1
+        except KeyboardInterrupt:
+            print(f"\n{name}: interrupted. What was measured is kept in {given.out}; the same command goes on", file=sys.stderr)
+            return 130
+    return failed
+
+
+def _measured(name: str, setup: Setup, given: argparse.Namespace) -> None:
+    """Run an experiment, print its figures and write its page."""
+    found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh, note=given.note)
+    columns, lines = table(found.all())
+    widths = [max(map(len, column)) for column in zip(columns, *lines)]
+    print("\n".join("  ".join(value.ljust(w) for value, w in zip(line, widths)).rstrip() for line in ([columns, *lines] if lines else [])))
+    path = given.out / f"{name}.html"
+    path.write_text(page(EXPERIMENTS[name], found), "utf-8")
+    print(f"{path}{f'; {len(found.unmeasured)} points were not measured' if found.unmeasured else ''}\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Generator
 from contextlib import closing
 
 from benchmarks.agent_traces import traces
@@ -21,7 +22,7 @@ WARM_UP, WINDOW = 7.5, 30.0
     reads="A closed loop of agents with recorded lengths and tool times (median 23 to 43 turns, tools 0.1 to 30 s). On a CPU no model runs: passes cost what they do on an H200, "
     "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes; fit: only those begin that fit; lru: requests by themselves.",
 )  # fmt: skip
-def memory(setup: Setup) -> Iterator[Point]:
+def memory(setup: Setup) -> Generator[Point]:
     for policy in POLICIES:
         for over in (1, 2, 4, 8):
             yield Point(f"{policy} {over}", lambda policy=policy, over=over: _point(setup, policy, over))

@@ -10,14 +10,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lmc
-from experiments.core import Plot, Point, Row, Setup, Unmeasured, experiment
+from experiments.core import Opened, Plot, Point, Row, Setup, Unmeasured, experiment
 from lmc.measuring import compiled, interpreted, measure
 
 SHOTS = 5
@@ -90,9 +89,9 @@ DATA: dict[str, tuple[str, Callable[[Path], list[Question]], Any]] = {
 
 @experiment(
     "quality", "Are the answers right, and as right when compiled?", Plot("Share of right answers", "data", "accuracy", "system · way"),
-    reads="Five worked examples before each question. Accuracy beside the speed of the same run.", paper="Section 6.1: MMLU, HellaSwag and GSM-8K",
+    reads="Five worked examples before each question. Accuracy beside the speed of the same run.", paper="Section 6.1: MMLU, HellaSwag and GSM-8K", beside=True,
 )  # fmt: skip
-def quality(setup: Setup) -> Iterator[Point]:
+def quality(setup: Setup) -> Generator[Point]:
     from experiments.programs import systems
 
     for system, opened in systems(setup):
@@ -101,7 +100,7 @@ def quality(setup: Setup) -> Iterator[Point]:
                 _answered(setup, system, opened, name, file, read, program)))
 
 
-def _answered(setup: Setup, system: str, opened: Callable[[], Any], name: str, file: str, read: Callable[[Path], list[Question]], program: Any) -> Iterator[Row]:
+def _answered(setup: Setup, system: str, opened: Opened, name: str, file: str, read: Callable[[Path], list[Question]], program: Any) -> Iterator[Row]:
     if setup.data is None:
         raise Unmeasured(f"give a folder with {file} by --data (formats: experiments/quality.py)")
     path = Path(setup.data) / file
@@ -111,7 +110,7 @@ def _answered(setup: Setup, system: str, opened: Callable[[], Any], name: str, f
     if not questions:
         raise Unmeasured(f"{path} has no more than the {SHOTS} questions that are shown as examples")
     items: Sequence[dict[str, Any]] = [question.arguments for question in questions]
-    with closing(opened()) as backend:
+    with opened.using() as backend:
         for way, run in (("interpreted", interpreted(program)), ("compiled", compiled(program))):
             found = measure(run, items, backend)
             right = sum(value == repr(question.right) for (_, value), question in zip(found.texts, questions))

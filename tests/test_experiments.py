@@ -1,15 +1,33 @@
 """Experiments: what is kept and resumed, what is said of what cannot be measured, pages and the report."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from experiments import __main__ as command
 from experiments.apis import ANSWERS, card
-from experiments.core import EXPERIMENTS, Experiment, Found, Plot, Point, Setup, Unmeasured, cell, run, table
+from experiments.core import (
+    ALL,
+    EXPERIMENTS,
+    NOT_REACHED,
+    Experiment,
+    Found,
+    NotAResult,
+    Opened,
+    Plot,
+    Point,
+    Setup,
+    Unmeasured,
+    cell,
+    missing,
+    run,
+    table,
+)
 from experiments.page import page
+from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, mmlu
-from experiments.results import PAPER, report, section
+from experiments.results import OWN, PAPER, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
 
@@ -23,7 +41,7 @@ def fixed(monkeypatch):
 
 
 def an_experiment(points):
-    return Experiment("own", "Does it?", lambda setup: iter(points), (Plot("A plot", "x", "y", "kind"), Plot("Lines", "x", "y", "kind", kind="lines")), "So it reads.")
+    return Experiment("own", "Does it?", lambda setup: (point for point in points), (Plot("A plot", "x", "y", "kind"), Plot("Lines", "x", "y", "kind", kind="lines")), "So it reads.")
 
 
 def test_what_was_measured_is_not_measured_again_unless_the_commit_differs(fixed, tmp_path, monkeypatch):
@@ -57,6 +75,41 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(fixed, tmp_path, e
     assert again.unmeasured == found.unmeasured and again.all() == found.all()
 
 
+def test_an_interrupted_experiment_keeps_what_it_has_says_what_is_missing_and_goes_on(fixed, tmp_path):
+    calls = []
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    points = lambda b: an_experiment([Point("a", lambda: calls.append("a") or {"x": 1, "y": 1}), Point("b", b), Point("c", lambda: calls.append("c") or {"x": 3, "y": 1})])
+    with pytest.raises(KeyboardInterrupt):
+        run(points(interrupted), Setup(), tmp_path, say=lambda line: None)
+    found = Found.of(tmp_path / "own.json")
+    assert list(found.rows) == ["a"] and found.unmeasured == dict.fromkeys(["b", "c"], NOT_REACHED)
+    assert f"* b, c: {NOT_REACHED}" in section(points(interrupted), Found({"backend": "b", "scale": 1, "n": 0, "reps": 3}, {}, found.rows, found.unmeasured))
+    found = run(points(lambda: calls.append("b") or {"x": 2, "y": 1}), Setup(), tmp_path, say=lambda line: None)
+    assert calls == ["a", "b", "c"] and list(found.rows) == ["a", "b", "c"] and not found.unmeasured
+
+
+def test_what_no_point_could_say_is_said_of_the_whole():
+    wanted = replace(an_experiment([]), beside=True)
+    assert [line.split(":")[0] for line in missing(wanted, Found({"device": "cpu"}, {}))] == ["other systems", "a GPU"]
+    assert missing(wanted, Found({"device": "cuda", "peers": ["sglang:x"]}, {})) == []
+    assert ALL in page(wanted, Found({"device": "cuda", "peers": ["sglang:x"]}, {})) and "--peer" in page(wanted, Found({}, {}))
+
+
+def test_every_part_is_left_out_of_five_workloads(fixed, tmp_path):
+    wanted = EXPERIMENTS["ablations"]
+    keys = [point.key for point in wanted.points(Setup())]
+    assert len(keys) == 5 * len(VARIANTS) and {f"{name} {part}" for name in ("few-shot", "react", "tree", "judge", "json") for part in (
+        "cache", "tree (a table instead)", "order (first come first served)", "order (random)", "parallelism (one after another)", "pass plan-prefix", "run-ahead", "forced tokens",
+        "drafts (off by themselves)")} <= set(keys)
+    some = replace(wanted, points=lambda setup: (point for point in wanted.points(setup) if point.key in ("react run-ahead", "react cache")))
+    found = run(some, Setup(backend="mock", n=2, reps=2, scale=0.02), tmp_path, say=lambda line: None)
+    (row,) = found.all()
+    assert (row["n"], row["same"], row["requests"]) == (2, 1.0, 18) and "takes no options of an engine" in found.unmeasured["react cache"]
+
+
 def test_an_error_of_the_experiment_itself_is_raised(fixed, tmp_path):
     with pytest.raises(ZeroDivisionError):
         run(an_experiment([Point("a", lambda: {"y": 1 // 0})]), Setup(), tmp_path, say=lambda line: None)
@@ -64,16 +117,16 @@ def test_an_error_of_the_experiment_itself_is_raised(fixed, tmp_path):
 
 def test_a_file_that_is_no_result_is_named(tmp_path):
     (tmp_path / "own.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"own\.json is not the result of an experiment"):
+    with pytest.raises(NotAResult, match=r"own\.json is not the result of an experiment"):
         run(an_experiment([]), Setup(), tmp_path)
 
 
 def test_a_page_has_plots_figures_and_what_is_missing():
     rows = [{"x": 1, "y": 0.5, "kind": "<a>"}, {"x": 2, "y": 1.5, "kind": "<a>"}, {"x": 1, "y": 1.0, "kind": "b"}]
-    found = Found({"backend": "mock"}, {"commit": "abc"}, {"p": rows}, {"q": "because"})
+    found = Found({"backend": "mock"}, {"commit": "abc", "note": "beside other work"}, {"p": rows}, {"q": "because"})
     text = page(an_experiment([]), found)
     assert text.count("<svg") == 2 and text.count("<rect") == 3 and text.count("<polyline") == 2
-    assert "q: because" in text and "&lt;a&gt;" in text and "<a>" not in text
+    assert "q: because" in text and text.index("beside other work") < text.index("<svg") and "&lt;a&gt;" in text and "<a>" not in text
 
 
 def test_a_page_of_nothing_is_a_page():
@@ -91,8 +144,22 @@ def test_columns_in_which_nothing_is_are_left_out():
 
 def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_path):
     text = report(tmp_path)
-    assert all(f"## {name}" in text for name in EXPERIMENTS) and all(figure in text for figure, *_ in PAPER)
-    assert {name for _, name, _ in PAPER if name} <= set(EXPERIMENTS)
+    assert all(f"## {name}" in text for name in EXPERIMENTS) and all(f"| {figure.name} |" in text for figure in PAPER)
+    assert {figure.experiment for figure in PAPER if figure.experiment} <= set(EXPERIMENTS)
+    assert {*OWN, *(figure.without for figure in PAPER if figure.without)} <= set(VARIANTS)
+    assert text.count("not, because: ") == len(PAPER) + len(OWN)  # nothing is in this folder
+
+
+def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
+    row = lambda workload, **more: {"workload": workload, "without": "cache", "computed with": 10, "passes with": 4, "cpu times": 2.0, **more}
+    rows = {"react cache": [row("react", computed=30, passes=4)], "tree cache": [row("tree", computed=20, passes=8)]}
+    rows["react run-ahead"] = [row("react", computed=10, passes=5) | {"without": "run-ahead"}]
+    Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, rows, {"judge drafts (off by themselves)": "no time"}).save("ablations", tmp_path / "ablations.json")
+    text = report(tmp_path)
+    assert "| Figure 8c: no cache | `python -m experiments ablations` | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 workloads) |" in text
+    assert "| ours: no drafts (off by themselves) | `python -m experiments ablations` | not, because: not measured: judge drafts (off by themselves) |" in text
+    assert "| ours: no run-ahead | `python -m experiments ablations` | partly, because: at this size it makes no difference. Without it: 1.00 ×" in text
+    assert "| Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B | `python -m experiments scaling` | not, because: needs several GPUs |" in text
 
 
 def test_a_section_says_what_was_not_measured():
@@ -115,12 +182,64 @@ def test_the_command_lists_runs_and_refuses(capsys, tmp_path):
             command.main(wrong)
 
 
+def test_the_command_says_what_is_in_the_way_and_goes_on(capsys, tmp_path):
+    (tmp_path / "scaling.json").write_text("[]")
+    assert command.main(["scaling", "energy", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "scaling.json is not the result of an experiment" in said.err and "energy.html; 1 points" in said.out
+    assert command.main(["energy", "--out", str(tmp_path / "scaling.json" / "folder")]) == 1
+    assert "scaling.json" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_how_it_goes_on(capsys, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.apis.interpreted", interrupted)
+    assert command.main(["look-ahead", "scaling", "--n", "2", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert json.loads((tmp_path / "look-ahead.json").read_text())["unmeasured"] == {"card": NOT_REACHED} and not (tmp_path / "scaling.json").exists()
+    monkeypatch.undo()
+    assert command.main(["look-ahead", "--n", "2", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "look-ahead.json").read_text())["unmeasured"] == {}
+
+
 def test_a_peer_that_does_not_answer_is_said(fixed, tmp_path):
     setup = Setup(backend="mock", n=1, reps=1, scale=0.02, peers=("vllm:http://127.0.0.1:9",))
     wanted = EXPERIMENTS["throughput"]
     some = Experiment("own", "", lambda setup: (p for p in wanted.points(setup) if p.key.endswith("agents")), (), "")
     found = run(some, setup, tmp_path, say=lambda line: None)
     assert list(found.rows) == ["lmc agents"] and "127.0.0.1:9" in found.unmeasured["vllm agents"]
+
+
+def test_a_backend_is_opened_once_for_its_points_and_again_behind_one_that_failed():
+    made, closed = [], []
+
+    class Backend:
+        close = lambda self: closed.append(self)
+
+    opened = Opened(lambda: made.append(1) or Backend())
+    with opened.using() as first, opened.using() as second:
+        assert first is second
+    with pytest.raises(BackendError), opened.using():
+        raise BackendError("it broke")
+    assert (len(made), closed) == (1, [first])
+    with opened.using() as third:
+        assert third is not first
+    opened.close()
+    assert (len(made), closed) == (2, [first, third])
+
+
+def test_a_peer_that_does_not_answer_is_waited_for_once(fixed, tmp_path, monkeypatch):
+    tried = []
+
+    def peer(self, name):
+        tried.append(name)
+        raise BackendError(f"{name} does not answer")
+
+    monkeypatch.setattr(Setup, "peer", peer)
+    found = run(EXPERIMENTS["latency"], Setup(backend="mock", n=1, reps=1, scale=0.02, peers=("vllm:http://127.0.0.1:9",)), tmp_path, say=lambda line: None)
+    assert len(found.rows) == len(found.unmeasured) == 10 and len(tried) == 1
 
 
 SETS = {

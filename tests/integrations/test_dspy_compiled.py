@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 import lmc
+from tests.backend.gated import Gated
 
 dspy = pytest.importorskip("dspy", minversion="3.4")
 pytestmark = pytest.mark.api
@@ -169,6 +170,36 @@ def test_requests_of_later_predictors_are_made_while_python_waits():
     assert state.ret_value.notes and "ahead" in compiled.explain()
 
 
+class Article(dspy.Module):
+    """What is asked next comes out of an answer: of a list in it, and of a text."""
+
+    def __init__(self):
+        super().__init__()
+        self.outline = dspy.ChainOfThought("topic -> title: str, headings: list[str]")
+        self.draft = dspy.Predict("title, heading -> text")
+
+    def forward(self, topic):
+        outline = self.outline(topic=topic)
+        sections = []
+        for heading in outline.headings:
+            sections.append(self.draft(title=outline.title, heading=f"## {heading}").text)
+        return dspy.Prediction(title=outline.title, sections=sections)
+
+
+def test_requests_that_come_out_of_an_answer_are_made_together():
+    def script(prompt, ask):
+        texts = {"reasoning": "so", "title": "Tea", "headings": '["a", "b", "c"]'} if "`[[ ## headings ## ]]`" in prompt else {"text": "of " + prompt.rpartition("## ")[2][:1]}
+        return "".join(f"[[ ## {name} ## ]]\n{text}\n\n" for name, text in texts.items()) + "[[ ## completed ## ]]"
+
+    using(script, adapter=dspy.ChatAdapter(), max_tokens=99)
+    expected = Article()(topic="tea").sections
+    gated = Gated(3, script, behind=1)  # fails where a section waits for the one before it
+    dspy.configure(lm=lmc.dspy.LM(gated, temperature=0, max_tokens=99), adapter=dspy.ChatAdapter())
+    state = lmc.compile(Article()).run({"topic": "tea"})
+    assert state.ret_value.sections == expected and len(expected) == 3
+    assert gated.opened and (state.usage.calls, state.usage.ahead_used, state.usage.ahead_wasted) == (4, 2, 0)
+
+
 def test_dspys_own_adapter_is_followed_too():
     script = lambda prompt, ask: "[[ ## view ## ]]\nfine\n\n[[ ## completed ## ]]"
     using(script, adapter=dspy.ChatAdapter(), max_tokens=60)
@@ -290,3 +321,15 @@ def test_compiling_twice_compiles_once():
     assert not isinstance(lmc.compile(lmc.compile(Inner("x"))).module, type(lmc.compile(Inner("x"))))
 
 
+@pytest.mark.parametrize("name, needs", [("BootstrapFewShot", "dspy"), ("MIPROv2", "optuna"), ("GEPA", "gepa")])
+def test_optimizers_ask_the_same_of_a_compiled_module_as_of_a_plain_one(name, needs, monkeypatch):
+    pytest.importorskip(needs)
+    from experiments import rag
+    from experiments.core import Setup
+
+    monkeypatch.setattr(rag, "LATENCY", 0.0)
+    plain, compiled, templates = [rag._optimized(Setup(n=2), name, way) for way in rag.OPTIMIZED]
+    assert {key: compiled[key] for key in ("requests", "prompt", "generated", "score")} == {key: plain[key] for key in ("requests", "prompt", "generated", "score")}
+    assert compiled["requests"] == templates["requests"] > 2 and compiled["score"] == templates["score"] == 1.0
+    assert plain["unparsed"] == compiled["unparsed"] == templates["unparsed"] == 0
+    assert max(row["computed"] for row in (plain, compiled)) < plain["prompt"]
