@@ -35,6 +35,9 @@ from lmc.runahead.submitting import RunPlan
 from lmc.tracebacks import note_item, users_frames
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # type checkers bring it
+
+    from lmc.frontend.typed import RunOptions
     from lmc.runahead.saved import SavedFile
 
 
@@ -126,6 +129,13 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
             arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
             return self._call(self.function.arguments(args, arguments), self._options(options))
+
+    @users_frames
+    def options(self, **options: Unpack[RunOptions]) -> Program[P, R]:
+        """This program with some options of its calls fixed, as `fn.options` gives it; what runs have taught belongs to both."""
+        found = object.__new__(type(self))
+        vars(found).update(vars(self), function=self.function.options(**options))
+        return found
 
     @users_frames
     def call(self, args: Mapping[str, Any], **options: Any) -> State[R]:
@@ -268,7 +278,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return self.function._bind_all(items)
 
     def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:
-        options = Options.of(given, PROGRAM_OPTIONS, f"{self.function.described}: {what}")
+        options = Options.of({**self.function.given, **given}, PROGRAM_OPTIONS, f"{self.function.described}: {what}")
         options = replace(options, begin=self.beginning(options.ahead))
         if ACTIVE.get() is None and self.backend is not None and options.backend is None:
             return replace(options, backend=self.backend)
@@ -326,7 +336,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     @property
     def target(self) -> Target:
         """What it is compiled for when a call names no other backend."""
-        return target_of(self.backend)
+        return target_of(self.function.given.get("backend") or self.backend)
 
     def explain(self, format: str = "text") -> str:
         """What the graph shows, what the passes plan, what was asked ahead, and what each request did cost.
