@@ -14,7 +14,7 @@ from lmc import pages, report
 from lmc.backend.base import Output, Result, Usage
 from lmc.cli.live import BatchView
 from lmc.frontend import notebook
-from lmc.prompt import Prompt
+from lmc.prompt import Prompt, Special
 
 
 @lmc.host
@@ -78,6 +78,14 @@ def test_what_was_forced_and_what_was_shared_is_marked_in_the_text() -> None:
     html = notebook.conversation(state, {}, set())
     assert '<span class="k">The same words first. </span>Two.' in html, "22 of the first 26 tokens were cached"
     assert ">New words." in html and html.count('class="k"') == 1, "29 are what was there before"
+
+
+def test_a_special_token_counts_as_one_where_the_shared_part_ends() -> None:
+    result, special = Result(), Special("<|im_end|>")
+    result.finish(Output(("yes",), ({},), Usage(13, 3, 9, 0, 1, 1)))
+    asked = Prompt(Prompt().append(special, "shared", special, special, "new."), (), result)
+    html = notebook.conversation(SimpleNamespace(variables={}, ctx=asked), {}, set())  # pyright: ignore[reportArgumentType]
+    assert '<span class="k">shared</span>' in html and html.count('class="k"') == 1 and "new." in html
 
 
 def test_templates_are_left_out_of_a_conversation_and_text_is_not() -> None:

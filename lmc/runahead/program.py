@@ -97,11 +97,13 @@ class Stats:
     """What a program has done so far.
 
     counters  the backend's work during the last call or batch
+    note      in which way that differs from what its answers say of themselves; "" if it does not
     """
 
     runs: int = 0
     run_seconds: float = 0.0
     counters: Counters = field(default_factory=Counters)
+    note: str = ""
 
 
 class Program(Call[P, "State[R]"], Generic[P, R]):
@@ -397,6 +399,7 @@ class _During:
         self._stats.runs += self._runs
         self._stats.run_seconds = perf_counter() - self._start
         self._stats.counters = self._backend.counters() - self._before
+        self._stats.note = getattr(self._backend, "counts_alone", "")
 
 
 def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:
