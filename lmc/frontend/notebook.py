@@ -46,7 +46,7 @@ def conversation(state: State[Any], told: Mapping[int, str], shown: set[int]) ->
     """
     names = {id(held): name for name, held in state.variables.items() if name is not None}
     rows = [_Message("")]
-    unseen: list[tuple[_Message, int, str]] = []  # text that no answer was asked behind yet: its message, its place there, and itself
+    unseen: list[tuple[_Message, int, str | Special]] = []  # text that no answer was asked behind yet: its message, its place there, and itself
     length = new = seen = 0  # characters of the prompt, those behind the last answer, and tokens up to there
     ctx = state.ctx
     for node in ctx.nodes() if isinstance(ctx, Prompt) else ():
