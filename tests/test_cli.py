@@ -702,6 +702,20 @@ def test_no_folder_is_made_for_an_output(lmc_cli, folder):
     assert code == 2 and "there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--html", "otu/page.html"), ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--journal", "otu/run"),
+        ("trace", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/trace.json"), ("bench", "prog.py:echo", "-a", "text=x", "-b", "mock", "--json", "otu/bench.json"),
+        ("replay", "run", "--html", "otu/page.html"), ("serve", "prog.py:echo", "-b", "mock", "--journals", "otu/runs"),
+    ],
+    ids=lambda command: " ".join((command[0], command[-2])),
+)  # fmt: skip
+def test_no_folder_is_made_for_what_a_run_leaves_and_nothing_runs_first(lmc_cli, folder, command):
+    code, out, err = lmc_cli(*command)
+    assert code == 2 and out == "" and f"{command[-2]} {command[-1]}: there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
+
+
 def test_results_are_no_table(lmc_cli, folder):
     code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "results.csv")
     assert code == 2 and "results are lines of JSON; choose another name, such as results.jsonl" in err and not (folder / "results.csv").exists()

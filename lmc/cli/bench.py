@@ -54,6 +54,7 @@ def bench(
     names = [name.strip() for name in ways.split(",")]
     if unknown := [name for name in names if name not in WAYS]:
         raise UsageError(f"--ways: there is no way {unknown[0]!r}; there are {', '.join(WAYS)}")
+    userfiles.check_folder(output, "--json")
     program = userfiles.load_program(target)
     if target.endswith(".lmcp"):
         raise UsageError(f"{target} is a saved program, which has no source to interpret; give FILE.py:FUNCTION")

@@ -44,6 +44,7 @@ def replay(
         raise UsageError("--from makes the run again, which takes its program: lmc replay JOURNAL FILE.py:FUNCTION --from STEP")
     if at is None and (answer is not None or effects):
         raise UsageError("--answer and --run-effects belong to --from STEP")
+    userfiles.check_folder(html, "--html")
     with as_usage():
         if target is None:
             stories = steps.listed(path, item, key_of(key_file))

@@ -96,6 +96,8 @@ def run(
         logging.getLogger("lmc.batches").addHandler(_Saying())
         logging.getLogger("lmc.batches").setLevel(logging.INFO)
     userfiles.check_output(output, input_file)
+    userfiles.check_folder(html, "--html")
+    userfiles.check_folder(journal, "--journal")
     name = backend or config().model or "smollm2"
     use_devices(name, tp, dp)
     if input_file is None:

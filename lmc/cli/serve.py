@@ -88,6 +88,9 @@ def serve(
     names_of_host = hosts | {each.lower() for each in allow_host or ()}
     if not main.is_loopback(host) and not keys:
         say(f"warning: {host} can be reached from the network, and requests need no key; use --api-keys FILE")
+    userfiles.check_folder(journals, "--journals")
+    if journals is not None and not journals.is_dir():
+        say(f"note: there is no folder {journals} yet; the first run with an id makes it")
     model = backend or config().model or "smollm2"
     use_devices(model, tp, dp)
     where = supervisor.inherited()

@@ -17,7 +17,6 @@ from lmc.cli.run import arguments_of, one_source, sampling, states_of
 from lmc.config import config
 from lmc.items import read_items
 from lmc.pages import several
-from lmc.userfiles import UsageError
 
 
 def trace(
@@ -45,8 +44,6 @@ def trace(
     program = userfiles.load_program(target)
     options = sampling(temperature, max_tokens, seed)
     userfiles.check_output(output, input_file)
-    if not output.resolve().parent.is_dir():
-        raise UsageError(f"cannot write {output}: there is no folder {output.parent}; choose another --output")
     if input_file is None:
         items = [arguments_of(program, arg)]
     else:
