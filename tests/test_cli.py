@@ -344,6 +344,27 @@ def test_help_teaches_by_examples(lmc_cli, command):
     assert code == 0 and "lmc " in out and ("Examples:" in out or "Start here:" in out)
 
 
+IMPERATIVE = frozenset("Answer Chat Compile Export List Make Mark Prepare Report Rewrite Run Serve Show".split())
+
+
+def commands_of(group, name=()):
+    yield name, group
+    for each, command in getattr(group, "commands", {}).items():
+        yield from commands_of(command, (*name, each))
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*found, id=" ".join(found[0]) or "lmc") for found in commands_of(COMMAND)])
+def test_help_has_one_mood_and_is_whole(name, command):
+    """Commands say what to do, in a line that the list of commands shows whole; what an option takes has a name that means something."""
+    assert command.help.split()[0].rstrip(",") in IMPERATIVE
+    summary = command.get_short_help_str(200)
+    assert summary == command.get_short_help_str(98) and summary.endswith(".") and not summary.endswith("..."), summary
+    for param in command.params:
+        metavar = param.make_metavar(typer.Context(command))
+        assert getattr(param, "is_flag", False) or "<" not in metavar or "|" in metavar, (param.name, metavar)  # of a choice, what there is
+        assert name == () or param.name == "help" or (param.help and param.help.rstrip().endswith((".", "]", "…"))), (param.name, param.help)
+
+
 # -- what is wrong is said once, with the place and the remedy ------------------------------------------------------
 
 BAD = {

@@ -26,12 +26,12 @@ def bench(
     arg: Arguments = None,
     input_file: InputFile = None,
     backend: ModelName = None,
-    reps: Annotated[int, typer.Option(min=1, help="Timed repetitions; each runs every item in every way.")] = 3,
-    limit: Annotated[int | None, typer.Option(min=1, show_default="all", help="Use the first so many items of --input.")] = None,
-    ways: Annotated[str, typer.Option(help="Of loop, interpreted, one by one, compiled; the first is what the others are compared with.")] = "loop,interpreted,one by one,compiled",
-    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file.")] = None,
+    reps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions; each runs every item in every way.")] = 3,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", show_default="all", help="Run only the first N items of --input.")] = None,
+    ways: Annotated[str, typer.Option(metavar="LIST", help="Ways to compare, separated by commas; the first is what the others are compared with.")] = "loop,interpreted,one by one,compiled",
+    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file, as JSON.")] = None,
 ) -> None:
-    """Runs a program in several ways and compares them: seconds, latencies, requests, tokens, price.
+    """Run a program in several ways and compare them: seconds, latencies, requests, tokens, price.
 
     \b
     loop         one item after another, interpreted: what plain code does

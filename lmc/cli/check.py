@@ -20,16 +20,16 @@ from lmc.userfiles import UsageError
 
 
 def check(
-    target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", show_default=False, help="A program; without :FUNCTION all of the file.")],
+    target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", show_default=False, help="The program; without :FUNCTION, all programs in the file.")],
     backend: BackendName = "mock",
     prices: Annotated[str | None, typer.Option(metavar="IN,OUT[,CACHED]", show_default=False,
-                                               help="Dollars for a million tokens of prompts, of answers, and of prompts found in a cache.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Tokens that the model can see.")] = None,
+                                               help="Price in dollars of a million prompt tokens, answer tokens and cached prompt tokens.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Length of the model's context.")] = None,
 ) -> None:
-    """Reports likely mistakes in a program, and roughly what a run will cost. No model is asked, and nothing of the program runs.
+    """Report likely mistakes in a program, and roughly what a run will cost. No request is made, and nothing of the program runs.
 
-    Looks for gens that are never read, prompts near the context's end, stops that cannot occur, choices that begin with another choice, and
-    arguments and answers inside a system message. Needs no API key. Exit code 1 if anything was found.
+    The mistakes are gens that are never read, prompts that hardly fit the context, stops that cannot occur, choices that begin with another choice,
+    and arguments or answers inside a system message. No API key is needed. The exit code is 1 if any is found.
 
     \b
     Examples:

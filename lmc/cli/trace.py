@@ -23,15 +23,15 @@ def trace(
     target: Target,
     arg: Arguments = None,
     input_file: InputFile = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the trace to.")] = Path("trace.json"),
     backend: ModelName = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,
 ) -> None:
-    """Runs a program and writes what happened when, for ui.perfetto.dev or chrome://tracing.
+    """Run a program and record what happens when, for ui.perfetto.dev or chrome://tracing.
 
-    Programs, their ops with source lines and tokens, host calls, and the model's passes; no prompts and no answers.
+    The trace has programs, their ops with source lines and tokens, host calls, and the model's passes, but no prompts or answers.
 
     \b
     Examples:

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmc import codec
-from lmc.errors import ArgumentError, InDoubtEffect, Interrupted, JournalError
 from lmc.durable.files import make_directory
+from lmc.errors import ArgumentError, InDoubtEffect, Interrupted, JournalError
 from lmc.journals import Journal, RunStatus
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, parsed
