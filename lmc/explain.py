@@ -112,7 +112,8 @@ def _seen_of(total: Total) -> Seen:
 
 
 def _facts(program: Program) -> list[str]:
-    return ["; ".join(line.strip() for line in _stats(program)), *dollars.of_program(program)]
+    """What `explain` says of runs and prices, a sentence for each line."""
+    return [line.strip()[0].upper() + line.strip()[1:] for line in (*_stats(program), *dollars.of_program(program))]
 
 
 def _of_runs(program: Program) -> str:

@@ -98,6 +98,11 @@ def test_templates_are_left_out_of_a_conversation_and_text_is_not() -> None:
     assert "im_start" not in program.run("Why?", backend=lmc.Mock())._repr_html_()
 
 
+@pytest.mark.parametrize(("amount", "shown"), [(0, "$0.00"), (12.345, "$12.35"), (1, "$1.00"), (0.25, "$0.25"), (0.00029, "$0.00029"), (9.4e-05, "$0.000094"), (1e-06, "$0.0000010")])
+def test_prices_are_written_out(amount: float, shown: str) -> None:
+    assert pages.money(amount) == shown
+
+
 @pytest.mark.parametrize("end", [1e-6, 0.0123, 0.142, 1.0, 9.99, 60.0, 4321.0])
 def test_a_timeline_has_a_few_round_marks(end: float) -> None:
     ticks = list(pages._ticks(end))
