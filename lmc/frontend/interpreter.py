@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, cast, over
 
 from lmc.backend.base import Backend, ProgramRun
 from lmc.config import compiler, default_backend
-from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.batches import Batch, failure_of, in_flight
@@ -98,6 +98,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         self._wrapper: type[Any] | None = type(func) if type(func) in (classmethod, staticmethod) else None
         if self._wrapper is not None:
             func = cast(Any, func).__func__
+        if not callable(func):
+            raise ArgumentError(f"lmc.function decorates a Python function, not {func!r}", loc=caller_loc())
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound: Mapping[str, Any] = dict(bound or {})
@@ -223,6 +225,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         """The program of a method, of the object `obj`; of a class method, of the class."""
         return Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound, self.given)
 
+    @users_frames
     def bind(self, **kwargs: Any) -> Function[..., R]:
         """This program with some arguments fixed; a call may still give others."""
         self.check_names(kwargs)
@@ -581,9 +584,10 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
 
+        @users_frames
         def __getattr__(self, name: str) -> Any:
             remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeError(f"a program has no {name!r}{remedy}", name=name, obj=self)
+            raise AttributeMissing(f"a program has no {name!r}{remedy}", loc=caller_loc())
 
 
 _INSTEAD: Mapping[str, str] = {
@@ -672,6 +676,7 @@ def function(func: Callable[Concatenate[S, State[Any], P], Coroutine[Any, Any, R
 def function(func: Callable[Concatenate[S, State[Any], P], R], num_api_spec_tokens: int | None = None) -> Method[S, P, R]: ...
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
+@users_frames
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Decorator, bare or with arguments: turn a Python function into a language-model program. Its first parameter is the state.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from lmc.backend import recording
 from lmc.backend.base import Backend, Counters
-from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.batches import failure_of
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -199,6 +199,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         states = dict(self._batch(bound, range(len(bound)), given, progress, here=True)) if bound else {}
         return _in_order(states, bound, errors)
 
+    @users_frames
     def as_completed(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
         numbers: Sequence[int] | None = None, **given: Any,
@@ -288,6 +289,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     # -- as a file
 
+    @users_frames
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write how it was compiled, its graph and what its runs have taught to a file, for `lmc.load`. A file that is there is replaced.
 
@@ -306,6 +308,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     # -- looking at it
 
+    @users_frames
     def lower(self, **example: Any) -> Self:
         """Draw the graph for these arguments, without a model. Those that are left out are their defaults, or unknown."""
         self.function.check_names(example)
@@ -316,6 +319,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         """What is known of the program, before any run: arguments are unknown unless `lower` was given examples."""
         return self.planner.graph()
 
+    @users_frames
     def dump_ir(self, after: str | None = None, format: str = "text") -> str:
         """The graph after its pipeline, or as it stands after the pass `after` ("trace": before any).
 
@@ -340,6 +344,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         """What it is compiled for when a call names no other backend."""
         return target_of(self.function.given.get("backend") or self.backend)
 
+    @users_frames
     def explain(self, format: str = "text") -> str:
         """What the graph shows, what the passes plan, what was asked ahead, and what each request did cost.
 
@@ -372,9 +377,10 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
 
+        @users_frames
         def __getattr__(self, name: str) -> Any:
             remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeError(f"a compiled program has no {name!r}{remedy}", name=name, obj=self)
+            raise AttributeMissing(f"a compiled program has no {name!r}{remedy}", loc=caller_loc())
 
 
 _INSTEAD: Mapping[str, str] = {
