@@ -1,7 +1,17 @@
-"""Writes notebook.ipynb from the cells below: `python -m examples.make_notebook`. tests/test_notebook.py runs it."""
+"""Executes the cells below and writes notebook.ipynb with what they show: `python -m examples.make_notebook`.
+
+What depends on the machine is left out of the outputs (folders, rates), so that tests/test_notebook.py can compare them.
+"""
 
 import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
 
 CELLS = [
     "# lmc in a notebook\n\nEach cell runs as it stands. The model is a mock, which answers at once and always the same; for the small real one, leave `set_default_backend` out.",
@@ -23,15 +33,14 @@ CELLS = [
 ]
 
 
-def notebook() -> str:
-    """Its text. A cell that begins with prose is markdown."""
-    cells = [_cell(number, text) for number, text in enumerate(CELLS)]
+def notebook() -> dict[str, Any]:
+    """The notebook before it is executed. A cell that begins with prose is markdown."""
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return json.dumps({"cells": cells, "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+    return {"cells": [_cell(number, text) for number, text in enumerate(CELLS)], "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def _cell(number: int, text: str) -> dict[str, object]:
-    found: dict[str, object] = {"cell_type": "markdown", "id": f"cell-{number}", "metadata": {}, "source": text}
+def _cell(number: int, text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"cell_type": "markdown", "id": f"cell-{number}", "metadata": {}, "source": text}
     try:
         compile(text, "cell", "exec", 0x2000)  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     except SyntaxError:
@@ -39,5 +48,37 @@ def _cell(number: int, text: str) -> dict[str, object]:
     return found if text.startswith("# ") else {**found, "cell_type": "code", "execution_count": None, "outputs": []}
 
 
+def executed() -> dict[str, Any]:
+    """The notebook with the outputs of its cells, each executed in a new kernel. Needs nbclient and ipykernel."""
+    import nbclient  # pyright: ignore[reportMissingImports, reportMissingTypeStubs]
+    import nbformat  # pyright: ignore[reportMissingImports, reportMissingTypeStubs]
+
+    read: Any = nbformat.from_dict(notebook())  # pyright: ignore
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as folder:
+        client: Any = nbclient.NotebookClient(read, timeout=120, record_timing=False, resources={"metadata": {"path": folder}})  # pyright: ignore
+        client.execute(env={**os.environ, "PYTHONPATH": path})
+    found: dict[str, Any] = json.loads(json.dumps(read))
+    for cell in found["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"] = list(_anywhere(cell["outputs"]))
+    return {**notebook(), "cells": found["cells"]}
+
+
+def _anywhere(outputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Outputs as every machine has them: of a progress bar its end, without a rate, and files of cells without their folder."""
+    bars = [line for output in outputs if output.get("name") == "stderr" for line in re.split(r"[\r\n]+", output["text"]) if line.startswith("100%")]
+    if bars:
+        yield {"name": "stderr", "output_type": "stream", "text": re.sub(r"\[.*\]", "", bars[-1]).rstrip() + "\n"}
+    for output in outputs:
+        if output.get("name") != "stderr":
+            yield json.loads(re.sub(r"[^\s\"\\;&(]*ipykernel_\d+[/\\]+", "", json.dumps(output)))
+
+
+def text_of(notebook: dict[str, Any]) -> str:
+    """A notebook as its file has it."""
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
 if __name__ == "__main__":
-    Path(__file__).with_name("notebook.ipynb").write_text(notebook(), encoding="utf-8")
+    Path(__file__).with_name("notebook.ipynb").write_text(text_of(executed()), encoding="utf-8")

@@ -100,6 +100,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
+_CONSTRUCTED = frozenset({
+    "Anthropic", "Budget", "Engine", "Journal", "LiteLLM", "Mock", "OpenAI", "Prices", "Retry", "Runtime", "RuntimeEndpoint", "SGLang", "VLLM", "VertexAI",
+})  # fmt: skip
+"""Classes that users construct: their errors come back without lmc's frames."""
+_CALLED = ("get_chat_template", "register_chat_template", "set_default_backend")
+"""The same of functions whose modules know nothing of tracebacks."""
 _OF_THE_ENGINE = ("lmc.backend.local", "lmc.backend.runtime")
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -122,6 +128,10 @@ def __getattr__(name: str) -> Any:
     if home in _OF_THE_ENGINE:
         import_module("lmc.extras").require(f"lmc.{name}", "engine")
     value = getattr(import_module(home), _ALIASES.get(name, name))
+    if name in _CONSTRUCTED:
+        import_module("lmc.tracebacks").hide_in_constructor(value)
+    if name in _CALLED:
+        value = import_module("lmc.tracebacks").users_frames(value)
     globals()[name] = value
     return value
 
@@ -218,7 +228,11 @@ class _CallableModule(ModuleType):
     """`lmc.config` is the module of the settings and, called, changes them."""
 
     def __call__(self, **changes: Unpack[_config.Changes]) -> _config.Settings:
-        return _config.config(**changes)
+        try:
+            return _config.config(**changes)
+        except Exception as error:
+            import_module("lmc.tracebacks").hide(error)
+            raise
 
 
 sys.modules["lmc.config"].__class__ = _CallableModule

@@ -163,7 +163,7 @@ class MissingPackageError(ProgramError, ModuleNotFoundError):
 
 
 class AttributeMissing(ProgramError, AttributeError):
-    """An expression that is used as if it were what the model says."""
+    """An attribute that an expression, a state or a program does not have, often one of another object."""
 
 
 class ParameterError(ProgramError, ValueError):

@@ -112,7 +112,8 @@ def _seen_of(total: Total) -> Seen:
 
 
 def _facts(program: Program) -> list[str]:
-    return ["; ".join(line.strip() for line in _stats(program)), *dollars.of_program(program)]
+    """What `explain` says of runs and prices, a sentence for each line."""
+    return [line.strip()[0].upper() + line.strip()[1:] for line in (*_stats(program), *dollars.of_program(program))]
 
 
 def _of_runs(program: Program) -> str:
@@ -218,6 +219,8 @@ def _stats(program: Program) -> Iterator[str]:
         return
     yield f"  last call: {stats.run_seconds:.3f} s, {several(last.calls, 'request')} in {several(last.passes, 'pass')} of the model"
     yield f"    {last.prompt_tokens} prompt tokens: {last.cached_tokens} from the cache, {last.prefilled_tokens} computed ({last.unique_tokens} unique)"
+    if stats.note:
+        yield f"    {stats.note}"
     if last.drafted_tokens:
         a_pass = f"{last.generated_tokens / last.passes:.2f} tokens a pass"
         yield f"    {last.drafted_tokens} tokens drafted, {last.accepted_tokens} of them drawn; {a_pass}"

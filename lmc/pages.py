@@ -89,8 +89,8 @@ def seconds(s: float) -> str:
 
 
 def money(amount: float) -> str:
-    """A price, in whatever the backend's prices are in."""
-    return f"{amount:.2f}" if amount >= 1 else f"{amount:.2g}" if amount >= 1e-4 or not amount else f"{amount:.1e}"
+    """A price in dollars, with two digits that count below a dollar."""
+    return f"${amount:.{2 if amount >= 1 or amount <= 0 else 1 - math.floor(math.log10(amount))}f}"
 
 
 # -- a timeline ----------------------------------------------------------------------------------------------------

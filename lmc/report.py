@@ -171,7 +171,7 @@ def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
     if ahead or vain:
         lines.append(f"{ahead} asked ahead and used, {vain} asked ahead in vain.")
     if prices is not None:
-        lines.append(f"It cost {money(prices.of(usage))}, in the unit of the backend's prices.")
+        lines.append(f"It cost {money(prices.of(usage))}.")
     failed = [r for r in asked if r.result.error is not None and r.ahead != "wasted"]
     if failed:
         lines.append(f"{several(len(failed), 'request')} failed.")

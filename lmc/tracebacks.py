@@ -59,6 +59,16 @@ def users_frames(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", functools.wraps(function)(kind))
 
 
+_constructors: set[type[Any]] = set()
+
+
+def hide_in_constructor(cls: type[Any]) -> None:
+    """The same for what constructing a class raises; the class stays the one it is."""
+    if cls not in _constructors:
+        _constructors.add(cls)
+        cls.__init__ = users_frames(cls.__init__)
+
+
 def hide(error: BaseException) -> None:
     """Take lmc's frames out of the traceback of an error that is about to leave lmc, and of those that it came of."""
     if isinstance(error, TypeError) and not isinstance(error, LmcError):

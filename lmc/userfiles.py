@@ -333,10 +333,10 @@ def check_output(output: Path | None, input_file: Path | None) -> None:
     check_folder(output)
 
 
-def check_folder(output: Path) -> None:
-    """Refuses an output in a folder that is not there: a folder that nobody made is mostly a misspelt one."""
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"--output {output}: there is no folder {output.parent}; make it (mkdir -p {output.parent}) or choose another")
+def check_folder(output: Path | None, option: str = "--output") -> None:
+    """Refuses to write into a folder that is not there: one that nobody made is mostly a misspelt one."""
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"{option} {output}: there is no folder {output.parent}; make it (mkdir -p {output.parent}), or choose another")
 
 
 def _same_file(one: Path, two: Path) -> bool:

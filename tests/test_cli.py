@@ -344,6 +344,27 @@ def test_help_teaches_by_examples(lmc_cli, command):
     assert code == 0 and "lmc " in out and ("Examples:" in out or "Start here:" in out)
 
 
+IMPERATIVE = frozenset("Answer Chat Compile Export List Make Mark Prepare Report Rewrite Run Serve Show".split())
+
+
+def commands_of(group, name=()):
+    yield name, group
+    for each, command in getattr(group, "commands", {}).items():
+        yield from commands_of(command, (*name, each))
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*found, id=" ".join(found[0]) or "lmc") for found in commands_of(COMMAND)])
+def test_help_has_one_mood_and_is_whole(name, command):
+    """Commands say what to do, in a line that the list of commands shows whole; what an option takes has a name that means something."""
+    assert command.help.split()[0].rstrip(",") in IMPERATIVE
+    summary = command.get_short_help_str(200)
+    assert summary == command.get_short_help_str(98) and summary.endswith(".") and not summary.endswith("..."), summary
+    for param in command.params:
+        metavar = param.make_metavar(typer.Context(command))
+        assert getattr(param, "is_flag", False) or "<" not in metavar or "|" in metavar, (param.name, metavar)  # of a choice, what there is
+        assert name == () or param.name == "help" or (param.help and param.help.rstrip().endswith((".", "]", "…"))), (param.name, param.help)
+
+
 # -- what is wrong is said once, with the place and the remedy ------------------------------------------------------
 
 BAD = {
@@ -700,6 +721,20 @@ def test_rows_of_standard_input_become_records(lmc_cli, folder, monkeypatch):
 def test_no_folder_is_made_for_an_output(lmc_cli, folder):
     code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/results.jsonl")
     assert code == 2 and "there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--html", "otu/page.html"), ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--journal", "otu/run"),
+        ("trace", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/trace.json"), ("bench", "prog.py:echo", "-a", "text=x", "-b", "mock", "--json", "otu/bench.json"),
+        ("replay", "run", "--html", "otu/page.html"), ("serve", "prog.py:echo", "-b", "mock", "--journals", "otu/runs"),
+    ],
+    ids=lambda command: " ".join((command[0], command[-2])),
+)  # fmt: skip
+def test_no_folder_is_made_for_what_a_run_leaves_and_nothing_runs_first(lmc_cli, folder, command):
+    code, out, err = lmc_cli(*command)
+    assert code == 2 and out == "" and f"{command[-2]} {command[-1]}: there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
 
 
 def test_results_are_no_table(lmc_cli, folder):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lmc.pricelist import listed
 from tests.test_cli import COMMAND
 
 CHECKED = '''
@@ -149,6 +150,38 @@ def test_check_says_what_a_run_costs_without_a_key(lmc_cli, monkeypatch):
         code, said, _ = lmc_cli("check", "checked.py:fine", "-b", backend, "--prices", "1,2")
         certain, expected, most = map(float, re.findall(r"\$(\d\.\d+)", said)[:3])
         assert code == 0 and 0 < certain < expected < most < 0.01 and "certain" in said and "at most" in said
+
+
+@pytest.fixture
+def litellms_list(tmp_path, monkeypatch):
+    """LiteLLM as far as its list of prices goes; importing it fails."""
+    package = tmp_path / "site" / "litellm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('read its list, it takes seconds to import')")
+    (tmp_path / "site" / "litellm-1.2.3.dist-info").mkdir()
+    (tmp_path / "site" / "litellm-1.2.3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: litellm\nVersion: 1.2.3\n")
+    of = lambda provider, *prices: dict(zip(("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost"), prices)) | {"litellm_provider": provider}
+    known = {"gpt-x": of("openai", 4e-07, 1.6e-06, 1e-07), "claude-x": of("anthropic", 3e-06, 1.5e-05), "gemini/g": of("gemini", 1e-06, 2e-06), "free": of("openai"), "sample_spec": 3}
+    (package / "model_prices_and_context_window_backup.json").write_text(json.dumps(known))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "litellm", raising=False)
+
+
+def test_check_takes_prices_from_the_list_that_is_installed(lmc_cli, litellms_list):
+    pytest.importorskip("openai")
+    code, said, note = lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x")
+    assert code == 0 and note == "note: prices are those of LiteLLM 1.2.3 for openai:gpt-x: --prices 0.4,1.6,0.1\n"
+    assert said == lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x", "--prices", "0.4,1.6,0.1")[1] and "at most" in said
+    known = {name: listed(name) for name in ("anthropic:claude-x", "litellm:gemini/g", "litellm:openai/gpt-x", "openai:claude-x", "openai:gpt-x@http://127.0.0.1:1", "openai:free", "vllm:http://127.0.0.1:1")}
+    assert [found and (found[0].prompt, found[0].completion) for found in known.values()] == [(3, 15), (1, 2), (0.4, 1.6), None, None, None, None]
+
+
+def test_check_says_how_to_get_a_price(lmc_cli, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.setattr("lmc.pricelist.find_spec", lambda name: None)
+    code, said, note = lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x@http://ann:word@127.0.0.1:1/v1")
+    assert code == 0 and "$" not in said and note == "note: no price of openai:gpt-x is known; give --prices IN,OUT[,CACHED] (dollars for a million tokens)\n"
+    assert "note: for a price, name an API: --backend openai:MODEL --prices IN,OUT[,CACHED]" in lmc_cli("check", "checked.py:fine")[2]
 
 
 def test_prices_are_numbers_of_something_that_charges(lmc_cli):

@@ -53,6 +53,16 @@ def test_the_sum_over_the_ops_is_what_the_backend_counted() -> None:
     assert sum(m["generated"] for m in seen) == sum(len(c.answer) for c in mock.call_log if c.params is not None)
 
 
+def test_what_a_prefix_cache_would_have_had_is_told_apart_from_what_answers_say() -> None:
+    """The mock's answers do not depend on what else was asked, so its counters find more in the cache than they."""
+    program = lmc.compile(ask, backend=lmc.Mock())
+    states = program.batch([{"q": f"question {i}"} for i in range(3)])
+    counted = program.stats.counters
+    assert counted.prompt_tokens == counted.cached_tokens + counted.prefilled_tokens
+    assert counted.cached_tokens > sum(state.usage.cached_tokens for state in states)
+    assert lmc.Mock.counts_alone in program.explain() and lmc.Mock.counts_alone in program.explain(format="html")
+
+
 def test_runs_on_the_default_backend_are_counted() -> None:
     lmc.set_default_backend(lmc.Mock())
     try:

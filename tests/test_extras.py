@@ -95,6 +95,16 @@ def test_it_is_found_beside_a_folder_of_its_name(tmp_path):
     assert where.stdout.split() == ["lmc.backend.mock", lmc.__file__], where.stderr
 
 
+def test_constraints_need_no_extra():
+    """EBNF and structural tags have xgrammar's notations, and run on automata of lmc's own."""
+    assert "xgrammar" not in {name for modules in extras.MODULES.values() for name in modules} and "grammar" not in extras.MODULES
+    out = in_the_core("""
+for given in ({"ebnf": 'root ::= "b" "c"+'}, {"lark": 'start: "b" /c+/'}, {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "bc"}}}):
+    print(lmc.function(lambda s, **given: s.__iadd__(lmc.gen("x", max_tokens=8, **given)))(backend=lmc.Mock(), **given)["x"])
+""")
+    assert len(out.split()) == 3 and all(re.fullmatch("bc+", line) for line in out.split())
+
+
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -193,8 +203,8 @@ for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", ap
     except lmc.MissingPackageError as error:
         print(error)
 """)
-    needs = re.findall(r"needs (\w+), which is not installed: pip install .*\[(\w+)\]", out)
-    assert needs == [("openai", "openai"), ("anthropic", "anthropic"), ("httpx", "remote"), ("dspy", "dspy")]
+    needs = re.findall(r"^(.+) needs (\w+), which is not installed: pip install .*\[(\w+)\]", out, re.MULTILINE)
+    assert needs == [("lmc.OpenAI", "openai", "openai"), ("lmc.Anthropic", "anthropic", "anthropic"), ("a proxy", "httpx", "remote"), ("lmc.dspy", "dspy", "dspy")]
 
 
 @pytest.mark.parametrize("client", ["SGLang", "VLLM"])

@@ -14,7 +14,7 @@ from lmc import pages, report
 from lmc.backend.base import Output, Result, Usage
 from lmc.cli.live import BatchView
 from lmc.frontend import notebook
-from lmc.prompt import Prompt
+from lmc.prompt import Prompt, Special
 
 
 @lmc.host
@@ -80,6 +80,14 @@ def test_what_was_forced_and_what_was_shared_is_marked_in_the_text() -> None:
     assert ">New words." in html and html.count('class="k"') == 1, "29 are what was there before"
 
 
+def test_a_special_token_counts_as_one_where_the_shared_part_ends() -> None:
+    result, special = Result(), Special("<|im_end|>")
+    result.finish(Output(("yes",), ({},), Usage(13, 3, 9, 0, 1, 1)))
+    asked = Prompt(Prompt().append(special, "shared", special, special, "new."), (), result)
+    html = notebook.conversation(SimpleNamespace(variables={}, ctx=asked), {}, set())  # pyright: ignore[reportArgumentType]
+    assert '<span class="k">shared</span>' in html and html.count('class="k"') == 1 and "new." in html
+
+
 def test_templates_are_left_out_of_a_conversation_and_text_is_not() -> None:
     @lmc.function
     def mixed(s: Any) -> None:
@@ -88,6 +96,11 @@ def test_templates_are_left_out_of_a_conversation_and_text_is_not() -> None:
     html = mixed.run(backend=lmc.Mock())._repr_html_()
     assert "outside" in html and "inside" in html and "behind" in html
     assert "im_start" not in program.run("Why?", backend=lmc.Mock())._repr_html_()
+
+
+@pytest.mark.parametrize(("amount", "shown"), [(0, "$0.00"), (12.345, "$12.35"), (1, "$1.00"), (0.25, "$0.25"), (0.00029, "$0.00029"), (9.4e-05, "$0.000094"), (1e-06, "$0.0000010")])
+def test_prices_are_written_out(amount: float, shown: str) -> None:
+    assert pages.money(amount) == shown
 
 
 @pytest.mark.parametrize("end", [1e-6, 0.0123, 0.142, 1.0, 9.99, 60.0, 4321.0])

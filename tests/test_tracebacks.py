@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
 from typing import Any
 
@@ -156,3 +157,24 @@ def test_expressions_that_are_wrong_outside_of_programs_show_no_frame_of_lmc(wro
         exec(compile(wrong, "users.py", "exec"))
     files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
     assert files[-1] == "users.py" and not any(file.startswith(HERE) for file in files)
+
+
+@pytest.mark.parametrize("wrong", [
+    "lmc.compile(fails).run()", "fails.batch([])", "lmc.gen('x').foo", "lmc.gen('x')[0]", "fails.bind(y=1)", "fails.options(sed=1)", "lmc.compile(fails).explain('pdf')",
+    "lmc.compile(fails).dump_ir(after='x')", "lmc.compile(fails).lower(y=1)", "lmc.compile(fails).as_completed([{'y': 1}])", "lmc.load('nope')", "lmc.config(seed='x')",
+    "lmc.set_default_backend('nope')", "lmc.get_chat_template('nope')", "lmc.function(3)", "lmc.Mock(answers=3)", "lmc.Mock(parse_special=True)", "lmc.Budget(tokens=-1)", "lmc.Prices('a', 1)", "lmc.Prices(1, -1)",
+    "lmc.Journal(3)", "lmc.Retry(times=0)", "lmc.VLLM('http://127.0.0.1:1')",
+])  # fmt: skip
+def test_every_way_into_lmc_shows_the_users_frames(wrong: str) -> None:
+    with pytest.raises((lmc.LmcError, AttributeError)) as raised:
+        exec(compile(wrong, "users.py", "exec"), {"lmc": lmc, "fails": fails})
+    files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert files[-1] in ("users.py", "<string>") and not any(file.startswith(HERE) for file in files)
+
+
+def test_a_class_whose_constructor_hides_frames_is_the_same_class() -> None:
+    from lmc.backend.mock import Mock
+    from lmc.limits import Budget
+
+    assert lmc.Mock is Mock and lmc.Budget is Budget and "latency" in inspect.signature(Mock).parameters
+    assert list(inspect.signature(lmc.Budget).parameters)[:1] == ["tokens"]

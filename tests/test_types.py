@@ -71,6 +71,15 @@ assert_type(program(essay="x").ret_value, str)
 assert_type(program.stream(essay="x", seed=1).ret_value, str)
 assert_type(program.batch([{"essay": "x"}])[0].ret_value, str)
 unannotated.run(essay="x").ret_value.real
+quick = judge.options(temperature=0, backend=lmc.Mock(), seed=3, stop=["x"])
+assert_type(quick("x", n=2).ret_value, str)
+assert_type(quick.run(essay="x").ret_value, str)
+assert_type(lmc.compile(quick)(essay="x").ret_value, str)
+assert_type(program.options(ahead="likely").stream(essay="x").ret_value, str)
+assert_type(program.options(seed=1).batch([{"essay": "x"}])[0].ret_value, str)
+assert_type(Grader().grade.options(temperature=0)(essay="x").ret_value, int)
+judge("x", priority=2, account="a")
+judge("x", deadline="24h")
 assert_type(later.run(essay="x").ret_value, float)
 assert_type(Grader().grade.run(essay="x").ret_value, int)
 assert_type(Grader().later.run(essay="x").ret_value, float)
@@ -85,7 +94,10 @@ async def main() -> None:
     assert_type((await judge.arun(essay="x")).ret_value, str)
     assert_type((await later.arun("x", seed=1)).ret_value, float)
     assert_type((await program.acall("x")).ret_value, str)
+    assert_type((await quick.arun("x")).ret_value, str)
     await judge.arun(esay="x")  # wrong
+    await quick.arun(esay="x")  # wrong
+    await program.options(seed=1).acall(2)  # wrong
 
 
 judge.run(esay="x")  # wrong
@@ -97,6 +109,17 @@ program(esay="x")  # wrong
 program.stream(essay=2)  # wrong
 Grader().grade.run(essay=1)  # wrong
 Grader.of_class.run(essay=1)  # wrong
+judge.options(temperature=0).run(esay="x")  # wrong
+judge.options(backend=lmc.Mock(), seed=3)(essay=1)  # wrong
+quick()  # wrong
+quick("x", 2, 3)  # wrong
+lmc.compile(quick)(essay=1)  # wrong
+program.options(temperature=0)(esay="x")  # wrong
+program.options(temperature=0).stream(essay=2)  # wrong
+Grader().grade.options(temperature=0)(essay=1)  # wrong
+judge.options(temprature=0)  # wrong
+judge.options(temperature="hot")  # wrong
+program.options(backend=3)  # wrong
 lmc.config(debugg=1)  # wrong
 number: int = judge.run(essay="x").ret_value  # wrong
 lmc.set_default_backend(3)  # wrong

@@ -6,6 +6,7 @@ answers are there, so that a chain (text, gen, text, gen …) and all of its for
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lmc import forking
 from lmc.chat import ChatTemplate
-from lmc.errors import UnsupportedOpError
+from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.prompt import DOCUMENT, Gen, Image, Segment, Select, Text
 from lmc.waiting import Signal
 
@@ -102,6 +103,13 @@ class Prices:
     written: float | None = None
     written_hour: float | None = None
     batch: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "completion", "cached", "written", "written_hour", "batch"):
+            price = getattr(self, name)
+            optional = price is None and name not in ("prompt", "completion", "batch")
+            if not optional and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf):
+                raise ParameterError(f"Prices({name}={price!r}): a number, 0 or more, of a million tokens")
 
     def of(self, usage: Usage) -> float:
         """What an answer cost, or several that all were batched, or none."""

@@ -244,6 +244,9 @@ class Mock:
     fault     `f(ask, index of the call)` that gives the exception a call fails with, or None
     """
 
+    counts_alone = "Beside each answer of the mock, only what stood before an earlier answer of the same conversation counts as cached, so that runs are repeatable."
+    """How `cached_tokens` of an answer differs from what `counters` counts: what a prefix cache would have had."""
+
     def __init__(
         self,
         answers: Answers | None = None,
@@ -522,7 +525,10 @@ class Mock:
         count = self._trie.count
         for entry in journal:
             if isinstance(entry, Node):  # a prefill, which rides with an ask
-                computed += entry.length - count(entry)
+                known = count(entry)
+                prompt += entry.length
+                cached += known
+                computed += entry.length - known
                 continue
             length, after = entry._node.length, entry._after
             answer = after.length - length

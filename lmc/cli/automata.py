@@ -28,15 +28,15 @@ class Drawing(StrEnum):
 
 def dump_fsm(
     regex: Annotated[str | None, typer.Argument(metavar="REGEX", show_default=False,
-                                                help="A pattern in Python's dialect, with ASCII classes; (?u) asks for Unicode.")] = None,
-    schema: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="A JSON schema instead of a regex.")] = None,
-    lark: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="A grammar in Lark's syntax instead of a regex.")] = None,
-    format: Annotated[Drawing, typer.Option(help="dot is for graphviz; html is one file to open in a browser.")] = Drawing.text,
+                                                help="A pattern in Python's syntax, with ASCII classes; (?u) makes them Unicode.")] = None,
+    schema: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="File with a JSON schema.")] = None,
+    lark: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="File with a grammar in Lark's syntax.")] = None,
+    format: Annotated[Drawing, typer.Option(help="dot is for Graphviz, html is a page for a browser.")] = Drawing.text,
     output: OutputFile = None,
 ) -> None:
-    """Shows the compressed automaton of a regex, a JSON schema or a Lark grammar: which text is forced, and where there is a choice.
+    """Show the automaton of a regex, a JSON schema or a Lark grammar.
 
-    Of one that is only made while it is used, says why, and what it is like.
+    It shows which text is forced, and where there is a choice. If it is built only while it is used, say why, and describe it.
 
     \b
     Examples:

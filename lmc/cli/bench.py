@@ -26,12 +26,12 @@ def bench(
     arg: Arguments = None,
     input_file: InputFile = None,
     backend: ModelName = None,
-    reps: Annotated[int, typer.Option(min=1, help="Timed repetitions; each runs every item in every way.")] = 3,
-    limit: Annotated[int | None, typer.Option(min=1, show_default="all", help="Use the first so many items of --input.")] = None,
-    ways: Annotated[str, typer.Option(help="Of loop, interpreted, one by one, compiled; the first is what the others are compared with.")] = "loop,interpreted,one by one,compiled",
-    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file.")] = None,
+    reps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions; each runs every item in every way.")] = 3,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", show_default="all", help="Run only the first N items of --input.")] = None,
+    ways: Annotated[str, typer.Option(metavar="LIST", help="Ways to compare, separated by commas; the first is what the others are compared with.")] = "loop,interpreted,one by one,compiled",
+    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file, as JSON.")] = None,
 ) -> None:
-    """Runs a program in several ways and compares them: seconds, latencies, requests, tokens, price.
+    """Run a program in several ways and compare them: seconds, latencies, requests, tokens, price.
 
     \b
     loop         one item after another, interpreted: what plain code does
@@ -54,6 +54,7 @@ def bench(
     names = [name.strip() for name in ways.split(",")]
     if unknown := [name for name in names if name not in WAYS]:
         raise UsageError(f"--ways: there is no way {unknown[0]!r}; there are {', '.join(WAYS)}")
+    userfiles.check_folder(output, "--json")
     program = userfiles.load_program(target)
     if target.endswith(".lmcp"):
         raise UsageError(f"{target} is a saved program, which has no source to interpret; give FILE.py:FUNCTION")

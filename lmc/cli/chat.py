@@ -34,14 +34,16 @@ _MOST_CALLS = 8  # of tools, before the user is asked again
 
 def chat(
     backend: ModelName = None,
-    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", show_default=False, help="The system prompt.")] = "",
+    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", show_default=False, help="System prompt.")] = "",
     tools: Annotated[Path | None, typer.Option("--tools", metavar="FILE.py", show_default=False,
-                                               help="Functions that the model may call: those that the file defines, whose names do not begin with _.")] = None,
+                                               help="File with functions that the model may call; those whose names begin with _ are left out.")] = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = 1024,
-    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,
 ) -> None:
-    """Chats with a model: answers as they are written, messages of several lines, a history, a system prompt, tools.
+    """Chat with a model in the terminal.
+
+    Answers are streamed, messages may have several lines, and the model may call tools; /help lists commands.
 
     \b
     Examples:

@@ -13,22 +13,23 @@ from typing import Annotated, Any
 import typer
 
 from lmc import named, userfiles
+from lmc.cli.console import say
 from lmc.cli.models import open_backend
 from lmc.cli.options import BackendName
 from lmc.userfiles import UsageError
 
 
 def check(
-    target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", show_default=False, help="A program; without :FUNCTION all of the file.")],
+    target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", show_default=False, help="The program; without :FUNCTION, all programs in the file.")],
     backend: BackendName = "mock",
     prices: Annotated[str | None, typer.Option(metavar="IN,OUT[,CACHED]", show_default=False,
-                                               help="Dollars for a million tokens of prompts, of answers, and of prompts found in a cache.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Tokens that the model can see.")] = None,
+                                               help="Price in dollars of a million prompt tokens, answer tokens and cached prompt tokens.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Length of the model's context.")] = None,
 ) -> None:
-    """Reports likely mistakes in a program, and roughly what a run will cost. No model is asked, and nothing of the program runs.
+    """Report likely mistakes in a program, and roughly what a run will cost. No request is made, and nothing of the program runs.
 
-    Looks for gens that are never read, prompts near the context's end, stops that cannot occur, choices that begin with another choice, and
-    arguments and answers inside a system message. Needs no API key. Exit code 1 if anything was found.
+    The mistakes are gens that are never read, prompts that hardly fit the context, stops that cannot occur, choices that begin with another choice,
+    and arguments or answers inside a system message. No API key is needed. The exit code is 1 if any is found.
 
     \b
     Examples:
@@ -38,8 +39,9 @@ def check(
     import lmc
     from lmc.checking import check as checked
 
+    charged, note = _prices(prices, backend)
     found = 0
-    with closing(open_backend(backend, partial(named.open_unasked, prices=_prices(prices, backend)))) as model:
+    with closing(open_backend(backend, partial(named.open_unasked, prices=charged))) as model:
         able = model.capabilities
         for program in _programs(target):
             findings, estimate = checked(lmc.compile(program, backend=model), context or able.max_context, model)
@@ -48,15 +50,28 @@ def check(
                 print(replace(finding, loc=place))
             print(f"{program.name}: {len(findings) or 'no'} finding{'s'[: len(findings) != 1]}; a run: {estimate}")
             found += len(findings)
+    if note:
+        say(note)
     if found:
         raise typer.Exit(1)
 
 
-def _prices(text: str | None, backend: str) -> Any:
+def _prices(text: str | None, backend: str) -> tuple[Any, str]:
+    """What a backend charges, and what there is to say of it: where the prices come from, or how to give them."""
     import lmc
+    from lmc.pricelist import listed
 
     if text is None:
-        return None
+        if named.is_model(backend):
+            return None, ""
+        if backend == "mock":
+            return None, "note: for a price, name an API: --backend openai:MODEL --prices IN,OUT[,CACHED] (dollars for a million tokens)"
+        found = listed(backend)
+        if found is None:
+            return None, f"note: no price of {named.public(backend)} is known; give --prices IN,OUT[,CACHED] (dollars for a million tokens)"
+        charged, source = found
+        shown = ",".join(f"{price:g}" for price in (charged.prompt, charged.completion, charged.cached) if price is not None)
+        return charged, f"note: prices are those of {source} for {named.public(backend)}: --prices {shown}"
     if backend == "mock" or named.is_model(backend):
         raise UsageError(f"--prices: {backend} runs in this process and charges nothing; name an API or a server with --backend")
     try:
@@ -65,7 +80,7 @@ def _prices(text: str | None, backend: str) -> Any:
             raise ValueError
     except ValueError:
         raise UsageError(f"--prices {text}: expected two or three numbers, such as 0.40,1.60 or 0.40,1.60,0.10") from None
-    return lmc.Prices(prompt, completion, *cached)
+    return lmc.Prices(prompt, completion, *cached), ""
 
 
 def _programs(target: str) -> list[Any]:

@@ -39,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="""Compiles and runs language-model programs: Python functions that call a model many times.
+    help="""Compile and run language-model programs: Python functions that call a model many times.
 
     \b
     Start here:
@@ -47,7 +47,7 @@ app = typer.Typer(
       lmc run examples/judge.py:judge --input examples/data/essays.jsonl --output grades.jsonl
       lmc dump-ir examples/judge.py:judge
 
-    Each command explains itself: lmc run --help
+    Help on a command: lmc run --help
     """,
 )
 

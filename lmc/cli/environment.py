@@ -11,7 +11,7 @@ import lmc
 
 
 def env() -> None:
-    """Shows versions, devices and settings: what to put into a bug report."""
+    """Show versions, devices and settings, for a bug report."""
     for title, rows in _environment():
         print(title)
         width = max(len(name) for name, _ in rows)

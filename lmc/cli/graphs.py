@@ -20,21 +20,21 @@ def dump_ir(
     target: Target,
     arg: Arguments = None,
     after: Annotated[str | None, typer.Option(metavar="PASS", show_default=False,
-                                              help="Show the graph after this pass; before any pass: trace.")] = None,
-    format: Annotated[Format, typer.Option(help="text can be read back (lmc opt); dot is for graphviz; html is one "
-                                                "file to open in a browser.")] = Format.text,
+                                              help="Show the graph as it is after this pass; trace: before any.")] = None,
+    format: Annotated[Format, typer.Option(help="text can be read back (lmc opt), dot is for Graphviz, html is a "
+                                                "page for a browser.")] = Format.text,
     no_loc: NoLoc = False,
     output: OutputFile = None,
     backend: BackendName = "mock",
 ) -> None:
-    """Shows what a program requests, as a graph, before any run. No model is asked, and nothing of the program runs. Arguments are unknown, or examples by --arg.
+    """Show what a program requests, as a graph, before any run. No request is made, and nothing of the program runs. Arguments without an --arg are unknown.
 
     \b
     Examples:
       lmc dump-ir examples/judge.py:judge
       lmc dump-ir examples/react.py:react --arg max_steps=2
       lmc dump-ir examples/judge.py:judge --after plan-prefix --no-loc
-      lmc dump-ir judge.lmcp                            (of program.save; nothing of it is executed)
+      lmc dump-ir judge.lmcp                            (saved by program.save; nothing of it is executed)
       lmc dump-ir examples/tree_of_thought.py:solve --format html -o tree.html
       lmc dump-ir examples/judge.py:judge --format dot | dot -Tsvg > judge.svg
     """
@@ -66,23 +66,23 @@ def _without_locs(text: str) -> str:
 
 
 def opt(
-    file: Annotated[Path, typer.Argument(metavar="FILE.lmir", show_default=False, help="A graph in text form.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.lmir", show_default=False, help="The graph, as text.")],
     passes: Annotated[str | None, typer.Option("--passes", metavar="PIPELINE", show_default=False,
-                                               help="Passes by name, separated by commas, run in this order; options in braces: "
-                                               "plan-prefix{min_chars = 4}. Default: the pipeline of --target.")] = None,
-    target: Annotated[str, typer.Option(metavar="KIND", help="What is compiled for: tokens, text or chat.")] = "tokens",
-    template: Annotated[str, typer.Option(metavar="NAME", help="The chat template, by name.")] = "chatml",
-    greedy: Annotated[bool, typer.Option("--greedy", help="Asks that name no temperature run at 0.")] = False,
+                                               help="Names of passes in the order in which they run, separated by commas, with options in braces: "
+                                               "plan-prefix{min_chars = 4}. [default: the pipeline of --target]")] = None,
+    target: Annotated[str, typer.Option(metavar="KIND", help="Kind of backend to compile for: tokens, text or chat.")] = "tokens",
+    template: Annotated[str, typer.Option(metavar="NAME", help="Name of the chat template.")] = "chatml",
+    greedy: Annotated[bool, typer.Option("--greedy", help="Assume temperature 0 for requests that set none.")] = False,
     verify_each: Annotated[bool, typer.Option("--verify-each", help="Check the graph after every pass.")] = False,
     print_after: Annotated[str, typer.Option("--print-after", metavar="PASSES", show_default=False,
-                                             help="Print the graph on stderr after these passes, or after all.")] = "",
-    timing: Annotated[bool, typer.Option("--timing", help="Print time and statistics of each pass on stderr.")] = False,
-    list_passes: Annotated[bool, typer.Option("--list", help="Print all passes with their options, and stop.",
+                                             help="Print the graph to standard error after these passes, or after all.")] = "",
+    timing: Annotated[bool, typer.Option("--timing", help="Print time and statistics of each pass to standard error.")] = False,
+    list_passes: Annotated[bool, typer.Option("--list", help="List all passes with their options, and exit.",
                                               is_eager=True, callback=lambda wanted: _list_passes(wanted))] = False,
     no_loc: NoLoc = False,
     output: OutputFile = None,
 ) -> None:
-    """Runs passes on a graph in text form, and prints the result.
+    """Run passes on a graph, and print the result.
 
     \b
     Examples:

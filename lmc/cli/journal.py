@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 journal = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Journals of durable runs: lists them, shows them, decides what waits for a person, exports and compacts them.
+    help="""List, show, answer, export and compact the journals of durable runs.
 
     \b
     Examples:
-      lmc journal list runs/                                   (every journal in a folder; what each waits for)
+      lmc journal list runs/                                   (all journals in a folder, and what they wait for)
       lmc journal show runs/mail
-      lmc journal resolve runs/mail --answer yes               (of lmc.interrupt; JSON where a schema was given)
-      lmc journal resolve runs/mail --result '"id 17"'         (a call in doubt happened, and gave this)
-      lmc journal retry runs/mail                              (it did not: the run makes it when it is resumed)
+      lmc journal resolve runs/mail --answer yes               (to lmc.interrupt; JSON if it has a schema)
+      lmc journal resolve runs/mail --result '"id 17"'         (a call in doubt was made, and returned this)
+      lmc journal retry runs/mail                              (it was not made: the resumed run makes it)
       lmc journal compact runs/mail --older-than 30d
 
-    An encrypted journal takes --key-file. docs/durability.md says what is in a journal.
+    Encrypted journals need --key-file. docs/durability.md describes journals.
     """,
 )  # fmt: skip
 
-Path_ = Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="A run's journal, or a batch's directory.")]
+Path_ = Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="Journal of a run or of a batch.")]
 KeyFile = Annotated[Path | None, typer.Option("--key-file", metavar="FILE", show_default=False,
-                                              help="The key of an encrypted journal: a file of 32 bytes, or a passphrase.")]
-Item = Annotated[int | None, typer.Option("--item", show_default=False, help="One run of a batch, by its number.")]
-Effect = Annotated[int | None, typer.Option("--effect", metavar="N", show_default=False, help="Which call or question, where several wait.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a run.")]
+                                              help="File with the key of an encrypted journal: 32 bytes, or a passphrase.")]
+Item = Annotated[int | None, typer.Option("--item", metavar="N", show_default=False, help="Number of one run of a batch.")]
+Effect = Annotated[int | None, typer.Option("--effect", metavar="N", show_default=False, help="Number of the call or question, if several wait.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per run.")]
 
 
 @journal.command("list")
 def list_(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Journals, batches' directories, or folders with such.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Journals, or folders with journals.")],
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists runs: how each stands, and what it waits for."""
+    """List runs, their status, and what they wait for."""
     found = [(each, *_runs(each, key_file)) for path in paths for each in _journals(path)]
     if as_json:
         for path, runs, wrong in found:
@@ -73,7 +73,7 @@ def list_(
 
 @journal.command()
 def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """Shows one journal: its file, and each run step by step. `lmc replay` shows prompts as well, with the program."""
+    """Show a journal: its file, and each run step by step. `lmc replay` with the program shows prompts as well."""
     from lmc.durable import records, steps
     from lmc.durable.files import Sidecar
 
@@ -104,14 +104,14 @@ def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJs
 @journal.command()
 def resolve(
     path: Path_,
-    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="The answer to a question: text, or JSON if it has a schema.")] = None,
-    result: Annotated[str | None, typer.Option("--result", metavar="JSON", show_default=False, help="A call in doubt happened, and gave this.")] = None,
-    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", show_default=False, help="It happened, and raised RuntimeError(TEXT).")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="Answer to a question: text, or JSON if it has a schema.")] = None,
+    result: Annotated[str | None, typer.Option("--result", metavar="JSON", show_default=False, help="What a call in doubt, which was made, returned.")] = None,
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", show_default=False, help="Message of the RuntimeError that a call in doubt raised.")] = None,
     item: Item = None,
     effect: Effect = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Answers a question, or says what a call in doubt gave. The run goes on when it is called again with its journal."""
+    """Answer a question, or give the outcome of a call in doubt. The run continues when it is called again with its journal."""
     if sum(x is not None for x in (answer, result, error)) != 1:
         raise UsageError("give one of --answer (to a question), --result and --error (of a call in doubt); lmc journal retry, if it did not happen")
     with as_usage(), _as_usage():
@@ -125,7 +125,10 @@ def resolve(
 
 @journal.command()
 def retry(path: Path_, item: Item = None, effect: Effect = None, key_file: KeyFile = None) -> None:
-    """Says that a call in doubt did not happen, or that the one behind whose exception a run failed is to be made again."""
+    """Mark a call to be made again.
+
+    It is one in doubt that was not made, or one whose exception ended the run.
+    """
     with as_usage():
         waiting = _open(path, key_file).retry(item, effect)
     say(f"item {waiting.item}, {waiting.call}: it will be called when the run is resumed")
@@ -133,7 +136,7 @@ def retry(path: Path_, item: Item = None, effect: Effect = None, key_file: KeyFi
 
 @journal.command()
 def export(path: Path_, output: OutputFile = None, item: Item = None, key_file: KeyFile = None) -> None:
-    """Writes runs as JSON lines: arguments, answers, effects, end."""
+    """Export runs as JSON lines: arguments, answers, effects, end."""
     with as_usage():
         lines = [json.dumps(run, ensure_ascii=False) for run in _open(path, key_file).export(item)]
     write("\n".join(lines).encode("utf-8", "backslashreplace").decode(), output)
@@ -143,11 +146,11 @@ def export(path: Path_, output: OutputFile = None, item: Item = None, key_file: 
 def compact(
     path: Path_,
     older_than: Annotated[str | None, typer.Option("--older-than", metavar="AGE", show_default=False,
-                                                   help="Also delete what runs did that ended well so long ago: 90s, 12h, 30d.")] = None,
+                                                   help="Also delete runs that ended well at least this long ago: 90s, 12h, 30d.")] = None,
     key_file: KeyFile = None,
-    new_key_file: Annotated[Path | None, typer.Option("--new-key-file", metavar="FILE", show_default=False, help="Encrypt it with this key from now on.")] = None,
+    new_key_file: Annotated[Path | None, typer.Option("--new-key-file", metavar="FILE", show_default=False, help="File with a new key to encrypt the journal with.")] = None,
 ) -> None:
-    """Rewrites the file without what no run needs any more. A run that was deleted cannot be resumed, and is not made again."""
+    """Rewrite the file without what no run needs any more. Deleted runs cannot be resumed, and are refused if they are called again."""
     with as_usage():
         before, now, deleted = _open(path, key_file).compact(_seconds(older_than), new_key=None if new_key_file is None else _key(new_key_file))
     say(f"{path}: {before} bytes before, {now} now" + (f"; {deleted} run{'s'[: deleted != 1]} deleted" if older_than else ""))

@@ -15,8 +15,15 @@ from lmc.config import config
 from lmc.userfiles import UsageError
 
 
-def warmup(model: Annotated[str, typer.Argument(help="A .gguf file, a directory with safetensors, a hub id, or smollm2.")]) -> None:
-    """Prepare this machine, or the image of one, for a model: load it once, and compile and cache all that its passes use."""
+def warmup(model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="smollm2, a GGUF file, a model folder with safetensors, or a hub id.")]) -> None:
+    """Prepare this machine, or a machine image, for a model.
+
+    Load it once, and compile and cache all that its passes use.
+
+    \b
+    Example:
+      lmc warmup path/to/model
+    """
     if not named.is_model(model):
         raise UsageError(f"{model} does not run in this process; only models that do can be warmed up")
     began = time.monotonic()

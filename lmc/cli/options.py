@@ -9,25 +9,25 @@ from typing import Annotated
 import typer
 
 Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
-                                       help="The program; :FUNCTION may be left out when the file has one. Or FILE.lmcp, a saved program.")]
+                                       help="The program; :FUNCTION may be left out if the file has only one. Or FILE.lmcp, a saved program.")]
 Arguments = Annotated[list[str] | None, typer.Option(
     "--arg", "-a", metavar="NAME=VALUE", show_default=False,
-    help="An argument of the program; repeatable. Text, or JSON where the parameter is declared as int, list, …")]
+    help="An argument of the program; repeatable. Text, or JSON if the parameter is annotated as int, list, …")]
 BACKENDS = ("smollm2 (the small model), mock (no model: made-up answers), the path of a model folder or GGUF file, a hub id, "
             "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vllm:URL or sglang:URL.")
 BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS)]
 ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS)]
 TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metavar="N", show_default="LMC_TP, else 1",
-                                                    help="Spread a model of --backend over N GPUs (docs/several-gpus.md).")]
+                                                    help="Spread the model over N GPUs (docs/several-gpus.md).")]
 Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
-                                              help="N engines of that model, each on --tp GPUs, behind one.")]
+                                              help="Run N copies of the model, each on --tp GPUs.")]
 InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,
-                                                help="Items: JSONL, one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.")]
-NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave the places in the source out.")]
-Temperature = Annotated[float | None, typer.Option(min=0, show_default=False, help="Default of every gen; 0 takes the likeliest token.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, show_default=False, help="Default length limit of every gen, in tokens.")]
+                                                help="Items to run: JSONL with one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.")]
+NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave out places in the source.")]
+Temperature = Annotated[float | None, typer.Option(min=0, metavar="T", show_default=False, help="Temperature of every gen that sets none; 0 takes the likeliest token.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, metavar="N", show_default=False, help="Length limit, in tokens, of every gen that sets none.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                                                 help="Where to write; standard output if not given.")]
+                                                 help="File to write to.  [default: standard output]")]
 
 
 class Format(StrEnum):

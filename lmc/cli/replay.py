@@ -19,21 +19,21 @@ from lmc.userfiles import UsageError
 
 def replay(
     path: Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="A run's journal, or a batch's directory.")],
-    target: Annotated[str | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="Its program, for prompts and lines.")] = None,
-    item: Annotated[int | None, typer.Option("--item", show_default=False, help="One run of a batch, by its number.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="Write one page for a browser.")] = None,
-    at: Annotated[int | None, typer.Option("--from", metavar="STEP", show_default=False, help="What if: ask anew from this step on.")] = None,
-    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: the answer of step --from.")] = None,
-    backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="What answers the steps from --from on: " + BACKENDS)] = "mock",
-    effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls behind --from; else the journal answers them.")] = False,
+    target: Annotated[str | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="The run's program; with it, prompts and source lines are shown.")] = None,
+    item: Annotated[int | None, typer.Option("--item", metavar="N", show_default=False, help="Number of one run of a batch.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per run.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="Write a page for a browser.")] = None,
+    at: Annotated[int | None, typer.Option("--from", metavar="STEP", show_default=False, help="What if: make the requests from this step on anew.")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: take this as the answer of step --from.")] = None,
+    backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Backend for the steps from --from on: " + BACKENDS)] = "mock",
+    effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls of tools after --from, instead of taking their results from the journal.")] = False,
     key_file: KeyFile = None,
 ) -> None:
-    """Shows a journaled run step by step: source line, prompt, answer, tokens, decisions, effects. Never changes the journal.
+    """Show a journaled run step by step: source line, prompt, answer, tokens, decisions, effects. The journal is never changed.
 
     \b
     Examples:
-      python examples/durable_research.py sleep.journal        (writes one)
+      python examples/durable_research.py sleep.journal        (writes a journal)
       lmc replay sleep.journal
       lmc replay sleep.journal examples/durable_research.py:research --html run.html
       lmc replay sleep.journal examples/durable_research.py:research --from 10 --answer "koalas" --backend smollm2 --run-effects
@@ -44,6 +44,7 @@ def replay(
         raise UsageError("--from makes the run again, which takes its program: lmc replay JOURNAL FILE.py:FUNCTION --from STEP")
     if at is None and (answer is not None or effects):
         raise UsageError("--answer and --run-effects belong to --from STEP")
+    userfiles.check_folder(html, "--html")
     with as_usage():
         if target is None:
             stories = steps.listed(path, item, key_of(key_file))

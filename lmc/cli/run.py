@@ -44,27 +44,26 @@ def run(
     dp: Replicas = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
-                                                                   "resumed one samples the rest anew.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed of the run, which makes sampling repeatable.")] = None,
     journal: Annotated[Path | None, typer.Option("--journal", metavar="FOLDER", show_default=False,
-                                                 help="Record what becomes known: the same command continues from there after a crash, or with a person's answer.")] = None,
+                                                 help="Record the run here: after a crash, or when a person has answered, the same command continues it.")] = None,
     key_file: KeyFile = None,
-    with_media: Annotated[bool, typer.Option("--with-media", help="Put files of pictures and videos into the journal, too.")] = False,
+    with_media: Annotated[bool, typer.Option("--with-media", help="Copy files of pictures and videos into the journal.")] = False,
     deadline: Annotated[str | None, typer.Option("--deadline", metavar="24h", show_default=False,
-                                                 help="Ask by the batch API of OpenAI or Anthropic: within a day, for half of the price. Needs --journal.")] = None,
+                                                 help="Use the batch API of OpenAI or Anthropic: answers within a day, at half the price. Needs --journal.")] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
                                               help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph.")] = None,
-    interpret: Annotated[bool, typer.Option("--interpret", help="Run op by op, without compiling.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output and run the other items.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output; with --resume only what "
-                                                                "does not belong to this input and these options.")] = False,
+    interpret: Annotated[bool, typer.Option("--interpret", help="Run without compiling.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output, and run the items that are missing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results in --output; with --resume, only those that "
+                                                                "do not belong to this input and these options.")] = False,
 ) -> None:
-    """Runs a program on one set of arguments, or on every item of a JSONL or CSV file.
+    """Run a program on one set of arguments, or on every item of a JSONL or CSV file.
 
-    With --input, each item becomes one line of --output as soon as it is finished: its index, return value, variables,
-    text and usage, or its error. At the end the lines are put into input order. If a run stops half way, what is
-    there stays; the same command with --resume does the rest. A record's "digest" tells --resume whether it belongs to
-    its item, program and options. Fields and columns that are no parameter of the program are copied to the result as "input".
+    With --input, each item becomes a line of --output as soon as it is finished: its index, return value, variables,
+    text and usage, or its error. At the end the lines are sorted into the order of the input. If a run stops halfway, its
+    results are kept, and the same command with --resume does the rest; each result has a "digest" of its item, program and
+    options, by which --resume knows it. Fields and columns that are not parameters of the program are copied to the result as "input".
 
     \b
     Examples:
@@ -77,8 +76,8 @@ def run(
       lmc run agent.py:mail --arg to=ann --journal runs/ann      (see lmc journal --help)
       lmc run my.py:program --backend openai:gpt-4.1-mini --input rows.csv --deadline 24h --journal runs/rows
       head rows.jsonl | lmc run my.py:program --input - --backend vllm:http://127.0.0.1:8000
-      lmc run judge.lmcp --arg essay=hello              (of program.save)
-      lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: shows the program's shape)
+      lmc run judge.lmcp --arg essay=hello              (saved by program.save)
+      lmc run examples/judge.py:judge --backend mock --arg essay=hello      (no model: made-up answers)
     """
     one_source(arg, input_file)
     if resume and (output is None or input_file is None):
@@ -96,6 +95,8 @@ def run(
         logging.getLogger("lmc.batches").addHandler(_Saying())
         logging.getLogger("lmc.batches").setLevel(logging.INFO)
     userfiles.check_output(output, input_file)
+    userfiles.check_folder(html, "--html")
+    userfiles.check_folder(journal, "--journal")
     name = backend or config().model or "smollm2"
     use_devices(name, tp, dp)
     if input_file is None:

@@ -29,39 +29,39 @@ if TYPE_CHECKING:
 
 def serve(
     targets: Annotated[list[str] | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
-                                                        help="Programs to publish beside OpenAI's API, each under its name; also FILE.lmcp.")] = None,
+                                                        help="Programs to publish, each under its name; also FILE.lmcp.")] = None,
     backend: ModelName = None,
     tp: TensorParallel = None,
     dp: Replicas = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on. All but loopback are open to the network: use --api-keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")] = 8000,
     api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
-                                                  help="Keys that requests must show, one per line, as `lmc new-key` writes them.")] = None,
+                                                  help="File with the keys that requests must have, one per line, as `lmc new-key` writes them.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default="those of loopback, if it listens there",
-                                                         help="What the header Host may say; repeatable.")] = None,
+                                                         help="Value that the Host header may have; repeatable.")] = None,
     cors: Annotated[list[str] | None, typer.Option("--cors", metavar="ORIGIN", show_default="none",
-                                                   help="Origins of pages that may make requests from a browser, such as https://app.example.org; repeatable.")] = None,
+                                                   help="Origin of pages that may make requests from a browser, such as https://app.example.org; repeatable.")] = None,
     allow_remote_media: Annotated[list[str] | None, typer.Option("--allow-remote-media", metavar="HOST", show_default="none: data URLs only",
-                        help="Fetch pictures that requests name from this host (HOST or HOST:PORT); repeatable.")] = None,
-    audit_log: Annotated[Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="PEM", show_default=False, help="Certificate: speak HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", show_default=False, help="Its private key.")] = None,
+                        help="Host (HOST or HOST:PORT) from which pictures in requests may be fetched; repeatable.")] = None,
+    audit_log: Annotated[Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request to this file.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="PEM", show_default=False, help="Certificate; makes the server speak HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", show_default=False, help="Private key of the certificate.")] = None,
     name: Annotated[list[str] | None, typer.Option("--name", metavar="MODEL", show_default="the backend's",
-                                                   help="What requests call the model; repeatable.")] = None,
-    max_requests: Annotated[int, typer.Option(min=1, help="Requests at a time; more are refused with 429.")] = 256,
-    max_body: Annotated[int, typer.Option(min=1, help="Largest request, in bytes.")] = 8 << 20,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of a chat answer whose request names none.")] = 1024,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds from a request to the end of its answer.")] = 600.0,
-    drain: Annotated[float, typer.Option(min=1, help="Seconds that running requests get to finish at the end; then they end with a 503.")] = 60.0,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that run programs, one request each; 0: they run in the server's.")] = 0,
-    worker_memory: Annotated[int, typer.Option(min=1, metavar="MIB", help="Memory that a worker may use for its requests.")] = 2048,
-    worker_cpu: Annotated[int | None, typer.Option(min=1, metavar="SECONDS", show_default="no limit", help="Processor time of a worker's request.")] = None,
-    lenient: Annotated[bool, typer.Option("--lenient", help="Ignore unknown fields of a request; else it is refused.")] = False,
+                                                   help="Name of the model in requests; repeatable.")] = None,
+    max_requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time; more are refused with 429.")] = 256,
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Size of the largest request.")] = 8 << 20,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Length limit, in tokens, of chat answers whose request sets none.")] = 1024,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time from a request to the end of its answer.")] = 600.0,
+    drain: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Time that running requests get to finish when the server stops; then they end with a 503.")] = 60.0,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that run programs, one request each; 0 runs them in the server's own.")] = 0,
+    worker_memory: Annotated[int, typer.Option(min=1, metavar="MIB", help="Memory that a worker may use for its request.")] = 2048,
+    worker_cpu: Annotated[int | None, typer.Option(min=1, metavar="SECONDS", show_default="no limit", help="Processor time that a worker's request may take.")] = None,
+    lenient: Annotated[bool, typer.Option("--lenient", help="Ignore unknown fields in requests, instead of refusing them.")] = False,
     journals: Annotated[Path | None, typer.Option("--journals", metavar="FOLDER", show_default=False,
-                                                  help="Keep runs that have an id (?run=ID) here: they ask people (lmc.interrupt) and go on later. A page: /runs.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Replace the process when its engine has ended or it was killed.")] = False,
+                                                  help="Keep runs that have an id (?run=ID) here: they may wait for a person (lmc.interrupt) and continue later; /runs shows them.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Start a new process when the engine fails or the process is killed.")] = False,
 ) -> None:
-    """Serves a model under OpenAI's API, and programs as endpoints. Ctrl-C or SIGTERM lets running requests finish.
+    """Serve a model under OpenAI's and Anthropic's APIs, and programs as endpoints. Ctrl-C and SIGTERM let running requests finish.
 
     POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /programs/NAME, /programs/NAME/stream, /programs/NAME/batch;
     GET /v1/models, /health (/health/live, /health/ready), /metrics, /openapi.json.
@@ -88,6 +88,9 @@ def serve(
     names_of_host = hosts | {each.lower() for each in allow_host or ()}
     if not main.is_loopback(host) and not keys:
         say(f"warning: {host} can be reached from the network, and requests need no key; use --api-keys FILE")
+    userfiles.check_folder(journals, "--journals")
+    if journals is not None and not journals.is_dir():
+        say(f"note: there is no folder {journals} yet; the first run with an id makes it")
     model = backend or config().model or "smollm2"
     use_devices(model, tp, dp)
     where = supervisor.inherited()
@@ -152,15 +155,15 @@ def _tls(certificate: Path | None, key: Path | None, kind: type[Tls]) -> Tls | N
 
 
 def new_key(
-    name: Annotated[str, typer.Argument(help="Whose key it is: a word.")],
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests a minute.", show_default="no limit")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a minute.", show_default="no limit")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at once.", show_default="no limit")] = None,
-    program: Annotated[list[str] | None, typer.Option("--program", help="A program that it may run; repeatable.", show_default="all")] = None,
-    priority: Annotated[int | None, typer.Option(min=1, help="Its share of the model where other keys compete for it.", show_default="1")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Append the line here.", show_default="standard output")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the key's owner, one word.")],
+    requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests per minute.", show_default="no limit")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens per minute.", show_default="no limit")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests at a time.", show_default="no limit")] = None,
+    program: Annotated[list[str] | None, typer.Option("--program", metavar="NAME", help="Program that the key may run; repeatable.", show_default="all")] = None,
+    priority: Annotated[int | None, typer.Option(min=1, metavar="N", help="Share of the model where keys compete for it: 2 gets twice what 1 gets.", show_default="1")] = None,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="File to append the line to.", show_default="standard output")] = None,
 ) -> None:
-    """Makes a key for `lmc serve --api-keys`. The key is shown once, on standard error; the file has its digest.
+    """Make a key for `lmc serve --api-keys`. The key is shown once, on standard error; the file gets its digest.
 
     \b
     Example:

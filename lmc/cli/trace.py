@@ -17,22 +17,21 @@ from lmc.cli.run import arguments_of, one_source, sampling, states_of
 from lmc.config import config
 from lmc.items import read_items
 from lmc.pages import several
-from lmc.userfiles import UsageError
 
 
 def trace(
     target: Target,
     arg: Arguments = None,
     input_file: InputFile = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the trace.")] = Path("trace.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the trace to.")] = Path("trace.json"),
     backend: ModelName = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,
 ) -> None:
-    """Runs a program and writes what happened when, for ui.perfetto.dev or chrome://tracing.
+    """Run a program and record what happens when, for ui.perfetto.dev or chrome://tracing.
 
-    Programs, their ops with source lines and tokens, host calls, and the model's passes; no prompts and no answers.
+    The trace has programs, their ops with source lines and tokens, host calls, and the model's passes, but no prompts or answers.
 
     \b
     Examples:
@@ -45,8 +44,6 @@ def trace(
     program = userfiles.load_program(target)
     options = sampling(temperature, max_tokens, seed)
     userfiles.check_output(output, input_file)
-    if not output.resolve().parent.is_dir():
-        raise UsageError(f"cannot write {output}: there is no folder {output.parent}; choose another --output")
     if input_file is None:
         items = [arguments_of(program, arg)]
     else:

@@ -115,12 +115,19 @@ def write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """A directory, and those above it that are not there; the disk has their names. Raises OSError or ValueError."""
+    """A directory in one that is there; the disk has its name. Raises OSError or ValueError."""
     if not path.is_dir():
-        if path != path.parent:
-            make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+        sync_directory(path.absolute().parent)
+
+
+def check_parent(path: Path) -> None:
+    """Raises JournalError where a journal's folder is not there: one that nobody made is mostly a misspelt one."""
+    parent = path.parent
+    with as_journal_error(path):
+        if parent.exists():  # what is no folder is said by opening
+            return
+    raise JournalError(f"journal={str(path)!r}: there is no folder {parent}; make it (mkdir -p {parent}), or choose another")
 
 
 def sync_directory(path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lmc import codec
 from lmc.backend.base import Backend
 from lmc.durable.effects import data_or_class
-from lmc.durable.files import make_directory
+from lmc.durable.files import check_parent, make_directory
 from lmc.durable.groups import Record
 from lmc.durable.journal import Journal
 from lmc.durable.rewriting import delete_finished
@@ -66,6 +66,7 @@ def journaled(
     if batch:
         if os.path.isfile(path):
             raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file", loc=caller_loc())
+        _check_parent(path)
         try:
             make_directory(path)
         except (OSError, ValueError) as error:
@@ -73,6 +74,8 @@ def journaled(
         path = path / "journal"
     elif os.path.isdir(path):
         raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())
+    else:
+        _check_parent(path)
     wanted = header(function, options, backend, compiled, batch=batch)
     try:
         if options.keep is not None:
@@ -94,6 +97,14 @@ def journaled(
         journal.close()
         raise
     journal.close()
+
+
+def _check_parent(path: Path) -> None:
+    try:
+        check_parent(path)
+    except JournalError as error:
+        error.loc = caller_loc()
+        raise
 
 
 def batches_of(journal: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from contextvars import copy_context
@@ -259,6 +260,8 @@ def in_flight(wanted: Any, fibers: bool, waves: bool = False) -> int:
 
 
 def _progress_bar(total: int) -> Any:
-    from tqdm.auto import tqdm
+    with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which is no fault of the program's
+        warnings.filterwarnings("ignore", "IProgress not found")
+        from tqdm.auto import tqdm
 
     return tqdm(total=total)

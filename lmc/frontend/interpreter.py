@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, cast, over
 
 from lmc.backend.base import Backend, ProgramRun
 from lmc.config import compiler, default_backend
-from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError
+from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.batches import Batch, failure_of, in_flight
 from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
-from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, signature
+from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, checked, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import (
@@ -54,8 +54,11 @@ from lmc.tracebacks import note_item, users_frames
 from lmc.waiting import running
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # type checkers bring it
+
     from lmc.durable.journal import Journal
     from lmc.durable.run import RunJournal
+    from lmc.frontend.typed import RunOptions
 
 __all__ = [
     "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "Gathered", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
@@ -89,14 +92,19 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         func: Callable[..., Any],
         num_api_spec_tokens: int | None = None,
         bound: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises ProgramError when `func` has no parameter for the state. `bound` are arguments given by `bind`."""
+        """Raises ProgramError when `func` has no parameter for the state. `bound` are arguments given by `bind`, `given` options by `options`."""
         self._wrapper: type[Any] | None = type(func) if type(func) in (classmethod, staticmethod) else None
         if self._wrapper is not None:
             func = cast(Any, func).__func__
+        if not callable(func):
+            raise ArgumentError(f"lmc.function decorates a Python function, not {func!r}", loc=caller_loc())
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bound: Mapping[str, Any] = dict(bound or {})
+        self.given: Mapping[str, Any] = dict(given or {})
+        self._without_options: Function[P, R] | None = None
         self.is_method = False
         self._prefix: Prompt | None = None  # what `cache` computed; its handle keeps it
         functools.update_wrapper(self, func)
@@ -215,12 +223,25 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def bound_to(self, obj: Any) -> Function[P, R]:
         """The program of a method, of the object `obj`; of a class method, of the class."""
-        return Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound)
+        return Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound, self.given)
 
+    @users_frames
     def bind(self, **kwargs: Any) -> Function[..., R]:
         """This program with some arguments fixed; a call may still give others."""
         self.check_names(kwargs)
-        return Function(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs})
+        return Function(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs}, self.given)
+
+    @users_frames
+    def options(self, **options: Unpack[RunOptions]) -> Function[P, R]:
+        """This program with some options of `run` fixed; a call may still give others.
+
+        It takes the program's own arguments, which type checkers check in full: `fn.options(temperature=0).run(question="…")`.
+        Raises ArgumentError, ParameterError for what is no option of a run.
+        """
+        given = checked(options, RUN_OPTIONS, f"{self.described}: options()")
+        found: Function[P, R] = Function(self.func, self.num_api_spec_tokens, self.bound, {**self.given, **given})
+        found._without_options = self._without_options or self
+        return found
 
     # -- running
 
@@ -247,15 +268,15 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def _run_options(self, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
         """The options of a run in the interpreter, which asks ahead only where `ahead=` says so."""
-        options = Options.of(given, known, what)
+        options = Options.of({**self.given, **given}, known, what)
         if options.ahead in (None, "off"):
             return options
         return replace(options, begin=self._compiled.beginning(options.ahead))
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        """What runs with `ahead=` learn from one another."""
-        return compiler()(self)
+        """What runs with `ahead=` learn from one another, whatever their options are."""
+        return compiler()(self) if self._without_options is None else self._without_options._compiled
 
     def _run(self, bound: inspect.BoundArguments, options: Options) -> State:
         state = self._state(options)
@@ -446,7 +467,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
         It stays as long as this program does, or until its next `cache`.
         """
-        where = backend_of(backend) or default_backend()
+        where = backend_of(backend) or self.given.get("backend") or default_backend()
         prompt = constant_prefix(self.trace().graph, LiveEmitter(Run(where)), self.bound)
         self._prefix = prompt.prefill(where) if prompt.tail else None
 
@@ -563,9 +584,10 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
 
+        @users_frames
         def __getattr__(self, name: str) -> Any:
             remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeError(f"a program has no {name!r}{remedy}", name=name, obj=self)
+            raise AttributeMissing(f"a program has no {name!r}{remedy}", loc=caller_loc())
 
 
 _INSTEAD: Mapping[str, str] = {
@@ -577,6 +599,7 @@ _INSTEAD: Mapping[str, str] = {
 
 
 Function.run.__signature__ = signature("*args", RUN_OPTIONS)  # pyright: ignore[reportFunctionMemberAccess]
+Function.options.__signature__ = signature("", RUN_OPTIONS)  # pyright: ignore[reportFunctionMemberAccess]
 Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generator_style"})  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -653,6 +676,7 @@ def function(func: Callable[Concatenate[S, State[Any], P], Coroutine[Any, Any, R
 def function(func: Callable[Concatenate[S, State[Any], P], R], num_api_spec_tokens: int | None = None) -> Method[S, P, R]: ...
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
+@users_frames
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Decorator, bare or with arguments: turn a Python function into a language-model program. Its first parameter is the state.
 

@@ -46,7 +46,7 @@ def conversation(state: State[Any], told: Mapping[int, str], shown: set[int]) ->
     """
     names = {id(held): name for name, held in state.variables.items() if name is not None}
     rows = [_Message("")]
-    unseen: list[tuple[_Message, int, str]] = []  # text that no answer was asked behind yet: its message, its place there, and itself
+    unseen: list[tuple[_Message, int, str | Special]] = []  # text that no answer was asked behind yet: its message, its place there, and itself
     length = new = seen = 0  # characters of the prompt, those behind the last answer, and tokens up to there
     ctx = state.ctx
     for node in ctx.nodes() if isinstance(ctx, Prompt) else ():
@@ -54,7 +54,7 @@ def conversation(state: State[Any], told: Mapping[int, str], shown: set[int]) ->
             if isinstance(part, Mark):
                 rows.append(_Message(part.role if part.edge == "begin" else ""))
                 continue
-            if isinstance(part, str):
+            if isinstance(part, str | Special):
                 unseen.append((rows[-1], len(rows[-1].shown), part))
             new += 1 if isinstance(part, Special) else 0 if isinstance(part, Image | Given) else len(_text(part))
             rows[-1].plain += part if isinstance(part, str) else "" if isinstance(part, Special) else "?"
@@ -88,9 +88,12 @@ def _row(role: str, text: str) -> str:
     return f'<div class="m"><div class="r">{role}</div><div class="t">{text}</div></div>'
 
 
-def _mark_shared(unseen: Sequence[tuple[_Message, int, str]], cached: int) -> None:
-    """Mark what is in the first `cached` characters of texts. Where that ends is exact as far as tokens are equally long."""
+def _mark_shared(unseen: Sequence[tuple[_Message, int, str | Special]], cached: int) -> None:
+    """Mark what is in the first `cached` characters of texts, a special token being one. Where that ends is exact as far as tokens are equally long."""
     for row, place, text in unseen:
+        if isinstance(text, Special):
+            cached -= 1
+            continue
         known = text[: max(0, cached)]
         cached -= len(text)
         if known.strip():

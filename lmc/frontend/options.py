@@ -122,6 +122,12 @@ class Options:
             raise
 
 
+def checked(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[str, Any]:
+    """Options that are kept for later calls, with the backend of a name. Raises what `Options.of` does."""
+    found = Options.of(given, known, what)
+    return {**given, "backend": found.backend} if "backend" in given else dict(given)
+
+
 def _desk(given: Mapping[str, Any]) -> Desk | None:
     """Where requests with a deadline go; None: there is none. Raises ParameterError for one that no batch API has, and for what no batch does."""
     deadline = given.get("deadline")
@@ -172,13 +178,14 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 def signature(first: str, options: Iterable[str]) -> inspect.Signature:
-    """What a method with `**options` shows to `help` and editors; `first` is its own argument, "*args" that of a program.
+    """What a method with `**options` shows to `help` and editors; `first` is its own argument, "*args" that of a program, "" none.
 
     It takes `**options`, because a parameter of the program may have the name of an option and is meant then.
     """
     parameter = inspect.Parameter
     found = [parameter("self", parameter.POSITIONAL_ONLY)]
-    found.append(parameter(first.lstrip("*"), parameter.VAR_POSITIONAL if first.startswith("*") else parameter.POSITIONAL_OR_KEYWORD))
+    if first:
+        found.append(parameter(first.lstrip("*"), parameter.VAR_POSITIONAL if first.startswith("*") else parameter.POSITIONAL_OR_KEYWORD))
     names = sorted(options, key=lambda name: [*_DEFAULTS, name].index(name))
     found += [parameter(name, parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name)) for name in names]
     if first.startswith("*"):

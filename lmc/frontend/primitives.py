@@ -121,6 +121,7 @@ class Expr:
     def __hash__(self) -> int:
         return hash((type(self), *(getattr(self, f.name) for f in fields(self) if (f.compare if f.hash is None else f.hash))))
 
+    @users_frames
     def _is_no_answer(self, *_: object) -> Never:
         raise ArgumentError(f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it has no items and no order; "
                             f'read the answer with s["name"]', loc=caller_loc())
@@ -128,6 +129,7 @@ class Expr:
     if not TYPE_CHECKING:  # a type checker knows which attributes there are
         __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _is_no_answer
 
+        @users_frames
         def __getattr__(self, name: str) -> Any:
             raise AttributeMissing(f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which asks the model once it is "
                                    f'appended; read the answer with s["name"]', loc=caller_loc())

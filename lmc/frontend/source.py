@@ -35,11 +35,15 @@ class _Module:
     """The parsed and compiled source of a file: its functions and their code by first line and name."""
 
     text: str
+    tree: ast.Module
     functions: dict[tuple[int, str], list[Found]]
     codes: dict[tuple[int, str], list[types.CodeType]]
 
 
 _modules: dict[str, _Module] = {}
+
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+"""A notebook's cell may await; code inside of functions is the same with this as without."""
 
 parsing = threading.RLock()
 """CPython 3.11 raises SystemError ("AST constructor recursion depth mismatch") where two threads parse or compile at once."""
@@ -62,11 +66,21 @@ def _found(fn: types.FunctionType) -> Found:
         raise NoSource(f"{fn.__qualname__} has no readable source ({where})")
     place = (code.co_firstlineno, code.co_name)
     nodes = module.functions.get(place, [])
-    if not nodes or not any(_same_code(code, c) for c in module.codes.get(place, [])):
+    if not nodes or not any(_same_code(code, c) for c in (*module.codes.get(place, ()), *_of_statement(module, code))):
         raise NoSource(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
     if len(nodes) > 1:
         raise NoSource(f"several functions named {code.co_name} start at {where}")
     return nodes[0]
+
+
+def _of_statement(module: _Module, code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code at the place of `code` if its statement is compiled by itself, as notebooks do: calls of what an import beside it names differ then."""
+    line = code.co_firstlineno
+    for node in module.tree.body:
+        if min(node.lineno, first_line(node)) <= line <= (node.end_lineno or line):
+            with parsing:
+                compiled = compile(ast.Module([node], []), code.co_filename, "exec", _FLAGS, dont_inherit=True)
+            yield from (c for c in codes(compiled) if (c.co_firstlineno, c.co_name) == (line, code.co_name))
 
 
 def _module(file: str) -> _Module | None:
@@ -78,10 +92,10 @@ def _module(file: str) -> _Module | None:
     if cached is None or cached.text != text:
         try:
             with parsing:
-                tree, compiled = ast.parse(text, file), compile(text, file, "exec", dont_inherit=True)
+                tree, compiled = ast.parse(text, file), compile(text, file, "exec", _FLAGS, dont_inherit=True)
         except SyntaxError:
             return None
-        cached = _modules[file] = _Module(text, {}, {})
+        cached = _modules[file] = _Module(text, tree, {}, {})
         for found in _functions(tree):
             cached.functions.setdefault((first_line(found.node), getattr(found.node, "name", "<lambda>")), []).append(found)
         for code in codes(compiled):

@@ -1,14 +1,15 @@
 """What type checkers know of programs: parameters and result of the function, and the options that every call takes.
 
 Python's types cannot add keywords to a function's own (PEP 612). So a call with the program's arguments alone is checked in full; in one that gives
-options, too, the option is checked, and the program's arguments are when it runs.
+options, too, the option is checked, and the program's arguments are when it runs. `fn.options(…)` takes the options apart, as Ray's remote functions
+do, and gives a program whose calls are checked in full.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, TypedDict, overload
 
 if TYPE_CHECKING:
     from typing_extensions import (  # type checkers bring it; defaults of type variables are Python 3.13's
@@ -36,6 +37,39 @@ S = TypeVar("S", contravariant=True)
 if TYPE_CHECKING:
     Texts = str | Sequence[str] | None
 
+    class RunOptions(TypedDict, total=False):
+        """What `fn.options` takes; `Function.run` says what they mean."""
+
+        backend: Backend | str | None
+        seed: int | None
+        stream: bool
+        budget: Budget | None
+        timeout: float | None
+        journal: str | os.PathLike[str] | None
+        ahead: Literal["off", "certain", "likely"] | None
+        priority: float
+        account: str | None
+        deadline: Literal["24h"] | None
+        use_thread: bool
+        temperature: float
+        max_new_tokens: int
+        min_new_tokens: int
+        n: int
+        top_p: float
+        top_k: int
+        min_p: float
+        frequency_penalty: float
+        presence_penalty: float
+        stop: Texts
+        stop_token_ids: Sequence[int] | None
+        stop_regex: Texts
+        ignore_eos: bool
+        logit_bias: Mapping[int, float] | None
+        return_logprob: bool | None
+        logprob_start_len: int | None
+        top_logprobs_num: int | None
+        return_text_in_logprobs: bool | None
+
     class Call(Generic[P, T]):
         """A call of a program: its own arguments, and options (`Function.run` lists them)."""
 
@@ -59,6 +93,12 @@ if TYPE_CHECKING:
         def __call__(self, *args: Any, timeout: float | None, **more: Any) -> T: ...
         @overload
         def __call__(self, *args: Any, journal: str | os.PathLike[str] | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, priority: float, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, account: str | None, **more: Any) -> T: ...
+        @overload
+        def __call__(self, *args: Any, deadline: Literal["24h"] | None, **more: Any) -> T: ...
         @overload
         def __call__(self, *args: Any, ahead: Literal["off", "certain", "likely"] | None, **more: Any) -> T: ...
         @overload

@@ -300,8 +300,8 @@ def _cost_line(step: Step, section: Section, last: int | None) -> str:
         return f"{_mean(s.prompt - s.cached, s.count)} new + {_mean(s.generated, s.count)} out, {seconds(s.seconds / s.count)}"
     if last is not None and last in section.expected:
         e = section.expected[last]
-        unit = "tok" if section.unit == "tokens" else "ch"
-        return f"{count(e.computed)} {unit} new" + (f", ≤ {e.answer} tok out" if e.answer else f", {count(e.scored)} {unit} scored" if e.scored else "")
+        unit = "" if section.unit == "tokens" else " ch"
+        return f"{count(e.computed)}{unit} new" + (f" + ≤ {e.answer} out" if e.answer else f", {count(e.scored)}{unit} scored" if e.scored else "")
     return f"{len(step.ops)} op{'s'[: len(step.ops) != 1]}"
 
 

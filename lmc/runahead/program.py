@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from lmc.backend import recording
 from lmc.backend.base import Backend, Counters
-from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.batches import failure_of
 from lmc.frontend.interpreter import ACTIVE, Function
@@ -35,6 +35,9 @@ from lmc.runahead.submitting import RunPlan
 from lmc.tracebacks import note_item, users_frames
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # type checkers bring it
+
+    from lmc.frontend.typed import RunOptions
     from lmc.runahead.saved import SavedFile
 
 
@@ -94,11 +97,13 @@ class Stats:
     """What a program has done so far.
 
     counters  the backend's work during the last call or batch
+    note      in which way that differs from what its answers say of themselves; "" if it does not
     """
 
     runs: int = 0
     run_seconds: float = 0.0
     counters: Counters = field(default_factory=Counters)
+    note: str = ""
 
 
 class Program(Call[P, "State[R]"], Generic[P, R]):
@@ -126,6 +131,13 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
             arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
             return self._call(self.function.arguments(args, arguments), self._options(options))
+
+    @users_frames
+    def options(self, **options: Unpack[RunOptions]) -> Program[P, R]:
+        """This program with some options of its calls fixed, as `fn.options` gives it; what runs have taught belongs to both."""
+        found = object.__new__(type(self))
+        vars(found).update(vars(self), function=self.function.options(**options))
+        return found
 
     @users_frames
     def call(self, args: Mapping[str, Any], **options: Any) -> State[R]:
@@ -187,6 +199,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         states = dict(self._batch(bound, range(len(bound)), given, progress, here=True)) if bound else {}
         return _in_order(states, bound, errors)
 
+    @users_frames
     def as_completed(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
         numbers: Sequence[int] | None = None, **given: Any,
@@ -268,7 +281,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return self.function._bind_all(items)
 
     def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:
-        options = Options.of(given, PROGRAM_OPTIONS, f"{self.function.described}: {what}")
+        options = Options.of({**self.function.given, **given}, PROGRAM_OPTIONS, f"{self.function.described}: {what}")
         options = replace(options, begin=self.beginning(options.ahead))
         if ACTIVE.get() is None and self.backend is not None and options.backend is None:
             return replace(options, backend=self.backend)
@@ -276,6 +289,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     # -- as a file
 
+    @users_frames
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write how it was compiled, its graph and what its runs have taught to a file, for `lmc.load`. A file that is there is replaced.
 
@@ -294,6 +308,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     # -- looking at it
 
+    @users_frames
     def lower(self, **example: Any) -> Self:
         """Draw the graph for these arguments, without a model. Those that are left out are their defaults, or unknown."""
         self.function.check_names(example)
@@ -304,6 +319,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         """What is known of the program, before any run: arguments are unknown unless `lower` was given examples."""
         return self.planner.graph()
 
+    @users_frames
     def dump_ir(self, after: str | None = None, format: str = "text") -> str:
         """The graph after its pipeline, or as it stands after the pass `after` ("trace": before any).
 
@@ -326,8 +342,9 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     @property
     def target(self) -> Target:
         """What it is compiled for when a call names no other backend."""
-        return target_of(self.backend)
+        return target_of(self.function.given.get("backend") or self.backend)
 
+    @users_frames
     def explain(self, format: str = "text") -> str:
         """What the graph shows, what the passes plan, what was asked ahead, and what each request did cost.
 
@@ -360,9 +377,10 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
 
+        @users_frames
         def __getattr__(self, name: str) -> Any:
             remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeError(f"a compiled program has no {name!r}{remedy}", name=name, obj=self)
+            raise AttributeMissing(f"a compiled program has no {name!r}{remedy}", loc=caller_loc())
 
 
 _INSTEAD: Mapping[str, str] = {
@@ -387,6 +405,7 @@ class _During:
         self._stats.runs += self._runs
         self._stats.run_seconds = perf_counter() - self._start
         self._stats.counters = self._backend.counters() - self._before
+        self._stats.note = getattr(self._backend, "counts_alone", "")
 
 
 def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:

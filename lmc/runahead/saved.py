@@ -68,6 +68,10 @@ def _function(function: Function) -> dict[str, Any]:
     func: Any = function.func
     if isinstance(function, SavedFunction):
         return function.data
+    if function.given:
+        raise ProgramError(
+            f"{function.described} cannot be saved with options ({', '.join(function.given)}), which belong to a call: save it without, and give them to "
+            "what lmc.load returns", loc=caller_loc())  # fmt: skip
     qualname = getattr(func, "__qualname__", None)
     if not isinstance(func, types.FunctionType) or not isinstance(qualname, str) or "<" in qualname:
         raise ProgramError(
@@ -152,6 +156,7 @@ class SavedFunction(Function[..., Any]):
         self.__name__, self.__qualname__, self.__module__, self.__doc__ = self.name, self.qualname, self.module, data["doc"]
         self.num_api_spec_tokens, self.is_async = data["spec_tokens"], bool(data["async"])
         self._prefix, self._found, self.is_method, self._wrapper = None, None, False, None
+        self.given, self._without_options = {}, None
         self.bound = {_text(name): codec.decode(x) for name, x in data["bound"]}
         state = inspect.Parameter(data["state"][0], inspect._ParameterKind(data["state"][1]))  # pyright: ignore[reportPrivateUsage]
         self._takes(inspect.Signature([state, *[_parameter(*p) for p in data["parameters"]]]))

@@ -146,13 +146,13 @@ def _of_program(program: Described) -> Json:
     at = f"/programs/{program.name}"
 
     def post(what: str, result: Json | None, body: type[BaseModel], **how: Any) -> Json:
-        made = _operation(summary + what, result, body=body, parameters=_OPTIONS, **how)
+        made = _operation(f"{summary.removesuffix('.')}{what}.", result, body=body, parameters=_OPTIONS, **how)
         return {"post": {**made, "description": rest.strip()}}
 
     found: Json = {
         at: post("", _RECORD, program.arguments),
-        f"{at}/stream": post(" (as a stream of its variables)", None, program.arguments, content_type="text/event-stream"),
-        f"{at}/batch": post(" (for many items)", _BATCH, program.items),
+        f"{at}/stream": post(", as a stream of its variables", None, program.arguments, content_type="text/event-stream"),
+        f"{at}/batch": post(", for many items", _BATCH, program.items),
     }
     if program.runs is not None:
         one = {"name": "run", "in": "path", "required": True, "schema": {"type": "string"}}

@@ -137,7 +137,7 @@ class Published(Described):
         return await self._one(call, item, {}, run)
 
     async def _one(self, call: Call, item: Mapping[str, Any], options: Json, run: str | None) -> Reply:
-        journal = {} if run is None or self.runs is None else {"journal": self.runs.journal(run)}
+        journal = {} if run is None or self.runs is None else {"journal": self.runs.begun(run)}
         with self._ended_with_the_request(kept=bool(journal)):
             (record,) = await self._loop.run(self._records([item], {**options, **call.share, **journal}))
         if "error" in record:

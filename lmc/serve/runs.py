@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lmc import codec
+from lmc.durable.files import make_directory
 from lmc.errors import ArgumentError, InDoubtEffect, Interrupted, JournalError
 from lmc.journals import Journal, RunStatus
 from lmc.serve.answering import Json
@@ -43,6 +44,13 @@ class Runs:
         if re.fullmatch(_NAME, run) is None:
             raise ApiError(400, f"run {run!r:.80}: letters, digits, '-', '_' and '.', at most 64", param="run")
         return Journal(self._directory / run)
+
+    def begun(self, run: str) -> Journal:
+        """The same of a run that begins, or goes on; the folders that it is in are made."""
+        journal = self.journal(run)
+        for folder in (self._directory.parent, self._directory):
+            make_directory(folder)
+        return journal
 
     async def listed(self, call: Call) -> Reply:
         return Reply({"runs": await self._on_pool(self._all)})

@@ -62,6 +62,10 @@ class OpenAIModel:
             return _refusal(404, f"The model '{body.get('model')}' does not exist", "model", "model_not_found")
         if len(body.get("stop") or ()) > 4:
             return _refusal(400, "'stop' takes at most 4", "stop")
+        form = body.get("response_format", {}).get("json_schema") or (body.get("text") or {}).get("format")
+        if form and (form["schema"].get("type") != "object" or "anyOf" in form["schema"]):
+            kind = form["schema"].get("type")
+            return _refusal(400, f"Invalid schema for response_format '{form['name']}': schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'.", "response_format")
         return handle(body)
 
     def _named(self, body: Body) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import itertools
 import json
 import threading
 import time
 
+import jsonschema
 import pytest
 
 import lmc
+from lmc.backend.api.bodies import growing_out_of_object, in_object, out_of_object
 from lmc.backend.base import Backend, Handle
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.api.http import Answer, Planted, Server
@@ -112,6 +115,63 @@ def test_a_schema_that_it_may_not_enforce_is_verified(openai):
     state = ask("Q", json_schema=OPEN, backend=backend)
     assert isinstance(json.loads(state["a"])["n"], int) and "strict" not in server.seen[0].body["response_format"]["json_schema"]
     assert state.get_meta_info("a")["constraint"] == {"enforced": "verified", "attempts": 1}
+
+
+TREE = {"$defs": {"leaf": {"type": "integer"}}, "type": "array", "items": {"anyOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#"}]}, "minItems": 1, "maxItems": 2}
+NO_OBJECTS = ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3}, {"type": "integer"}, {"enum": ["yes", 1, None]}, {"anyOf": [CLOSED, {"type": "null"}]}, TREE)
+
+
+@pytest.mark.parametrize("api", ("chat", "responses"))
+@pytest.mark.parametrize("schema", NO_OBJECTS, ids=("array", "integer", "enum", "union", "recursive"))
+def test_a_schema_of_no_object_is_asked_for_as_a_property(openai, schema, api):
+    """OpenAI refuses it; the program gets what is in the property."""
+    backend, server = openai(TextModel(), server="openai", api=api)
+    for seed in range(3):
+        state = ask("Q", json_schema=schema, backend=backend, seed=seed, max_tokens=400)
+        jsonschema.validate(json.loads(state["a"]), schema)
+    sent = server.seen[0].body
+    form = sent["response_format"]["json_schema"] if api == "chat" else sent["text"]["format"]
+    assert form["strict"] is True and form["schema"]["required"] == ["answer"] and "$defs" not in form["schema"]["properties"]["answer"]
+    assert '"answer"' not in state.text(), "the conversation goes on with the answer itself"
+
+
+def test_references_to_the_root_lead_to_the_property():
+    named = {"type": "array", "items": {"$ref": "#"}, "properties": {"$ref": {"$ref": "#/items"}, "enum": {"enum": [{"$ref": "#"}]}}, "definitions": {"x": {"$ref": "#/definitions/x"}}}
+    assert in_object(named) == {
+        "type": "object", "required": ["answer"], "additionalProperties": False, "definitions": {"x": {"$ref": "#/definitions/x"}},
+        "properties": {"answer": {
+            "type": "array", "items": {"$ref": "#/properties/answer"}, "properties": {"$ref": {"$ref": "#/properties/answer/items"}, "enum": {"enum": [{"$ref": "#"}]}},
+        }},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    (
+        ('{"answer": [1, 2]}', "[1, 2]"), (' { "answer" :{"a": "}"} } \n', '{"a": "}"}'), ('{"answer": 12', "12"), ('{"answer": [1, {"a', '[1, {"a'), ('{"ans', ""), ("", ""),
+        ("I cannot.", "I cannot."), ('{"answers": 1}', '{"answers": 1}'),
+    ),
+)  # fmt: skip
+def test_an_answer_comes_out_of_its_property_also_while_it_grows(said, answer):
+    assert out_of_object(said) == answer
+    shown = [growing_out_of_object(said[:i]) for i in range(len(said) + 1)]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(shown)) and answer.startswith(shown[-1])
+
+
+def test_a_stream_of_a_property_shows_the_answer(openai):
+    backend, _ = openai(TextModel(), server="openai")
+    stream = lmc.compile(ask).stream("Q", json_schema={"type": "array", "items": {"type": "string"}}, backend=backend)
+    pieces = list(stream.text_iter("a"))
+    assert "".join(pieces) == stream["a"] and isinstance(json.loads(stream["a"]), list) and len(pieces) > 1
+
+
+def test_a_property_that_the_limit_cut_is_incomplete(opened):
+    said = {"id": "1", "model": "m", "choices": [{"index": 0, "message": {"role": "assistant", "content": '{"answer": [1, 2'}, "finish_reason": "length"}]}
+    server = opened(Server(lambda path, body: Answer(said)))
+    backend = opened(lmc.OpenAI("m", base_url=f"{server.url}/v1", api_key="none"))
+    with pytest.raises(lmc.IncompleteAnswer) as raised:
+        ask("Q", json_schema={"type": "array", "items": {"type": "integer"}}, backend=backend).text()
+    assert raised.value.text == "[1, 2"
 
 
 @pytest.mark.parametrize(

@@ -395,6 +395,18 @@ def children_with_options(s: Any, q: str) -> Any:
     return one.ret_value, two.text()
 
 
+cool = child.options(temperature=0.3, max_new_tokens=2)
+
+
+@case()
+def children_with_fixed_options(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=2)
+    one, two = cool.run(tip=s["a"]), cool(tip=s["a"], max_new_tokens=3)
+    three = child.options(seed=5)(tip=one["x"])
+    s += two["x"] + three["x"] + lmc.gen("z", max_tokens=2)
+    return one.ret_value, three.text()
+
+
 @case()
 def batches_inside(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=2)

@@ -1022,7 +1022,7 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "new").write_text("lmc-journal 5 0 {}\n")
     with pytest.raises(JournalError, match="format 5; this lmc reads format 7"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "new")
-    with pytest.raises(JournalError, match="No such file"):
+    with pytest.raises(JournalError, match="there is no folder"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")
     with pytest.raises(JournalError, match="is a directory"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path)
@@ -1053,8 +1053,16 @@ def test_the_disk_has_the_names_of_new_journals(tmp_path: Path, monkeypatch: pyt
     real = files.sync_directory
     monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), real(path)))
     for _ in range(2):
-        small.run_batch([{"q": "q"}], backend=lmc.Mock(), journal=tmp_path / "a" / "b", seed=1)
-        assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+        small.run_batch([{"q": "q"}], backend=lmc.Mock(), journal=tmp_path / "a", seed=1)
+        assert synced == [tmp_path, tmp_path / "a"]
+
+
+@pytest.mark.parametrize("call", [lambda path: small.run("q", backend=lmc.Mock(), journal=path), lambda path: lmc.compile(small).batch([("q",)], backend=lmc.Mock(), journal=path)])
+def test_no_folder_is_made_for_a_journal(tmp_path: Path, call: Any) -> None:
+    """Of a batch, whose journal is a folder, none but that."""
+    with pytest.raises(JournalError, match=r"there is no folder \S+a/b; make it \(mkdir -p ") as caught:
+        call(tmp_path / "a" / "b" / "c")
+    assert caught.value.loc is not None and caught.value.loc.file == __file__ and not (tmp_path / "a").exists()
 
 
 def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_program_of_the_command_line_asks_and_goes_on(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("agent.py").write_text("import lmc\n@lmc.function\ndef mail(s, to: str):\n    s += lmc.gen('a', max_tokens=2)\n    return lmc.interrupt(f'To {to}?', bool)\n")
     words = ["run", "agent.py:mail", "-b", "mock", "--arg", "to=ann", "--journal", "runs/deep/ann"]
+    Path("runs/deep").mkdir(parents=True)
     for _ in range(2):
         assert isinstance(CliRunner().invoke(app, words).exception, lmc.Interrupted)
     assert "effect 0 asks: To ann?" in command("list", ".")

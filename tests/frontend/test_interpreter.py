@@ -874,6 +874,56 @@ def test_bind_fixes_arguments_and_a_call_may_change_them() -> None:
     assert program.run("y", backend=Mock()).text() == "yb"
 
 
+def test_options_are_fixed_and_a_call_may_give_others() -> None:
+    @function
+    def program(s: State, a: str, temperature: str = "warm") -> str:
+        s += a + gen("x", max_tokens=4)
+        return temperature + s["x"]
+
+    mock, other = Mock(), Mock()
+    fixed = program.options(backend=mock, seed=3).options(temperature=0.25)
+    compiled = lmc.compile(fixed)
+    kept = lmc.compile(program, backend=other).options(backend=mock, temperature=0.25, seed=3)
+    states = [
+        fixed.run("A"), fixed("A", temperature="warm"), asyncio.run(fixed.arun("A")), *fixed.run_batch([("A",)]), *fixed.run_some({0: ("A",)}),
+        compiled("A"), compiled.stream("A"), asyncio.run(compiled.acall("A")), compiled.call({"a": "A"}), *compiled.batch([("A",)]),
+        *[state for _, state in compiled.as_completed([("A",)])], *asyncio.run(compiled.abatch([("A",)])), kept("A"), fixed.bind(a="A").run(),
+    ]  # fmt: skip
+    assert {state.ret_value for state in states} == {states[0].ret_value} and not other.call_log
+    assert {call.params.temperature for call in mock.call_log} == {0.25} and {state.emitter.run.seed for state in states} == {3}
+    before = len(mock.call_log)
+    fixed.run("A", backend=other, seed=4).sync()
+    kept("A", backend=other, seed=4).sync()
+    assert len(mock.call_log) == before and len(other.call_log) == 2
+    assert {call.params.temperature for call in other.call_log} == {0.25}
+    assert program.given == {} and program.run("A", backend=mock).emitter.run.defaults.temperature == 1.0  # the program itself is as it was
+    assert kept.planner is not compiled.planner and kept.options(seed=1).planner is kept.planner
+    with pytest.raises(ArgumentError, match=r"run_batch\(\) has no option 'stream'"):
+        fixed.options(stream=True).run_batch([("A",)])
+
+
+def test_what_is_no_option_is_said_where_it_is_fixed() -> None:
+    @function
+    def program(s: State, a: str) -> None:
+        s += a
+
+    for wrong, says in (({"temprature": 0}, "did you mean 'temperature'"), ({"a": "A"}, "has no option 'a'"), ({"backend": "mok"}, "no model 'mok'"), ({"seed": "x"}, "seed='x'")):
+        for fixed in (program.options, lmc.compile(program).options):
+            with pytest.raises((ArgumentError, ParameterError), match=says) as caught:
+                fixed(**wrong)
+            assert caught.value.loc is not None and caught.value.loc.file == __file__
+
+
+def test_the_graph_is_for_the_backend_that_is_fixed() -> None:
+    @function
+    def program(s: State) -> None:
+        s += user("A") + assistant(gen("x"))
+
+    chat = Mock(capabilities=replace(CAPABILITIES, raw_text=False))
+    assert lmc.compile(program, backend=Mock()).target.kind == "tokens"
+    assert lmc.compile(program.options(backend=chat)).target.kind == lmc.compile(program, backend=Mock()).options(backend=chat).target.kind == "chat"
+
+
 def test_decorator_with_arguments_and_metadata() -> None:
     @function(num_api_spec_tokens=64)
     def program(s: State, a: int, *rest: int, **more: int) -> tuple[Any, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import inspect
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
@@ -15,6 +17,8 @@ import pytest
 import lmc
 from lmc import Mock, gen, select
 from lmc.backend.mock import CAPABILITIES
+from lmc.frontend import typed
+from lmc.frontend.options import PROGRAM_OPTIONS, RUN_OPTIONS
 from lmc.frontend.state import StateGroup
 
 TEXT_ONLY = replace(CAPABILITIES, images=False)
@@ -101,6 +105,16 @@ def test_options_of_runs_and_their_defaults(method, own):
     parameters = inspect.signature(method).parameters
     options = {written(p) for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
     assert set(f"{SAMPLING}, {own}".split(", ")) <= options
+
+
+def test_type_checkers_know_every_option():
+    """Of a call each has an overload, for `fn.options` each is a key."""
+    tree = ast.parse(Path(typed.__file__).read_text())
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and not (node.name == "Call" and len(node.body) < 3)}
+    keys = {node.target.id for node in classes["RunOptions"].body if isinstance(node, ast.AnnAssign)}
+    overloads = {arg.arg for node in classes["Call"].body if isinstance(node, ast.FunctionDef) for arg in node.args.kwonlyargs}
+    assert keys == RUN_OPTIONS and overloads == PROGRAM_OPTIONS
+    assert {name for name in inspect.signature(lmc.Function.options).parameters if name != "self"} == RUN_OPTIONS
 
 
 def test_defaults_are_the_ones_that_are_shown():
@@ -606,11 +620,11 @@ def test_a_wrong_call_is_answered_at_its_line(call, says):
 def test_names_that_are_not_there():
     with pytest.raises(AttributeError, match=r"a compiled program has no 'run_batch'; write program.batch\(items\)"):
         lmc.compile(program).run_batch([])
-    with pytest.raises(AttributeError, match=r"a compiled program has no 'foo'$"):
+    with pytest.raises(AttributeError, match=r"a compiled program has no 'foo'(\n|$)"):
         lmc.compile(program).foo  # noqa: B018
-    with pytest.raises(AttributeError, match=r"a program has no 'compile'; write lmc.compile\(fn\)$"):
+    with pytest.raises(AttributeError, match=r"a program has no 'compile'; write lmc.compile\(fn\)(\n|$)"):
         program.compile()
-    with pytest.raises(AttributeError, match=r"a program has no 'foo'$"):
+    with pytest.raises(AttributeError, match=r"a program has no 'foo'(\n|$)"):
         program.foo  # noqa: B018
     with pytest.raises(AttributeError, match="no backend takes sound; append what is said as text"):
         lmc.audio  # noqa: B018

@@ -1,6 +1,14 @@
-"""A saved program whose function cannot be found says so where it is called."""
+"""Saved programs whose function cannot be found, or that have options of calls, say so."""
+
+import pytest
 
 import lmc
+
+
+@lmc.function
+def kept(s):
+    s += lmc.gen("x", max_tokens=2)
+    return s["x"]
 
 
 def test_a_function_that_is_gone_is_named_at_the_call(tmp_path, monkeypatch):
@@ -17,3 +25,13 @@ def test_a_function_that_is_gone_is_named_at_the_call(tmp_path, monkeypatch):
         assert "gone_program:ask" in error.message and "import it under this name" in error.message
     else:
         raise AssertionError("it ran without its function")
+
+
+def test_options_belong_to_calls_and_not_to_the_file(tmp_path):
+    path = tmp_path / "kept.lmcp"
+    with pytest.raises(lmc.ProgramError, match=r"cannot be saved with options \(temperature, seed\).*give them to what lmc.load returns") as caught:
+        lmc.compile(kept.options(temperature=0, seed=3)).save(path)
+    assert caught.value.loc is not None and caught.value.loc.file == __file__ and not path.exists()
+    lmc.compile(kept).save(path)
+    loaded = lmc.load(path, backend=lmc.Mock()).options(temperature=0, seed=3)
+    assert loaded().ret_value == kept.run(temperature=0, seed=3, backend=lmc.Mock()).ret_value

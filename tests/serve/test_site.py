@@ -74,7 +74,7 @@ def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
         assert "4 so far" in shown["requests"] and "3 waiting" in shown["queue"] and "1 request refused" in shown["errors"]
         assert tab.value("document.querySelector('#memory').textContent").endswith("<b>greet</b>400"), "names are text"
         assert tab.value("[...document.querySelectorAll('#memory .bar i')].map(i => i.style.width)") == ["50%", "25%"]
-        assert tab.value("[...document.querySelectorAll('#endpoints tr:last-child td')].slice(0, 3).map(c => c.textContent)") == ["program greet", "4", "1"]
+        assert tab.value("[...document.querySelectorAll('#endpoints tr:last-child td')].slice(0, 4).map(c => c.textContent)") == ["program greet", "4", "1", "0"]
 
         for path, ready in (("/", "document.querySelector('#endpoints td')"), ("/docs", "document.querySelectorAll('.operation').length > 9")):
             for scheme in ("light", "dark"):

@@ -471,7 +471,7 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
     try:
         import anthropic
     except ImportError as error:
-        raise missing("anthropic", "anthropic", error) from None
+        raise missing("lmc.Anthropic", "anthropic", "anthropic", error) from None
     given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **options})
     try:
         tried = anthropic.AsyncAnthropic(**given)

@@ -155,6 +155,68 @@ def choice_schema(choices: Sequence[str]) -> Constraint:
     return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
+def is_object(schema: Any) -> bool:
+    """Whether a schema says itself that all it allows are objects, as `response_format` has to."""
+    return isinstance(schema, dict) and schema.get("type") == "object" and not schema.keys() & {"anyOf", "oneOf", "allOf", "$ref"}
+
+
+def in_object(schema: Any) -> Body:
+    """A schema as that of the property "answer" of an object. References to its root lead there; its definitions stay at the root."""
+    inner: Any = _led(schema)
+    kept = {key: inner.pop(key) for key in _DEFINITIONS if key in inner} if isinstance(inner, dict) else {}
+    return {"type": "object", "properties": {"answer": inner}, "required": ["answer"], "additionalProperties": False, **kept}
+
+
+_DEFINITIONS = ("$defs", "definitions")
+_DATA = frozenset({"const", "enum", "default", "examples"})
+_OF_SCHEMAS = frozenset({*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas"})
+
+
+def _led(schema: Any) -> Any:
+    """A copy of a schema whose references to what moves into the property lead there."""
+    if isinstance(schema, list):
+        return [_led(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: Body = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#") and not value.startswith(("#/$defs/", "#/definitions/")):
+            found[key] = f"#/properties/answer{value[1:]}"
+        elif key in _OF_SCHEMAS and isinstance(value, dict):
+            found[key] = {name: _led(one) for name, one in value.items()}
+        else:
+            found[key] = value if key in _DATA else _led(value)
+    return found
+
+
+def out_of_object(text: str) -> str:
+    """The answer in an object as `in_object` has it, as it is written there; of one that was cut, what came of it. Any other text as it is."""
+    inner = _begun(text)
+    if inner is None:
+        return text
+    try:
+        return inner[: json.JSONDecoder().raw_decode(inner)[1]]
+    except ValueError:
+        return inner
+
+
+def growing_out_of_object(text: str) -> str:
+    """What is certain to be in `out_of_object` of a text that may grow."""
+    inner = _begun(text)
+    return text if inner is None else _MAY_END.sub("", inner)
+
+
+_BEGINS = re.compile(r'\s*\{\s*"answer"\s*:\s*')
+_MAY_END = re.compile(r"\s*\}?\s*\Z")
+
+
+def _begun(text: str) -> str | None:
+    """What follows `{"answer":`, nothing of which may have come yet; None where something else did."""
+    if found := _BEGINS.match(text):
+        return text[found.end() :]
+    return "" if '{"answer":'.startswith("".join(text.split())) else None
+
+
 def response_format(schema: Any, strict: bool) -> Body:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, **({"strict": True} if strict else {})}}
 

@@ -19,8 +19,12 @@ from lmc.backend.api.bodies import (
     choices_of,
     cost_of,
     finish_of,
+    growing_out_of_object,
+    in_object,
+    is_object,
     names,
     not_taken,
+    out_of_object,
     reasoned_of,
     response_format,
     shared,
@@ -228,6 +232,7 @@ class Completions(ApiBackend):
         prompt, expected, meta = self._prompt(place, beyond, chat)
         sent_stops, headers = self.sent_stops(ask, beyond), self.headers(place)
         extra = self._extra if ask.tools else {k: v for k, v in self._extra.items() if k not in _OF_TOOLS}
+        put_in = chat and self._puts_in_object(ask.constraint)
         cache = {"prompt_cache_key": key_of(beginning(place))} if self._own == "openai" else {}
 
         def request() -> Request:
@@ -241,17 +246,19 @@ class Completions(ApiBackend):
             return self.completion(body, headers)
 
         def read(body: Body) -> Reply:
-            return self.reply(body, ask, chat, sent_stops, expected, meta)
+            reply = self.reply(body, ask, chat, sent_stops, expected, meta)
+            return replace(reply, samples=tuple([replace(sample, text=out_of_object(sample.text)) for sample in reply.samples])) if put_in else reply
 
+        watching = None if feed is None else Watch(feed, growing_out_of_object) if put_in else Watch(feed)
         shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
         before = tally.usage.prompt_tokens
         if self._book is not None and "cache_control" not in self._cannot:
-            return await self._marked(self._book, request, read, Watch(feed) if feed is not None and shown else None, ask, tally)
+            return await self._marked(self._book, request, read, watching if shown else None, ask, tally)
         if self._firsts is None or tally.waves is not None:
-            reply = await self._sent(request, read, Watch(feed) if feed is not None and shown else None, chat, tally)
+            reply = await self._sent(request, read, watching if shown else None, chat, tally)
         else:
             async with self._firsts.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)) as turn:
-                watch = Watch(feed) if feed is not None and shown else UNWATCHED if turn.first and ask.params.n == 1 else None
+                watch = watching if shown else UNWATCHED if turn.first and ask.params.n == 1 else None
                 reply = await self._sent(request, read, watch, chat, tally, turn.begun)
                 turn.begun()
         if chat and self._prices is not None:
@@ -381,8 +388,14 @@ class Completions(ApiBackend):
                 return {"response_format": response_format(source, False)}
             return body
         if constraint.kind == "json_schema" and chat and "response_format" not in self._cannot:
-            return {"response_format": response_format(source, strict(source))}
+            return {"response_format": response_format(in_object(source) if self._puts_in_object(constraint) else source, strict(source))}
         return {}
+
+    def _puts_in_object(self, constraint: Constraint | None) -> bool:
+        """Whether an answer to a conversation is asked for as a property of an object, since OpenAI takes schemas of objects alone."""
+        if constraint is None or constraint.kind != "json_schema" or constraint.kind in self.server.constraint or "response_format" in self._cannot:
+            return False
+        return not is_object(json.loads(constraint.source))
 
     # -- what comes back
 

@@ -58,7 +58,7 @@ class LiteLLM(Completions):
         try:
             import litellm
         except ImportError as error:
-            raise missing("litellm", "litellm", error) from None
+            raise missing("lmc.LiteLLM", "litellm", "litellm", error) from None
         rules = None if cache == "off" else rules_of(model_name) if claude else gemini_rules(model_name, cache) if gemini else AUTOMATIC if model_name.startswith(_AUTOMATIC) else None
         marks = rules if rules is not None and rules.marks else None
         patience = patience or Patience(retries=retries, timeout=timeout)
@@ -95,7 +95,7 @@ class VertexAI(LiteLLM):
         try:
             import_module("google.auth")
         except ImportError as error:
-            raise missing("google-auth", "vertexai") from error
+            raise missing("lmc.VertexAI", "google-auth", "vertexai") from error
         listed = [{"category": name, "threshold": at} for name, at in safety_settings.items()] if isinstance(safety_settings, Mapping) else safety_settings
         given = {
             "vertex_project": project or os.environ.get("GCP_PROJECT_ID"),

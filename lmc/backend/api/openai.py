@@ -144,7 +144,7 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
     try:
         import openai
     except ImportError as error:
-        raise missing("openai", "openai", error) from None
+        raise missing("lmc.OpenAI", "openai", "openai", error) from None
     if base_url and not base_url.startswith(("http://", "https://")):
         raise ParameterError(f"base_url={without_userinfo(base_url)!r} is not a URL such as http://host:port/v1")
     if base_url and (path := next((path for path in _PATHS if base_url.rstrip("/").endswith(path)), None)):

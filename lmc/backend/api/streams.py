@@ -10,13 +10,17 @@ from lmc.backend.api.client import Body, Fault, Malformed
 
 
 class Watch:
-    """Who reads an answer while it grows: each attempt may only go on where the last one broke off."""
+    """Who reads an answer while it grows: each attempt may only go on where the last one broke off.
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed, self._shown = feed, ""
+    part  what is shown of a text that may grow
+    """
+
+    def __init__(self, feed: Feed, part: Callable[[str], str] = lambda text: text) -> None:
+        self._feed, self._part, self._shown = feed, part, ""
 
     def grown(self, text: str) -> None:
         """The attempt's text so far."""
+        text = self._part(text)
         if len(text) > len(self._shown):
             if not text.startswith(self._shown):
                 raise Fault("the stream broke off, and the model's next answer is another one", status=400)

@@ -30,10 +30,10 @@ except ImportError:
 _loads: Callable[[Any], Any] = json.loads if orjson is None else orjson.loads
 
 
-def missing(package: str, extra: str, error: ImportError | None = None) -> MissingPackageError:
-    """The error of a backend whose package is not installed, or lacks something itself."""
+def missing(what: str, package: str, extra: str, error: ImportError | None = None) -> MissingPackageError:
+    """The error of `what`, whose package is not installed, or lacks something itself."""
     broken = error is not None and error.name not in (None, package)
-    return _missing("this backend", [package], extra, f"which cannot be imported ({error})" if broken else "")
+    return _missing(what, [package], extra, f"which cannot be imported ({error})" if broken else "")
 
 
 def http_errors() -> tuple[type[BaseException], ...]:
@@ -138,7 +138,7 @@ def http_library() -> Any:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise missing("httpx", "remote")
+    raise missing("a proxy", "httpx", "remote")
 
 
 def secrets_of(client: Any) -> Iterator[str]:

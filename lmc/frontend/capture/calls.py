@@ -234,6 +234,7 @@ class Calls:
         caller = self.current
         assert caller is not None
         arguments, given = fn.split(kwargs)
+        given = {**fn.given, **given}
         unknown = [v.deps for v in given.values() if isinstance(v, Unknown)]
         options = _NO_OPTIONS if not given else None if unknown or self._bad_options(given) else op.native(Options.of, given)
         if options is not None and fn.bound:
@@ -277,8 +278,8 @@ class Calls:
             return self.sub_program(fn, args, kwargs)
         if name == "arun":
             return Coroutine(lambda: self.sub_program(fn, args, kwargs))
-        if name == "bind" and all(op.need(self, v) == NOTHING for v in kwargs.values()):
-            return op.native(fn.bind, **kwargs)
+        if name in ("bind", "options") and not args and all(op.need(self, v) == NOTHING for v in kwargs.values()):
+            return op.native(getattr(fn, name), **kwargs)
         self.shifted = True
         return self.unknown_code(fn, args, kwargs)
 

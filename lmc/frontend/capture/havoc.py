@@ -22,7 +22,7 @@ from lmc.frontend.state import State, StateGroup
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
 
-_ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "__iadd__"})
+_ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "bind", "options", "__iadd__"})
 _DEEPEST = 4
 
 

@@ -111,10 +111,10 @@ function endpoints(first, now) {
   const names = [...new Set(rows(now, 'lmc_requests_total').filter(row => theirs(row.labels)).map(row => row.labels.endpoint))].sort();
   const lines = names.map(name => {
     const own = l => l.endpoint === name;
-    return [name, spell(sum(now, 'lmc_requests_total', own)), spell(sum(now, 'lmc_requests_total', l => own(l) && l.status >= '400')),
+    return [name, spell(sum(now, 'lmc_requests_total', own)), spell(sum(now, 'lmc_requests_total', l => own(l) && l.status >= '400' && l.status < '500')), spell(sum(now, 'lmc_requests_total', l => own(l) && l.status >= '500')),
       duration(quantile(.5, 'lmc_request_seconds', null, now, own)), duration(quantile(.95, 'lmc_request_seconds', null, now, own))];
   });
-  return lines.length ? [table(['endpoint', 'requests', 'errors', 'median', '95 %'], lines)] : [make('p', 'No requests yet.', 'quiet')];
+  return lines.length ? [table(['endpoint', 'requests', 'refused', 'errors', 'median', '95 %'], lines)] : [make('p', 'No requests yet.', 'quiet')];
 }
 
 function draw() {

@@ -229,6 +229,8 @@ def sub_programs(s, q):
     first = child.run(tip=q, temperature=0.5)
     second = child.bind(k=3)(q + first["c"])
     third = child(q, seed=3)
+    fourth = child.options(temperature=0.25, seed=4)(q)
+    s += fourth["c"]
     s += first.text() + second.ret_value + third["c"] + loud(s, q) + lmc.gen("x")
     return squared(4)
 
