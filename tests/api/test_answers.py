@@ -104,6 +104,12 @@ MALFORMED = {
     "thoughts alone": (responses(items=[THOUGHT]), "responses", "no content"),
     "a part without text": (responses({"type": "output_text"}), "responses", "no text"),
     "a call by responses": (responses(items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]), "responses", "call of a tool"),
+    "a call beside text": (chat(content="Yes.", tool_calls=CALL, finish="tool_calls"), "chat", r"a call of a tool \('search'\)"),
+    "a call beside text, and no word of it": (chat(content="Yes.", tool_calls=CALL), "chat", "a call of a tool"),
+    "a call of the first kind": (chat(content="Yes.", function_call={"name": "search", "arguments": "{}"}, finish="function_call"), "chat", "a call of a tool"),
+    "a call that did not come": (chat(content="", finish="tool_calls"), "chat", "a call of a tool that is not in it"),
+    "a call beside text by responses": (responses(TEXT, items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]), "responses", "a call of a tool"),
+    "a call beside text of claude's": (messages({"type": "text", "text": "Yes."}, {"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"), "anthropic", "a call of a tool"),
     "a call of claude's": (messages({"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"), "anthropic", "call of a tool"),
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from lmc.backend.api import verify
 from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.batch_servers import AnthropicBatches
-from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
+from lmc.backend.api.bodies import REFUSAL, check_asked, check_came, choice_schema, count_of, names, strict
 from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally, reading
 from lmc.backend.api.messages import MESSAGES, conversation
@@ -389,10 +389,9 @@ def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
     if said := "".join(block.get("thinking") or "" for block in others):
         extra["reasoning"] = said
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    check_asked(calls, tools)
     if tools:
         extra["tool_calls"] = calls
-    elif calls and not text:
-        raise Malformed("the answer is a call of a tool, and the request has no tools")
     reason = body.get("stop_reason")
     kind = _ENDED.get(reason, str(reason))
     if kind == "pause_turn":

@@ -59,9 +59,14 @@ def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mappin
     if kind == "length" and not text and not extra.get("tool_calls"):
         used = f" ({reasoned} tokens of it for reasoning)" if reasoned else " by reasoning" if extra.get("reasoning") else ""
         raise IncompleteAnswer(f"the token limit was used up{used} before the answer began; raise max_tokens, or let the model reason less")
+    if not text and not extra.get("tool_calls") and kind in _CALLING:
+        raise Malformed("the answer ended with a call of a tool that is not in it")
     if text is None and not extra.get("tool_calls") and kind not in (REFUSAL, FILTERED):
         raise Malformed(message)
     return text or ""
+
+
+_CALLING = ("tool_calls", "function_call")
 
 
 REFUSAL, FILTERED = "refusal", "content_filter"
@@ -84,6 +89,12 @@ def calls_of(calls: Any) -> list[Call]:
         return [call_of(str(c["id"]), str(c["function"]["name"]), c["function"]["arguments"]) for c in calls]
     except (KeyError, TypeError) as error:
         raise Malformed(f"a call of a tool has no {error}") from None
+
+
+def check_asked(calls: Sequence[Any], offered: bool) -> None:
+    """Raises Malformed for calls of tools in the answer to a request that offered none, whatever text is beside them."""
+    if calls and not offered:
+        raise Malformed(f"the answer has a call of a tool ({calls[0].get('name')!r:.40}), and the request has no tools")
 
 
 def finish_of(choice: Body, tokens: Sequence[Any] | None) -> Mapping[str, Any]:
