@@ -11,11 +11,12 @@ from typing import Any, Literal
 from lmc.backend.api import verify
 from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.batch_servers import AnthropicBatches
-from lmc.backend.api.bodies import REFUSAL, check_asked, check_came, choice_schema, count_of, names, strict
+from lmc.backend.api.bodies import REFUSAL, check_asked, check_came, choice_schema, names, strict
 from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally, reading
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
+from lmc.backend.api.reports import count_of
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.wire import (
     broken,

@@ -8,39 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmc.backend.api.client import Body, Fault, Malformed, Tally
-from lmc.backend.base import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.prompt import Constraint
 from lmc.tools import Call, call_of
-
-
-def usage_of(body: Body) -> Usage | None:
-    """What a body reports, by the names of chat, completions and decisions; None if it reports nothing."""
-    usage: Any = body.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    prompt, completion = (usage.get(f"{a}_tokens", usage.get(f"{b}_tokens")) for a, b in (("prompt", "input"), ("completion", "output")))
-    written = count_of(usage.get("cache_creation_input_tokens"))  # of LiteLLM, for servers that charge for it
-    return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0, written_tokens=written)
-
-
-def reasoned_of(body: Body) -> int | None:
-    """Tokens of an answer that were reasoning, where a body says how many."""
-    usage: Any = body.get("usage")
-    details: Any = (usage.get("completion_tokens_details") or usage.get("output_tokens_details")) if isinstance(usage, dict) else None
-    found = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    return found if type(found) is int and found > 0 else None
-
-
-def count_of(value: Any) -> int:
-    """A number of tokens as a server reports it; nothing is 0. Raises ValueError for what is no whole number."""
-    if value is None:
-        return 0
-    if type(value) is not int:
-        raise ValueError(f"{value!r:.40} tokens")
-    return value
 
 
 def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mapping[str, Any], reasoned: int | None = None) -> str:
