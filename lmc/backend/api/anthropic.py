@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -472,7 +473,8 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         import anthropic
     except ImportError as error:
         raise missing("anthropic", "anthropic", error) from None
-    given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **options})
+    at = os.environ.get("ANTHROPIC_BASE_URL")
+    given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **({"base_url": at} if at else {}), **options})
     try:
         tried = anthropic.AsyncAnthropic(**given)
     except (anthropic.AnthropicError, TypeError) as error:
