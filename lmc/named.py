@@ -60,9 +60,10 @@ def open_unasked(name: str, prices: Prices | None = None) -> Any:
 
 
 def public(name: str) -> str:
-    """A backend's name for those who are not to know where it is asked, nor with which password."""
+    """A backend's name for those who are not to know where it is or is asked, nor with which password."""
     if not _is_service(name):
-        return name
+        path = Path(name).expanduser()
+        return path.resolve().name if path.exists() else name
     kind = name.partition(":")[0]
     if kind in _SERVERS:
         return f"{kind}:{','.join(map(shown, _BETWEEN.split(name.partition(':')[2])))}"
