@@ -269,3 +269,16 @@ def test_every_kind_of_folder_that_is_made_wrong_answers_as_it_is(tmp_path, kind
     else:
         raise AssertionError
     assert outcome(found.write(tmp_path), kind) == "answers"
+
+
+def test_a_processor_that_fails_is_an_error_at_the_picture(tmp_path):
+    """transformers takes any value into its configuration, and fails when a picture comes."""
+    from tests.fuzzing.load import sees
+
+    found = next(f for seed in range(1000) if "preprocessor_config.json" in (f := bases.folder(random.Random(seed))).files)
+    found.files["preprocessor_config.json"]["size"] = {"shortest_edge": ["x"]}
+    with (
+        lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu") as engine,
+        pytest.raises(BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model fails on 8 × 8 pixels: TypeError: .*preprocessor_config\.json right"),
+    ):
+        sees.run(backend=engine).text()
