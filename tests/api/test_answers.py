@@ -488,3 +488,34 @@ def test_whatever_a_server_says_is_an_answer_or_an_error_of_lmcs(opened, kind, s
             assert error.loc is not None and error.loc.file == __file__, (case, error)
         tried += 1
     assert tried > 100
+
+
+SERVED = {
+    "sglang": (
+        {"text": "Yes.", "output_ids": [1, 2], "meta_info": {"id": "1", "finish_reason": {"type": "stop", "matched": None}, "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}},
+        {"model_path": "m", "is_generation": True},
+    ),
+    "vllm": (
+        {"id": "1", "model": "m", "choices": [{"index": 0, "text": "Yes.", "finish_reason": "stop", "logprobs": None}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+        {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1000}]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_whatever_a_server_of_ones_own_says_is_an_answer_or_an_error_of_lmcs(opened, kind):
+    whole, info = SERVED[kind]
+    said = [whole]
+    server = opened(Server(lambda path, body: Answer(said[0], counted=False), getting=lambda path: Answer(info) if "info" in path or "models" in path else None))
+    make = lmc.SGLang if kind == "sglang" else lmc.VLLM
+    backend = opened(make(server.url, patience=Patience(0, 60.0, 0.0, 0.0), router=False))
+    tried = 0
+    for case in changed(whole):
+        said[0] = case
+        try:
+            answer = one.run(backend=backend)["a"]
+            assert isinstance(answer, str) and answer, case
+        except lmc.LmcError as error:
+            assert error.loc is not None and error.loc.file == __file__, (case, error)
+        tried += 1
+    assert tried > 100
