@@ -8,9 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmc.backend.api.client import Body, Fault, Malformed, Tally
+from lmc.backend.api.reports import count_of
+from lmc.backend.base import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.prompt import Constraint
 from lmc.tools import Call, call_of
+
+
+def usage_of(body: Body) -> Usage | None:
+    """What a body reports, by the names of chat, completions and decisions; None if it reports nothing."""
+    usage: Any = body.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt, completion = (usage.get(f"{a}_tokens", usage.get(f"{b}_tokens")) for a, b in (("prompt", "input"), ("completion", "output")))
+    written = count_of(usage.get("cache_creation_input_tokens"))  # of LiteLLM, for servers that charge for it
+    return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0, written_tokens=written)
 
 
 def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mapping[str, Any], reasoned: int | None = None) -> str:

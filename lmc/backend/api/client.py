@@ -438,7 +438,11 @@ class Client:
         except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
             reason = redacted(str(error), self.wire.secrets)
         else:
-            if found is None or not (reason := why_not(found, body, sent, came)):
+            if found is None:
+                return None
+            if not found.plausible:
+                reason = f"{found.prompt_tokens} tokens of prompt, {found.cached_tokens} of them cached, {found.completion_tokens} of answer"
+            elif not (reason := why_not(found.prompt_tokens, found.completion_tokens, body, sent, came)):
                 return found
         log("backend", f"{self.name}: the usage that the server reports is not counted: {reason}")
         return None

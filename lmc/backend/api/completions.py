@@ -26,6 +26,7 @@ from lmc.backend.api.bodies import (
     shared,
     strict,
     tokens_of,
+    usage_of,
 )
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
 from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally, Wire
@@ -33,7 +34,7 @@ from lmc.backend.api.firsts import Firsts
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.prefixes import beginning, key_of
-from lmc.backend.api.reports import reasoned_of, usage_of
+from lmc.backend.api.reports import reasoned_of
 from lmc.backend.api.scoring import aligned, chosen
 from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
 from lmc.backend.api.tokens import spelled, warn_of_spellings

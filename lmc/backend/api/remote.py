@@ -11,6 +11,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from lmc.backend.api.bodies import usage_of
 from lmc.backend.api.client import Body, Fault, Patience, Request, Tally, Wire
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.http1 import HttpWire
@@ -18,7 +19,6 @@ from lmc.backend.api.lists import Listed, Member
 from lmc.backend.api.place import Place
 from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
-from lmc.backend.api.reports import usage_of
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import ProxiedWire, parsed, proxied, refused
 from lmc.backend.base import Capabilities, Hints, Usage

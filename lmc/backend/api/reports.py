@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmc.backend.base import Usage
-
 _TEMPLATE = 1 << 14  # tokens of a template and of what servers say of tools, for each prompt
 _ENDING = 1 << 10  # tokens by which an answer may be longer than it was allowed
 _ANSWER = 1 << 20  # tokens of an answer that has no limit
@@ -37,18 +35,6 @@ _KNOWN = frozenset({
 """What a request may have without the server adding to its prompt more than `_TEMPLATE`."""
 
 
-def usage_of(body: Mapping[str, Any]) -> Usage | None:
-    """What a body reports, by the names of chat, completions and decisions; None if it reports nothing."""
-    usage: Any = body.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    prompt, completion = (usage.get(f"{a}_tokens", usage.get(f"{b}_tokens")) for a, b in (("prompt", "input"), ("completion", "output")))
-    written = count_of(usage.get("cache_creation_input_tokens"))  # of LiteLLM, for servers that charge for it
-    return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0, written_tokens=written)
-
-
 def reasoned_of(body: Mapping[str, Any]) -> int | None:
     """Tokens of an answer that were reasoning, where a body says how many."""
     usage: Any = body.get("usage")
@@ -66,17 +52,15 @@ def count_of(value: Any) -> int:
     return value
 
 
-def why_not(found: Usage, body: Mapping[str, Any], sent: Mapping[str, Any], came: int | None) -> str:
-    """Why a report cannot be; "" if it can.
+def why_not(prompt: int, answer: int, body: Mapping[str, Any], sent: Mapping[str, Any], came: int | None) -> str:
+    """Why so many tokens of a prompt and an answer cannot be; "" if they can.
 
-    body  that reports it;  sent: the request's;  came: bytes of the answer, about; None: it is all in `body`
+    body  that reports them;  sent: the request's;  came: bytes of the answer, about; None: it is all in `body`
     """
-    if not found.plausible:
-        return f"{found.prompt_tokens} tokens of prompt, {found.cached_tokens} of them cached, {found.completion_tokens} of answer"
-    if found.prompt_tokens > _TEMPLATE and found.prompt_tokens > (most := most_prompt(sent)):
-        return f"{found.prompt_tokens} tokens of prompt, which has {most} at most"
-    if found.completion_tokens > _ENDING and found.completion_tokens > (most := most_answer(sent, _size(body) if came is None else came, reasoned_of(body))):
-        return f"{found.completion_tokens} tokens of answer, which has {most} at most"
+    if prompt > _TEMPLATE and prompt > (most := most_prompt(sent)):
+        return f"{prompt} tokens of prompt, which has {most} at most"
+    if answer > _ENDING and answer > (most := most_answer(sent, _size(body) if came is None else came, reasoned_of(body))):
+        return f"{answer} tokens of answer, which has {most} at most"
     return ""
 
 

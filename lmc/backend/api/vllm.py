@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Reply
-from lmc.backend.api.bodies import choices_of
+from lmc.backend.api.bodies import choices_of, usage_of
 from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import Place
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, Remote, asked_of, headers_of, one_model, urls_of, without_root
-from lmc.backend.api.reports import usage_of
 from lmc.backend.api.scoring import Row, Scoring
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
