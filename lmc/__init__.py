@@ -92,7 +92,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "global_config",
     ),
     "lmc.errors": (
-        "AnswerError", "ArgumentError", "BackendError", "BudgetExceeded", "CancelledError", "ConstraintError", "Filtered", "HostTimeout",
+        "AnswerError", "ArgumentError", "BackendEnded", "BackendError", "BudgetExceeded", "CancelledError", "ConstraintError", "Filtered", "HostTimeout",
         "IRError", "InDoubtEffect", "IncompleteAnswer", "Interrupted", "JournalError", "JournalWarning", "Refused",
         "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "SchemaWarning",
         "ToolError", "UnsupportedOpError",
@@ -262,6 +262,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.config import set_default_backend as set_default_backend
     from lmc.errors import AnswerError as AnswerError
     from lmc.errors import ArgumentError as ArgumentError
+    from lmc.errors import BackendEnded as BackendEnded
     from lmc.errors import BackendError as BackendError
     from lmc.errors import BudgetExceeded as BudgetExceeded
     from lmc.errors import CancelledError as CancelledError

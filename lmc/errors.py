@@ -67,6 +67,10 @@ class BackendError(LmcError):
     """The backend failed while it worked on a request."""
 
 
+class BackendEnded(BackendError):
+    """The backend can answer no more: its device failed, or the process that it was in is gone. Another one may."""
+
+
 class CancelledError(BackendError):
     """The request was cancelled before its answer was complete."""
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Budget:
     """How much one run may spend, sub-programs and runs in its tools included. None: no limit.
 
-    tokens  of prompts and answers, as the backend reports them (tokens from a cache count too)
+    tokens  of prompts and answers, as the backend reports them (tokens from a cache count too); a request of which a server reports
+            nothing, or what cannot be, counts as much as it can have cost
     calls   requests: each `gen` and each `select` is one
     cost    in the unit of the backend's prices; needs a backend that has prices
 
@@ -85,12 +86,12 @@ class Spent:
 class _Entry:
     """A request: its answer, and no more tokens than it can cost."""
 
-    __slots__ = ("answer", "bound", "prompt")
+    __slots__ = ("answer", "ask", "bound", "prompt")
 
-    def __init__(self, prompt: Prompt, bound: float) -> None:
+    def __init__(self, ask: Gen | Select, prompt: Prompt, bound: float) -> None:
         assert prompt.result is not None
         self.answer: Result = prompt.result
-        self.prompt, self.bound = weakref.ref(prompt), bound
+        self.ask, self.prompt, self.bound = ask, weakref.ref(prompt), bound
 
 
 class Limits:
@@ -143,7 +144,7 @@ class Limits:
             prompt = send()
             self._known[prompt] = self._tokens(before) + _most(ask)
             for limits in self._chain():
-                limits._enter(prompt, bound)
+                limits._enter(ask, prompt, bound)
             return prompt
 
     def allows_ahead(self, ask: Gen | Select, before: Prompt, open_tokens: float, open_calls: int) -> float | None:
@@ -185,10 +186,13 @@ class Limits:
             answer = entry.answer
             if not answer.done:  # asked once: it may come at any time, from another thread
                 still_open.append(entry)
-            elif answer.error is None:
-                usage = answer.output().usage
-                self._tokens_spent += usage.prompt_tokens + usage.completion_tokens
-                self._cost_spent += 0.0 if self.prices is None else self.prices.of(usage)
+                continue
+            output = answer.answer
+            usage, unreported = answer.in_vain if output is None else (output.usage, output.unreported)
+            tokens = unreported * self._unreported(entry) if unreported else 0
+            self._tokens_spent += usage.prompt_tokens + usage.completion_tokens + tokens
+            if self.prices is not None:
+                self._cost_spent += self.prices.of(usage) + (tokens * self.prices.most if tokens else 0.0)
         self._open = still_open
 
     def expire(self) -> None:
@@ -272,8 +276,8 @@ class Limits:
             return self._open[0].answer
         raise self._exceeded(ask)
 
-    def _enter(self, prompt: Prompt, bound: float) -> None:
-        entry = _Entry(prompt, bound)
+    def _enter(self, ask: Gen | Select, prompt: Prompt, bound: float) -> None:
+        entry = _Entry(ask, prompt, bound)
         self._add(entry)
 
     def _add(self, entry: _Entry) -> None:
@@ -301,11 +305,18 @@ class Limits:
             return ask.params.n * (prompt + ask.params.max_new_tokens)
         return 2 * (len(ask.choices) + 1) * (prompt + _most(ask))
 
+    def _unreported(self, entry: _Entry) -> int:
+        """Tokens that an answer which is there can have cost, of which its server said nothing."""
+        bound, prompt = entry.bound, entry.prompt()
+        if not math.isfinite(bound) and prompt is not None and prompt.parent is not None:
+            bound = self._bound(entry.ask, prompt.parent)  # of what was not there yet when it was asked
+        return int(bound) if math.isfinite(bound) else _UNKNOWN + _most(entry.ask)
+
     def _tokens(self, prompt: Prompt) -> float:
         total, node = 0.0, prompt
         while node is not None:
-            if node in self._known:
-                return total + self._known[node]
+            if math.isfinite(known := self._known.get(node, math.inf)):
+                return total + known
             total += sum(map(_part, node.parts))
             if node.result is not None:
                 total += len(node.result.output().text.encode()) if node.result.done and node.result.error is None else math.inf
@@ -313,6 +324,7 @@ class Limits:
         return total + _START
 
 
+_UNKNOWN = 1 << 16  # tokens that a prompt counts as whose size cannot be told, because of a picture
 _START = 8  # what a model puts before the first text
 
 

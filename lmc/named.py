@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lmc
-from lmc.backend.api.redaction import without_userinfo
+from lmc.backend.api.redaction import shown
 from lmc.backend.base import Prices
 from lmc.errors import ParameterError
 
@@ -23,8 +23,12 @@ FORMS = ("mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json 
          "HuggingFaceTB/SmolLM2-135M-Instruct, openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL")
 
 
-_AT = re.compile(r"@(?=https?://)")
+_AT = re.compile(r"@(?=[^@/]*:/|//)")
 """Between a model and the URL where it is asked."""
+_BETWEEN = re.compile(r",(?=\w*://)")
+"""Between two servers: a password may have commas, too."""
+_NO_MODEL = re.compile(r"[?#\s]|:/|//")
+"""What no model's name has, so that it is a URL in the wrong place."""
 
 
 def open_backend(name: str) -> Any:
@@ -56,11 +60,14 @@ def open_unasked(name: str, prices: Prices | None = None) -> Any:
 
 
 def public(name: str) -> str:
-    """A backend's name for those who are not to know where it is asked, nor with which password."""
+    """A backend's name for those who are not to know where it is or is asked, nor with which password."""
     if not _is_service(name):
-        return name
+        path = Path(name).expanduser()
+        return path.resolve().name if path.exists() else name
     kind = name.partition(":")[0]
-    return without_userinfo(name if kind in _SERVERS else _AT.split(name, maxsplit=1)[0])
+    if kind in _SERVERS:
+        return f"{kind}:{','.join(map(shown, _BETWEEN.split(name.partition(':')[2])))}"
+    return _NO_MODEL.split(_AT.split(name, maxsplit=1)[0], maxsplit=1)[0]
 
 
 def _is_service(name: str) -> bool:
@@ -81,12 +88,14 @@ def check_model(name: str) -> None:
     if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
         near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1)
         hint = f"did you mean {near[0]}{':…' if near[0] in _SERVICES else ''}? " if near else ""
-        raise ParameterError(f"no model {without_userinfo(name)!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected one of: {FORMS}")
+        raise ParameterError(f"no model {shown(name) if '@' in name or '://' in name else name!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected one of: {FORMS}")
 
 
 def _api(make: Callable[..., Any]) -> Callable[..., Any]:
     def opened(rest: str, **options: Any) -> Any:
         model, *url = _AT.split(rest, maxsplit=1)
+        if no_model := _NO_MODEL.search(model):
+            raise ParameterError(f"the model {(model[0] + model[1:].partition('@')[0])[: no_model.start()]!r}…: a model's name has no {no_model[0]!r}; a URL is written behind it, as in openai:MODEL@http://host:port/v1")
         return make(model, base_url=url[0], **options) if url else make(model, **options)
 
     return opened
@@ -94,7 +103,7 @@ def _api(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _server(make: Callable[..., Any]) -> Callable[..., Any]:
     def opened(rest: str, **options: Any) -> Any:
-        urls = rest.split(",")
+        urls = _BETWEEN.split(rest)
         return make(urls if len(urls) > 1 else rest, **options)
 
     return opened

@@ -20,7 +20,7 @@ from lmc.backend.base import Output, Prices, Result, Usage
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend.interpreter import LiveEmitter
 from lmc.limits import Limits
-from lmc.prompt import Prompt
+from lmc.prompt import Gen, Prompt, SamplingParams
 from tests.backend.gated import Gated
 from tests.conformance.harness import conform, effect
 from tests.searching import some
@@ -129,7 +129,7 @@ def test_an_answer_that_comes_while_answers_are_added_up_is_counted():
     limits = Limits(lmc.Budget(calls=2), None, None)
     for answer in (Result(), Coming()):
         answer.finish(Output(("xyz",), ({},), usage=Usage(prompt_tokens=5, completion_tokens=3)))
-        limits._enter(Prompt(None, ("q",), result=answer), bound=10)
+        limits._enter(Gen(SamplingParams()), Prompt(None, ("q",), result=answer), bound=10)
     assert [limits.spent().tokens for _ in range(2)] == [8, 16]
 
 

@@ -83,3 +83,11 @@ def test_a_mistaken_name_is_said_without_its_password():
     with pytest.raises(ParameterError) as raised:
         named.open_backend("opneai:m@http://user:pw1234@host/v1")
     assert "pw1234" not in str(raised.value) and "did you mean openai:…?" in str(raised.value)
+
+
+def test_a_models_folder_is_nobodys_business(tmp_path, monkeypatch):
+    """`lmc serve` named it by its path, to everybody."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine.gguf").touch()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert [named.public(name) for name in (str(tmp_path / "mine"), f"{tmp_path}/mine.gguf", "../mine/", ".", "owner/name")] == ["mine", "mine.gguf", "mine", "mine", "owner/name"]

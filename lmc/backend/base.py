@@ -208,6 +208,11 @@ class Output:
         return self.texts[0]
 
     @property
+    def unreported(self) -> int:
+        """How many requests for it may have cost something of which nobody said how much."""
+        return self.metas[0].get("unreported_attempts", 0) if self.metas else 0
+
+    @property
     def value(self) -> str | list[str]:
         """What `s[name]` gives: the text, or the list of texts when n > 1."""
         return self.texts[0] if len(self.texts) == 1 else list(self.texts)
@@ -293,6 +298,9 @@ def _renew_lock() -> None:
 forking.renew(_renew_lock)
 
 
+_NOTHING_SPENT = Usage(), 0
+
+
 class Result:
     """An answer on its way: assigned once, readable as a stream of text deltas while it grows.
 
@@ -303,10 +311,12 @@ class Result:
     checked       the journaled run that asked for it, and a check of what was asked, once it is known (lmc.checks)
     raised        somebody has read the error that it failed with
     asked         what a program asked, and the fork path on which it did, for reports; None: no program did
+    in_vain       what a failed answer is known to have cost, and how many requests for it of which that is not known
     """
 
     __slots__ = (
-        "_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "asked", "began", "checked", "ended", "first", "raised",
+        "_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "asked", "began", "checked", "ended", "first", "in_vain",
+        "raised",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -315,6 +325,7 @@ class Result:
         self.checked: tuple[object, int] | None = None
         self.raised = False
         self.asked: tuple[Gen | Select, str] | None = None
+        self.in_vain: tuple[Usage, int] = _NOTHING_SPENT
         self._output: Output | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Result], None]] | None = None

@@ -49,7 +49,7 @@ from lmc.backend.engine.policy import OWN, Begin, Cache, Eviction, Policy, Sched
 from lmc.backend.engine.request import Group, Kind, Request
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
-from lmc.errors import BackendError, CancelledError, ParameterError, UnsupportedOpError
+from lmc.errors import BackendEnded, BackendError, CancelledError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here
 from lmc.prompt import Gen, Given, Image, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
@@ -400,7 +400,7 @@ class LocalBackend:
 
     def _check(self, segments: Sequence[Segment]) -> None:
         if self._core.broken is not None:
-            raise BackendError(f"Engine({self._name}): {self._core.broken.message}")
+            raise BackendEnded(f"Engine({self._name}): {self._core.broken.message}")
         if self._core.closed:
             raise BackendError(f"Engine({self._name}) is closed")
         check_supported(self.capabilities, segments)

@@ -80,6 +80,8 @@ def create_app(
     keys, audit = Keyring(settings.api_keys), AuditLog(settings.audit_log)
     document = openapi.document(published, with_keys=not keys.open)
 
+    form, page = site.sign_in_form(), partial(site.page, with_keys=not keys.open)
+
     def gate(name: str, endpoint: Endpoint, **how: Any) -> Gate:
         return Gate(name, endpoint, settings, metrics, entrance, keys, audit, **how)
 
@@ -91,8 +93,8 @@ def create_app(
         route("GET", "/health", "health", health.ready, public=True, **free),
         route("GET", "/health/ready", "ready", health.ready, public=True, **free),
         route("GET", "/health/live", "live", health.live, public=True, **free),
-        Route("/", site.ByAccept(gate("front page", site.page("live"), public=True, **free), gate("front page", front_page, **free)), methods=["GET"], name="front page"),
-        route("GET", "/docs", "docs", site.page("docs"), public=True, **free),
+        Route("/", site.ByAccept(gate("front page", page("live"), sign_in=form, **free), gate("front page", front_page, **free)), methods=["GET"], name="front page"),
+        route("GET", "/docs", "docs", page("docs"), sign_in=form, **free),
         route("GET", "/metrics", "metrics", measured, **free),
         route("GET", "/openapi.json", "openapi", description, **free),
         route("GET", "/v1/models", "models", api.models, **free),
@@ -103,6 +105,9 @@ def create_app(
         route("POST", "/v1/messages", "messages", api.messages, error_body=messages_api.error_body),
         route("POST", "/v1/embeddings", "embeddings", api.embeddings),
     ]
+    if not keys.open:
+        sign_in, sign_out = site.signing(keys)
+        routes += [route("POST", "/login", "sign in", sign_in, public=True), route("POST", "/logout", "sign out", sign_out, public=True)]
     for each in published:
         at = f"/programs/{each.name}"
         routes += [
@@ -117,7 +122,7 @@ def create_app(
                 route("POST", f"{at}/runs/{{run}}/answers", f"answers to {each.name}", each.resume, program=each.name),
             ]
     if settings.journals is not None:
-        routes += [route("GET", "/runs", "page of runs", site.page("runs"), public=True, **free), route("GET", "/runs/programs", "programs with runs", with_runs, **free)]
+        routes += [route("GET", "/runs", "page of runs", page("runs"), sign_in=form, **free), route("GET", "/runs/programs", "programs with runs", with_runs, **free)]
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from lmc.errors import (
+    BackendEnded,
     BackendError,
     BudgetExceeded,
     CancelledError,
@@ -80,6 +81,7 @@ _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first t
     (JournalError, 409, "journal"),
     (Refused, 502, "refusal"),
     (Filtered, 502, "content_filter"),
+    (BackendEnded, 503, None),
     (BackendError, 500, None),
     (JournalError, 409, "journal"),
     (InDoubtEffect, 409, "in_doubt"),
@@ -95,7 +97,7 @@ def as_api_error(error: BaseException, request: str = "") -> ApiError:
         return ApiError(504, "the request took longer than this server allows")
     for kind, status, code in _BY_ERROR:
         if isinstance(error, kind):
-            return ApiError(status, error.message, code=code)
+            return ApiError(status, error.message, code=code, headers={"Retry-After": "1"} if status == 503 else None)
     log.error("the request %s failed", request, exc_info=error)
     return ApiError(500, f"internal error; the server's log has it{f' as {request}' if request else ''}")
 

@@ -30,14 +30,33 @@ from lmc.serve.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a browser takes the server to be: cookies are kept by host, whatever the port."""
+
+    secure: bool
+    port: int
+
+    @staticmethod
+    def of(scope: Scope) -> Origin:
+        return Origin(scope.get("scheme") == "https", int((scope.get("server") or ("", 0))[1] or 0))
+
+    @property
+    def cookie(self) -> str:
+        """The name of the session's cookie."""
+        return f"lmc-session-{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """A request as an endpoint sees it. `may` says which programs its key allows; `share` is the key's part of the model, as runs take it: its account is charged with
+    """A request as an endpoint sees it. `origin` is where it reached the server, `session` what its cookie says, `may` which programs its key allows; `share` is the key's part of the model, as runs take it: its account is charged with
     all that is asked of the backend in its name."""
 
     body: bytes
     path: Mapping[str, str]
     query: Mapping[str, str]
     id: str = ""
+    origin: Origin = field(default_factory=lambda: Origin(False, 0))
+    session: str = ""
     may: Callable[[str], bool] = lambda program: True
     share: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -49,6 +68,7 @@ class Reply:
     payload: Any
     status: int = 200
     content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def body(self) -> bytes:
@@ -113,7 +133,8 @@ class Entrance:
 
 @dataclass(frozen=True)
 class Gate:
-    """An endpoint as an ASGI application. `public`: no key is asked for. `counted`: it takes room. `program`: that it runs. `route`: its path, as published."""
+    """An endpoint as an ASGI application. `public`: no key is asked for. `sign_in`: what who shows no key gets in place of an error. `counted`: it takes room.
+    `program`: that it runs. `route`: its path, as published."""
 
     name: str
     endpoint: Endpoint
@@ -123,6 +144,7 @@ class Gate:
     keys: Keyring
     audit: AuditLog
     public: bool = False
+    sign_in: Reply | None = None
     counted: bool = True
     program: str | None = None
     route: str = ""
@@ -148,8 +170,13 @@ class Gate:
                     async with asyncio.timeout(self.settings.timeout):
                         self._check_host(scope)
                         account = self._account(scope)
-                        entry.key = account.name
-                        await self._answer(scope, receive, sender, entry, account)
+                        if account is not None:
+                            entry.key = account.name
+                            await self._answer(scope, receive, sender, entry, account)
+                        elif self.sign_in is not None:
+                            await sender.send(self.sign_in)
+                        else:
+                            raise _no_key()
                 except ClientGone:
                     seen.status = CLIENT_GONE
                 except Exception as error:
@@ -171,18 +198,17 @@ class Gate:
         if name.strip("[]") not in self.settings.hosts:
             raise ApiError(421, f"this server is not {said!r:.80}; lmc serve --allow-host NAME adds a name", code="invalid_host")
 
-    def _account(self, scope: Scope) -> Account:
+    def _account(self, scope: Scope) -> Account | None:
+        """Whose request it is, by its key or its session; None for whom that cannot be told."""
         if self.keys.open or self.public:
             return self.keys.nobody
         given = (_header(scope, b"authorization") or b"").decode("utf-8", "surrogateescape")
         scheme, _, token = given.partition(" ")
         if scheme.lower() != "bearer":
             token = (_header(scope, b"x-api-key") or b"").decode("utf-8", "surrogateescape")  # Anthropic's clients
-        account = self.keys.account(token.strip()) if token.strip() else None
-        if account is None:
-            raise ApiError(401, "no valid API key: send the header Authorization: Bearer KEY", code="invalid_api_key",
-                           headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
-        return account
+        if token.strip():
+            return self.keys.account(token.strip())
+        return self.keys.of_session(_cookie(scope, Origin.of(scope).cookie)) if _own_page(scope) else None
 
     async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: Entry, account: Account) -> None:
         if not self.counted:
@@ -207,8 +233,9 @@ class Gate:
             self.audit.spend(entry, tokens)
             account.spend(tokens)
 
+        origin = Origin.of(scope)
         share = {"priority": account.priority, "account": MeteredAccount(account.name, told)}
-        return Call(body, scope.get("path_params", {}), query, entry.id, account.may, share)
+        return Call(body, scope.get("path_params", {}), query, entry.id, origin, _cookie(scope, origin.cookie), account.may, share)
 
     async def _work(self, call: Call, sender: _Sender) -> None:
         await sender.send(await self.endpoint(call))
@@ -247,7 +274,7 @@ class _Sender:
 
     async def send(self, answer: Reply | Events) -> None:
         if isinstance(answer, Reply):
-            return await self._whole(answer.status, answer.body, answer.content_type, {})
+            return await self._whole(answer.status, answer.body, answer.content_type, answer.headers)
         try:
             async with aclosing(answer.stream) as stream:
                 await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
@@ -310,6 +337,24 @@ def shutting_down() -> ApiError:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _no_key() -> ApiError:
+    return ApiError(401, "no valid API key: send the header Authorization: Bearer KEY", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _own_page(scope: Scope) -> bool:
+    """Whether a request that a browser sends is one of the server's own pages, or of a person who opens one."""
+    if (site := _header(scope, b"sec-fetch-site")) is not None:  # of browsers, and no page can write it
+        return site in (b"same-origin", b"none")
+    origin = _header(scope, b"origin")
+    return origin is None or origin.partition(b"://")[2] == (_header(scope, b"host") or b"")
+
+
+def _cookie(scope: Scope, name: str) -> str:
+    """The value of a cookie, "" if there is none."""
+    sent = b";".join(value for key, value in scope["headers"] if key == b"cookie").decode("latin-1")
+    return next((value for found, _, value in (each.strip().partition("=") for each in sent.split(";")) if found == name), "")
 
 
 def _request_id(scope: Scope) -> str:

@@ -7,25 +7,37 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 BROKEN = 75
 """The exit status of a worker whose engine has ended: another may do (EX_TEMPFAIL)."""
 SOCKET = "LMC_SERVE_SOCKET"
-"""The variable that names the socket's file descriptor to the worker."""
+"""The variable that names two file descriptors to the worker: the socket's, and that of a pipe which ends when the supervisor does."""
 _SHORT, _MOST = 10.0, 5  # a worker that lives shorter than so many seconds, so many times in a row, is not replaced
 
 
 def inherited() -> socket.socket | None:
     """The socket of the supervisor that started this process, if one did."""
     found = os.environ.get(SOCKET)
-    return None if found is None else socket.socket(fileno=int(found))
+    if found is None:
+        return None
+    where, lifeline = map(int, found.split(","))
+    threading.Thread(target=_end_with, args=(lifeline,), name="lmc-supervised", daemon=True).start()
+    return socket.socket(fileno=where)
+
+
+def _end_with(lifeline: int) -> None:
+    """Tell this process to end when its supervisor was killed: nobody would replace it, and it would hold the socket."""
+    os.read(lifeline, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> int:
     """Runs the command until it ends by itself or is told to (SIGINT, SIGTERM, which are passed on), and gives its exit status."""
     os.set_inheritable(where.fileno(), True)
+    lifeline, ours = os.pipe()
     worker: subprocess.Popen[bytes] | None = None
     told = 0
 
@@ -41,7 +53,7 @@ def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str],
         while True:
             began = clock()
             worker = subprocess.Popen(
-                [sys.executable, *command], pass_fds=[where.fileno()], env={**os.environ, SOCKET: str(where.fileno())}, start_new_session=True
+                [sys.executable, *command], pass_fds=[where.fileno(), lifeline], env={**os.environ, SOCKET: f"{where.fileno()},{lifeline}"}, start_new_session=True
             )
             status = worker.wait()
             if told or not (status == BROKEN or status < 0):
@@ -54,6 +66,8 @@ def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str],
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(ours)
+        os.close(lifeline)
 
 
 def _said(status: int) -> str:

@@ -104,6 +104,12 @@ MALFORMED = {
     "thoughts alone": (responses(items=[THOUGHT]), "responses", "no content"),
     "a part without text": (responses({"type": "output_text"}), "responses", "no text"),
     "a call by responses": (responses(items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]), "responses", "call of a tool"),
+    "a call beside text": (chat(content="Yes.", tool_calls=CALL, finish="tool_calls"), "chat", r"a call of a tool \('search'\)"),
+    "a call beside text, and no word of it": (chat(content="Yes.", tool_calls=CALL), "chat", "a call of a tool"),
+    "a call of the first kind": (chat(content="Yes.", function_call={"name": "search", "arguments": "{}"}, finish="function_call"), "chat", "a call of a tool"),
+    "a call that did not come": (chat(content="", finish="tool_calls"), "chat", "a call of a tool that is not in it"),
+    "a call beside text by responses": (responses(TEXT, items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]), "responses", "a call of a tool"),
+    "a call beside text of claude's": (messages({"type": "text", "text": "Yes."}, {"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"), "anthropic", "a call of a tool"),
     "a call of claude's": (messages({"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"), "anthropic", "call of a tool"),
 }
 
@@ -273,6 +279,88 @@ def test_usage_that_cannot_be_is_not_counted(asking, usage):
     assert (spent.usage, spent.cost, spent.unreported) == (lmc.backend.base.Usage(), 0.0, 1)
 
 
+ABSURD = {
+    "an answer of three words": ({"prompt_tokens": 3, "completion_tokens": 10**9}, {}),
+    "a prompt of one word": ({"prompt_tokens": 10**9, "completion_tokens": 5}, {}),
+    "a little too much of it": ({"prompt_tokens": 20_000, "completion_tokens": 5}, {}),
+    "an answer beyond its limit": ({"prompt_tokens": 3, "completion_tokens": 4_000}, {}),
+    "reasoning that nobody can do": ({"prompt_tokens": 3, "completion_tokens": 10**9, "completion_tokens_details": {"reasoning_tokens": 10**9}}, {}),
+    "with a search": ({"prompt_tokens": 10**9, "completion_tokens": 5}, {"extra_body": {"web_search_options": {}}}),
+}
+POSSIBLE = {
+    "a template with tools": ({"prompt_tokens": 9_000, "completion_tokens": 5}, {}),
+    "reasoning beyond the limit": ({"prompt_tokens": 3, "completion_tokens": 30_000, "completion_tokens_details": {"reasoning_tokens": 29_990}}, {}),
+    "pages that the server read": ({"prompt_tokens": 300_000, "completion_tokens": 5}, {"extra_body": {"web_search_options": {}}}),
+    "results of the server's tools": ({"prompt_tokens": 300_000, "completion_tokens": 5}, {"extra_body": {"tools": [{"type": "web_search"}]}}),
+    "no limit": ({"prompt_tokens": 3, "completion_tokens": 30_000}, {"extra_body": {"max_completion_tokens": None, "max_tokens": None}}),
+}
+
+
+@pytest.mark.parametrize("kind", ABSURD)
+def test_usage_that_what_was_sent_and_came_rules_out_is_not_counted(asking, kind):
+    usage, how = ABSURD[kind]
+    ask, _, backend = asking(chat(content="One, two, three.", usage=usage), prices=lmc.Prices(1.0, 2.0, 0.5), **how)
+    assert ask()["a"] == "One, two, three."
+    spent = backend.spent()
+    assert (spent.usage, spent.cost, spent.unreported) == (lmc.backend.base.Usage(), 0.0, 1)
+
+
+@pytest.mark.parametrize("kind", POSSIBLE)
+def test_usage_that_may_be_is_counted(asking, kind):
+    usage, how = POSSIBLE[kind]
+    ask, _, backend = asking(chat(content="One, two, three.", usage=usage), **how)
+    assert ask()["a"] == "One, two, three."
+    spent = backend.spent()
+    assert (spent.usage.prompt_tokens, spent.usage.completion_tokens, spent.unreported) == (usage["prompt_tokens"], usage["completion_tokens"], 0)
+
+
+def test_a_server_that_heeds_no_limit_is_believed_what_came(asking):
+    words = ["Yes. "] * 5_000
+    said = chat(content="".join(words), usage={"prompt_tokens": 3, "completion_tokens": 10_000})
+    pieces = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
+    ask, _, backend = asking((said[0], replace(said[1], events=[*pieces, *said[1].events[-2:]])))
+    ask()
+    assert backend.spent().usage.completion_tokens == 10_000
+
+
+@lmc.function
+def goes_on(s):
+    """Until its budget is spent."""
+    asked = 0
+    s += lmc.user("Q")
+    while asked < 100:
+        asked += 1
+        try:
+            (fork,) = s.fork(1)
+            fork += lmc.assistant(lmc.gen("a", max_tokens=40))
+            fork["a"]
+        except lmc.BudgetExceeded:
+            return asked - 1
+        except lmc.BackendError:
+            continue
+    return asked
+
+
+SPENT = {
+    "a report that cannot be": chat(content="Yes.", usage={"prompt_tokens": 10**9, "completion_tokens": 5}),
+    "a negative one": chat(content="Yes.", usage={"prompt_tokens": 3, "completion_tokens": -5}),
+    "none": chat(content="Yes.", usage=None),
+    "refusals": chat(content=None, refusal=SORRY, usage={"prompt_tokens": 300, "completion_tokens": 5}),
+    "what is no answer": chat(usage={"prompt_tokens": 300, "completion_tokens": 5}),
+}
+
+
+@pytest.mark.parametrize("ahead", ("interpreted", "compiled"))
+@pytest.mark.parametrize("limit", ({"tokens": 1000}, {"cost": 1000 / 1e6}), ids=("tokens", "cost"))
+@pytest.mark.parametrize("kind", SPENT)
+def test_no_report_makes_a_budget_endless(opened, kind, limit, ahead):
+    server = opened(Server(lambda path, body: SPENT[kind][0]))
+    backend = opened(lmc.OpenAI("m", base_url=f"{server.url}/v1", patience=TWICE, prices=lmc.Prices(1.0, 1.0)))
+    run = lmc.compile(goes_on) if ahead == "compiled" else goes_on.run
+    state = run(backend=backend, budget=lmc.Budget(**limit))
+    assert 1 < state.ret_value <= 20 and len(server.seen) <= 2 * 20
+
+
 def test_usage_of_claudes_that_cannot_be_is_not_counted(asking):
     ask, _, backend = asking(messages({"type": "text", "text": "Yes."}, usage={"input_tokens": 3, "output_tokens": -5}), "anthropic")
     assert ask()["a"] == "Yes." and backend.spent().unreported == 1
@@ -396,6 +484,37 @@ def test_whatever_a_server_says_is_an_answer_or_an_error_of_lmcs(opened, kind, s
             if streamed:
                 "".join(state.text_iter("a"))
             assert isinstance(state["a"], str), case
+        except lmc.LmcError as error:
+            assert error.loc is not None and error.loc.file == __file__, (case, error)
+        tried += 1
+    assert tried > 100
+
+
+SERVED = {
+    "sglang": (
+        {"text": "Yes.", "output_ids": [1, 2], "meta_info": {"id": "1", "finish_reason": {"type": "stop", "matched": None}, "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}},
+        {"model_path": "m", "is_generation": True},
+    ),
+    "vllm": (
+        {"id": "1", "model": "m", "choices": [{"index": 0, "text": "Yes.", "finish_reason": "stop", "logprobs": None}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+        {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1000}]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_whatever_a_server_of_ones_own_says_is_an_answer_or_an_error_of_lmcs(opened, kind):
+    whole, info = SERVED[kind]
+    said = [whole]
+    server = opened(Server(lambda path, body: Answer(said[0], counted=False), getting=lambda path: Answer(info) if "info" in path or "models" in path else None))
+    make = lmc.SGLang if kind == "sglang" else lmc.VLLM
+    backend = opened(make(server.url, patience=Patience(0, 60.0, 0.0, 0.0), router=False))
+    tried = 0
+    for case in changed(whole):
+        said[0] = case
+        try:
+            answer = one.run(backend=backend)["a"]
+            assert isinstance(answer, str) and answer, case
         except lmc.LmcError as error:
             assert error.loc is not None and error.loc.file == __file__, (case, error)
         tried += 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
+import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEADS, KV, HEAD, INNER, LAYERS, WORDS, CONTEXT = 32, 4, 2, 8, 48, 2, 97, 64
+WIDTH, HEADS, KV, HEAD, INNER, LAYERS, WORDS, CONTEXT, EXPERTS = 32, 4, 2, 8, 48, 2, 97, 64, 4
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -18,8 +21,8 @@ TOKENS = ["<|im_start|>", "<|im_end|>", *(chr(33 + i) for i in range(93)), "Ġ",
 PIECES = ["<unk>", "<s>", "</s>", *(chr(33 + i) for i in range(92)), "\u2581", "ab"]
 
 
-def shapes(*, biased: bool = False, normed: bool = False) -> dict[str, tuple[int, ...]]:
-    """Tensors by transformers' names."""
+def shapes(*, biased: bool = False, normed: bool = False, experts: str = "") -> dict[str, tuple[int, ...]]:
+    """Tensors by transformers' names. `experts`: the family, for MLPs that are mixtures of them."""
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (WORDS, WIDTH), "model.norm.weight": (WIDTH,)}
     for i in range(LAYERS):
         layer = f"model.layers.{i}."
@@ -30,9 +33,20 @@ def shapes(*, biased: bool = False, normed: bool = False) -> dict[str, tuple[int
         if normed:
             found |= {f"{layer}self_attn.{name}_norm.weight": (HEAD,) for name in "qk"}
         found[f"{layer}self_attn.o_proj.weight"] = (WIDTH, HEADS * HEAD)
-        found |= {f"{layer}mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
-        found[f"{layer}mlp.down_proj.weight"] = (WIDTH, INNER)
+        found |= _experts(layer, experts) if experts else _mlp(f"{layer}mlp.", "gate_proj", "up_proj", "down_proj")
         found |= {f"{layer}{name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")}
+    return found
+
+
+def _mlp(place: str, gate: str, up: str, down: str) -> dict[str, tuple[int, ...]]:
+    return {**{f"{place}{name}.weight": (INNER, WIDTH) for name in (gate, up)}, f"{place}{down}.weight": (WIDTH, INNER)}
+
+
+def _experts(layer: str, family: str) -> dict[str, tuple[int, ...]]:
+    place, names = ("block_sparse_moe", ("w1", "w3", "w2")) if family == "mixtral" else ("mlp", ("gate_proj", "up_proj", "down_proj"))
+    found: dict[str, tuple[int, ...]] = {f"{layer}{place}.gate.weight": (EXPERTS, WIDTH)}
+    for i in range(EXPERTS):
+        found |= _mlp(f"{layer}{place}.experts.{i}.", *names)
     return found
 
 
@@ -167,17 +181,68 @@ class Folder:
         return struct.pack("<Q", len(head)) + head + blobs
 
 
+DENSE, MIXED, FP8, SEEING = ("llama", "mistral", "qwen2", "qwen3", "smollm3"), ("mixtral", "qwen3_moe"), "fp8", "llava"
+
+
 def folder(rng: random.Random) -> Folder:
-    kind = rng.choice(("llama", "mistral", "qwen2", "qwen3", "smollm3"))
+    """One of the families, dense, of experts, quantized, or one that sees."""
+    kind = rng.choice((*DENSE, *MIXED, FP8, SEEING))
+    if kind == SEEING:
+        return copy.deepcopy(_seeing())
+    family = "qwen3" if kind == FP8 else kind
     config = {
-        "model_type": kind, "architectures": ["XForCausalLM"], "vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": INNER,
+        "model_type": family, "architectures": ["XForCausalLM"], "vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": INNER,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": HEAD, "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": [1], "hidden_act": "silu", "torch_dtype": "float32",
         "rope_parameters": rng.choice(_ROPES), "sliding_window": None, "attention_bias": False,
     }  # fmt: skip
-    tensors = {name: Tensor(shape, "F32", floats(shape, rng)) for name, shape in shapes(biased=kind == "qwen2", normed=kind == "qwen3").items()}
+    if kind in MIXED:
+        config |= {"num_local_experts" if kind == "mixtral" else "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": INNER, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    if kind == FP8:
+        config["quantization_config"] = copy.deepcopy(_COMPRESSED)
+    made = shapes(biased=kind == "qwen2", normed=family in ("qwen3", "qwen3_moe"), experts=kind if kind in MIXED else "")
+    tensors = {name: Tensor(shape, "F32", floats(shape, rng)) for name, shape in made.items()}
+    if kind == FP8:
+        _quantize(tensors, rng)
     files = {"config.json": config, "tokenizer.json": _tokenizer(), "tokenizer_config.json": {"chat_template": CHATML, "add_bos_token": False}, "generation_config.json": {"eos_token_id": [1]}}
     return Folder(files, tensors)
+
+
+_COMPRESSED: dict[str, Any] = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}, "targets": ["Linear"],
+    }},
+}  # fmt: skip
+
+
+def _quantize(tensors: dict[str, Tensor], rng: random.Random) -> None:
+    """Matrices of layers in e4m3, with a scale for each row."""
+    for name, tensor in list(tensors.items()):
+        if "_proj.weight" in name:
+            rows, columns = tensor.shape
+            tensor.kind, tensor.data = "F8_E4M3", bytes(rng.randrange(0x20, 0x48) | rng.choice((0, 0x80)) for _ in range(rows * columns))
+            tensors[name.replace(".weight", ".weight_scale")] = Tensor((rows, 1), "F32", struct.pack(f"<{rows}f", *[0.1] * rows))
+
+
+@cache
+def _seeing() -> Folder:
+    """LLaVA's shape, as transformers saves it."""
+    from tests.backend.engine import seeing
+
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place)
+        seeing.llava(path)
+        files = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in path.glob("*.json")}
+        texts = {file.name: file.read_bytes() for file in path.glob("*.jinja")}
+        data = (path / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header: dict[str, Any] = json.loads(data[8 : 8 + size])
+    beside = {"__metadata__": header.pop("__metadata__")} if "__metadata__" in header else {}
+    begin = 8 + size
+    tensors = {name: Tensor(tuple(said["shape"]), said["dtype"], data[begin + said["data_offsets"][0] : begin + said["data_offsets"][1]]) for name, said in header.items()}
+    return Folder(files, tensors, texts, beside)
 
 
 _ROPES: tuple[dict[str, Any], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import resource
 import shutil
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import lmc
 from tests.fuzzing import mutations
 
+PICTURE = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEXHbQSACj/P8Fu7N9hAAAAAElFTkSuQmCC")  # 8 × 8 pixels
 MEMORY = 12 << 30  # bytes of addresses: torch maps some by itself
 
 
@@ -24,6 +26,11 @@ def chat(s):
     s += lmc.user("ab") + lmc.assistant(lmc.gen("x", max_tokens=3, temperature=0))
 
 
+@lmc.function
+def sees(s):
+    s += lmc.user(lmc.image(PICTURE) + "ab") + lmc.assistant(lmc.gen("x", max_tokens=3, temperature=0))
+
+
 def outcome(path: Path, what: str) -> str:
     """`answers`, `refused`, `cannot answer` (an error of lmc's, with its reason), or the exception that nobody should see."""
     try:
@@ -33,7 +40,7 @@ def outcome(path: Path, what: str) -> str:
     except BaseException as error:
         return f"{type(error).__name__} at load: {error}; {what}"
     with engine:
-        for program in (plain, chat):
+        for program in (plain, chat, *([sees] if engine.capabilities.images else [])):
             try:
                 program.run(backend=engine).text()
             except lmc.LmcError as error:

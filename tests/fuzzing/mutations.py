@@ -68,7 +68,13 @@ def _folder(model: Folder, rng: random.Random) -> str:
     if kind == "tensor":
         return _tensors(model.tensors, rng, gguf=False)
     if kind == "template":
-        return f"template {_template(model.files['tokenizer_config.json'], 'chat_template', rng)}"
+        said: dict[str, Any] = {}
+        what = _template(said, "chat_template", rng)
+        if "chat_template.jinja" in model.texts:
+            model.texts["chat_template.jinja"] = said["chat_template"].encode("utf-8", "surrogatepass")
+        else:
+            model.files["tokenizer_config.json"] |= said
+        return f"template {what}"
     if kind == "family":  # of transformers', on values that are another's
         model.files["config.json"]["model_type"] = rng.choice(("bert", "gpt2", "gemma", "phi", "gpt_neox", "t5", "mamba", "falcon", "roberta", "olmo2", "qwen2_moe", "", "x"))
         return f"model_type = {model.files['config.json']['model_type']}"
@@ -76,7 +82,7 @@ def _folder(model: Folder, rng: random.Random) -> str:
         name = rng.choice(("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "model.safetensors.index.json"))
         model.texts[name] = rng.choice((b"", b"\xff\xfe", b"[" * 100_000, b"{}", b"null", b"[]", b'{"weight_map": {"x": "../../x"}}', b'{"weight_map": {"x": 5}}', b'{"weight_map": [1]}', b"NaN"))
         return f"{name} is {model.texts[name][:40]!r}"
-    name = "tokenizer.json" if kind == "tokenizer" else rng.choice(("config.json", "config.json", "config.json", "generation_config.json", "tokenizer_config.json"))
+    name = "tokenizer.json" if kind == "tokenizer" else rng.choice(("config.json", "config.json", "config.json", *(name for name in sorted(model.files) if name not in ("config.json", "tokenizer.json"))))
     parent, key = _place(model.files[name], rng)
     if kind == "missing" or rng.random() < 0.1:
         del parent[key]
@@ -87,7 +93,7 @@ def _folder(model: Folder, rng: random.Random) -> str:
 
 def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:
     """Somewhere in a JSON value."""
-    while True:
+    while True:  # down from something that has parts
         key = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
         if not isinstance(value[key], dict | list) or not value[key] or rng.random() < 0.3:
             return value, key
@@ -132,7 +138,7 @@ def _tensors(tensors: dict[str, Tensor], rng: random.Random, *, gguf: bool) -> s
     elif kind == "flat":
         tensor.shape = rng.choice(((len(tensor.data) // 4,), (1, *tensor.shape), tensor.shape[::-1], (*tensor.shape, 1)))
     elif kind == "type":
-        tensor.kind = rng.choice((1, 2, 8, 12, 24, 30, 99, 2**32 - 1)) if gguf else rng.choice(("F16", "BF16", "I64", "I8", "BOOL", "F8_E4M3", "F64", "C64", "X"))
+        tensor.kind = rng.choice((1, 2, 8, 12, 24, 30, 99, 2**32 - 1)) if gguf else rng.choice(("F16", "BF16", "I64", "I8", "BOOL", "F8_E4M3", "F8_E5M2", "F64", "C64", "F32", "X"))
     elif kind == "missing":
         del tensors[name]
     elif kind == "name":

@@ -216,6 +216,25 @@ def test_a_worker_that_is_killed_or_broken_is_replaced(tmp_path):
         process.stderr.close()
 
 
+def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path):
+    """It went on, and held the socket."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--port", "0", "--restart", f"{tmp_path}/program.py:who"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.stderr is not None
+    try:
+        url = next(line for line in process.stderr if " at http" in line).split(" at ")[1].strip()
+        assert httpx.post(f"{url}/programs/who", json={}, timeout=20).json()["return_value"] != process.pid
+        process.kill()
+        assert process.stderr.read().count("Traceback") == 0, "to its end, which is the worker's, too"
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", timeout=20)
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stderr.close()
+
+
 def test_a_worker_that_ends_at_once_is_not_replaced_for_ever(capfd):
     with listen("127.0.0.1", 0) as where:
         said = list[str]()

@@ -107,7 +107,8 @@ def test_runs_belong_to_those_who_may_run_the_program_and_the_page_holds_nothing
             assert (await client.get(path, headers={"authorization": "Bearer few"})).status_code == 403
             assert "Send to Ann?" in (await client.get(path, headers={"authorization": "Bearer all"})).text
         assert (await client.get("/runs/programs", headers={"authorization": "Bearer few"})).json() == {"programs": []}
-        page = await client.get("/runs")
+        assert (await client.get("/runs")).status_code == 401
+        page = await client.get("/runs", headers={"authorization": "Bearer few"})
         assert page.status_code == 200 and "text/html" in page.headers["content-type"]
         assert "Ann" not in page.text and "secret" not in page.text and "mail" not in page.text
 
@@ -129,8 +130,8 @@ def test_a_person_answers_on_the_page(tmp_path: Path) -> None:
             assert tab.value(_WAIT.replace("WANTED", repr(text)))
 
         tab.visit(f"{url}/runs")
-        sees("no valid API key")
-        tab.value("document.getElementById('key').value = 'the-key'; document.getElementById('load').click()")
+        sees("API key")
+        tab.leads("document.getElementById('key').value = 'the-key'; document.getElementById('form').requestSubmit()")
         sees("Send to <b>Ann</b>?")  # as text
         tab.value("[...document.querySelectorAll('section button')].find(b => b.textContent === 'Yes').click()")
         sees("A note?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -11,11 +12,12 @@ from typing import Any, Literal
 from lmc.backend.api import verify
 from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.batch_servers import AnthropicBatches
-from lmc.backend.api.bodies import REFUSAL, check_came, choice_schema, count_of, names, strict
+from lmc.backend.api.bodies import REFUSAL, check_asked, check_came, choice_schema, names, strict
 from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally, reading
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
+from lmc.backend.api.reports import count_of
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.wire import (
     broken,
@@ -389,10 +391,9 @@ def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
     if said := "".join(block.get("thinking") or "" for block in others):
         extra["reasoning"] = said
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    check_asked(calls, tools)
     if tools:
         extra["tool_calls"] = calls
-    elif calls and not text:
-        raise Malformed("the answer is a call of a tool, and the request has no tools")
     reason = body.get("stop_reason")
     kind = _ENDED.get(reason, str(reason))
     if kind == "pause_turn":
@@ -472,7 +473,8 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         import anthropic
     except ImportError as error:
         raise missing("lmc.Anthropic", "anthropic", "anthropic", error) from None
-    given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **options})
+    at = os.environ.get("ANTHROPIC_BASE_URL")
+    given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **({"base_url": at} if at else {}), **options})
     try:
         tried = anthropic.AsyncAnthropic(**given)
     except (anthropic.AnthropicError, TypeError) as error:

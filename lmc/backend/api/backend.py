@@ -485,13 +485,22 @@ class ApiBackend(ABC):
                         raise
                     log("backend", f"{self.name}: {ask.name!r} failed before this process ({fault.message}); it is asked again")
         except Fault as fault:
+            self.spent_in_vain(work, result, tally)
             failed = self._client.now.failed(fault, tally)
             raise Filtered(failed.message, loc=failed.loc) if fault.filtered else failed from None
         except LmcError as error:
+            self.spent_in_vain(work, result, tally)
             error.loc = error.loc or ask.loc
             raise
         self.finish(work, result, output)
         return after
+
+    def spent_in_vain(self, work: Work, result: weakref.ref[_ApiResult], tally: Tally) -> None:
+        """An answer of a submission fails, and has cost something all the same."""
+        charge(work.hints.owner, tally.usage)
+        waiting = result()
+        if waiting is not None:
+            waiting.in_vain = tally.usage, tally.unreported
 
     def finish(self, work: Work, result: weakref.ref[_ApiResult], output: Output) -> None:
         """An answer of a submission is there."""

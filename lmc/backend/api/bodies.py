@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmc.backend.api.client import Body, Fault, Malformed, Tally
+from lmc.backend.api.reports import count_of
 from lmc.backend.base import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.prompt import Constraint
@@ -26,23 +27,6 @@ def usage_of(body: Body) -> Usage | None:
     return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0, written_tokens=written)
 
 
-def reasoned_of(body: Body) -> int | None:
-    """Tokens of an answer that were reasoning, where a body says how many."""
-    usage: Any = body.get("usage")
-    details: Any = (usage.get("completion_tokens_details") or usage.get("output_tokens_details")) if isinstance(usage, dict) else None
-    found = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    return found if type(found) is int and found > 0 else None
-
-
-def count_of(value: Any) -> int:
-    """A number of tokens as a server reports it; nothing is 0. Raises ValueError for what is no whole number."""
-    if value is None:
-        return 0
-    if type(value) is not int:
-        raise ValueError(f"{value!r:.40} tokens")
-    return value
-
-
 def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mapping[str, Any], reasoned: int | None = None) -> str:
     """The text of an answer that has one, or something in its place: calls of tools, a refusal, a filter.
 
@@ -59,9 +43,14 @@ def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mappin
     if kind == "length" and not text and not extra.get("tool_calls"):
         used = f" ({reasoned} tokens of it for reasoning)" if reasoned else " by reasoning" if extra.get("reasoning") else ""
         raise IncompleteAnswer(f"the token limit was used up{used} before the answer began; raise max_tokens, or let the model reason less")
+    if not text and not extra.get("tool_calls") and kind in _CALLING:
+        raise Malformed("the answer ended with a call of a tool that is not in it")
     if text is None and not extra.get("tool_calls") and kind not in (REFUSAL, FILTERED):
         raise Malformed(message)
     return text or ""
+
+
+_CALLING = ("tool_calls", "function_call")
 
 
 REFUSAL, FILTERED = "refusal", "content_filter"
@@ -84,6 +73,12 @@ def calls_of(calls: Any) -> list[Call]:
         return [call_of(str(c["id"]), str(c["function"]["name"]), c["function"]["arguments"]) for c in calls]
     except (KeyError, TypeError) as error:
         raise Malformed(f"a call of a tool has no {error}") from None
+
+
+def check_asked(calls: Sequence[Any], offered: bool) -> None:
+    """Raises Malformed for calls of tools in the answer to a request that offered none, whatever text is beside them."""
+    if calls and not offered:
+        raise Malformed(f"the answer has a call of a tool ({calls[0].get('name')!r:.40}), and the request has no tools")
 
 
 def finish_of(choice: Body, tokens: Sequence[Any] | None) -> Mapping[str, Any]:

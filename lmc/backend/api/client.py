@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
+from lmc.backend.api.reports import why_not
 from lmc.backend.base import Hints, Prices, Usage
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
@@ -315,7 +316,7 @@ class Client:
         async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
             received = await self.wire.post(sent)
             self.heard(ticket, received.headers)
-            reported = self.usage(usage, received.body)
+            reported = self.usage(usage, received.body, sent.body)
             account.reported(reported, received.origin)
             self._answered(ticket, sent, reported)
             with reading():
@@ -335,12 +336,12 @@ class Client:
         async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
             into, last = gather(), Received({})
             reported: Usage | None = None
-            begun = False
+            events = 0
             async for last in self.wire.stream(sent):
-                if not begun:
-                    begun = True
+                events += 1
+                if events == 1:
                     self.heard(ticket, last.headers)
-                reported = self.usage(usage, last.body) or reported  # servers that report it more than once repeat the whole
+                reported = self.usage(usage, last.body, sent.body, events * _EVENT) or reported  # servers that report it more than once repeat the whole
                 with reading():
                     into.add(last.body)
             account.reported(reported, last.origin)
@@ -360,7 +361,7 @@ class Client:
             self.ledger.add(attempts=1, retries=number > 0)
             try:
                 received = await waves.answer(sent, tally.identity, first + number)
-                reported = self.usage(usage, received.body)
+                reported = self.usage(usage, received.body, sent.body)
                 account.reported(reported and replace(reported, batched_calls=reported.calls), received.origin)
                 with reading():
                     return read(received.body)
@@ -427,16 +428,23 @@ class Client:
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"
         return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}", loc=tally.loc)
 
-    def usage(self, usage: Callable[[Body], Usage | None], body: Body) -> Usage | None:
-        """What a body reports, if it can be: what cannot is as good as no report, since a sum that it is part of would be wrong for good."""
+    def usage(self, usage: Callable[[Body], Usage | None], body: Body, sent: Mapping[str, Any], came: int | None = None) -> Usage | None:
+        """What a body reports, if it can be: what cannot is as good as no report, since a sum that it is part of would be wrong for good.
+
+        sent  the request's body;  came: bytes of the answer, about; None: it is all in `body`
+        """
         try:
             found = usage(body)
         except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
-            log("backend", f"{self.name}: the usage that the server reports is not counted: {redacted(str(error), self.wire.secrets)}")
-            return None
-        if found is None or found.plausible:
-            return found
-        log("backend", f"{self.name}: the usage that the server reports is not counted: {found.prompt_tokens} tokens of prompt, {found.cached_tokens} of them cached, {found.completion_tokens} of answer")
+            reason = redacted(str(error), self.wire.secrets)
+        else:
+            if found is None:
+                return None
+            if not found.plausible:
+                reason = f"{found.prompt_tokens} tokens of prompt, {found.cached_tokens} of them cached, {found.completion_tokens} of answer"
+            elif not (reason := why_not(found.prompt_tokens, found.completion_tokens, body, sent, came)):
+                return found
+        log("backend", f"{self.name}: the usage that the server reports is not counted: {reason}")
         return None
 
     async def _back_off(self, fault: Fault, number: int) -> None:
@@ -450,6 +458,7 @@ class Client:
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
 
 
+_EVENT = 256  # bytes of an event of a stream
 _ATTEMPTS = 1 << 16  # more than any request has
 
 

@@ -14,6 +14,7 @@ from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Reply, Sample
 from lmc.backend.api.bodies import (
     REFUSAL,
     calls_of,
+    check_asked,
     check_came,
     choice_schema,
     choices_of,
@@ -25,7 +26,6 @@ from lmc.backend.api.bodies import (
     names,
     not_taken,
     out_of_object,
-    reasoned_of,
     response_format,
     shared,
     strict,
@@ -38,6 +38,7 @@ from lmc.backend.api.firsts import Firsts
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.prefixes import beginning, key_of
+from lmc.backend.api.reports import reasoned_of
 from lmc.backend.api.scoring import aligned, chosen
 from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
 from lmc.backend.api.tokens import spelled, warn_of_spellings
@@ -420,10 +421,11 @@ class Completions(ApiBackend):
         extra: Body = {"reasoning": said} if (said := message.get("reasoning_content") or message.get("reasoning")) else {}
         if blocks := message.get("thinking_blocks"):
             extra["blocks"] = blocks
-        if ask.tools or "tools" in self._extra:
-            extra["tool_calls"] = calls_of(message.get("tool_calls") or [])
-        elif message.get("tool_calls") and not message.get("content"):
-            raise Malformed("the answer is a call of a tool, and the request has no tools")
+        offered = bool(ask.tools) or "tools" in self._extra
+        calls = calls_of(message.get("tool_calls") or [])
+        check_asked([*calls, *([message["function_call"]] if message.get("function_call") else [])], offered or "functions" in self._extra)
+        if offered:
+            extra["tool_calls"] = calls
         if refusal := message.get("refusal"):
             extra["refusal"] = str(refusal)
             return Sample(str(refusal), {"type": REFUSAL, "matched": None}, tokens, top, None, extra)

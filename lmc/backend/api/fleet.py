@@ -12,7 +12,7 @@ from typing import Any
 
 from lmc.backend.api.client import Fault, Received, Request, Wire
 from lmc.backend.api.prefixes import Prefixes
-from lmc.backend.api.redaction import redacted, without_userinfo
+from lmc.backend.api.redaction import addressed, redacted
 from lmc.backend.base import Usage
 from lmc.backend.placement import Placement, Target
 from lmc.config import log
@@ -71,7 +71,7 @@ class Fleet(Placement[Server]):
 
     def add(self, url: str) -> None:
         """From now on requests go there, too."""
-        self._targets = [*self._targets, Server(url=without_userinfo(url), wire=self._make(url), bit=self._bits)]
+        self._targets = [*self._targets, Server(url=addressed(url), wire=self._make(url), bit=self._bits)]
         self._bits += 1
 
     async def retire(self, server: Server) -> None:

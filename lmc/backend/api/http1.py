@@ -40,7 +40,7 @@ class HttpWire:
         self._secure = at.scheme == "https"
         self._host, self._port, self._path = at.hostname, at.port or (443 if self._secure else 80), at.path.rstrip("/")
         self._tls = ssl.create_default_context() if self._secure else None
-        lines = {"host": at.netloc.rpartition("@")[2], "content-type": "application/json", "accept": "*/*", "user-agent": "lmc", **headers, **authorization(at)}
+        lines = {"host": at.netloc.rpartition("@")[2], "content-type": "application/json", "accept": "*/*", "user-agent": "lmc", **headers, **authorization(url)}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()

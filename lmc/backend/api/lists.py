@@ -62,6 +62,11 @@ class Member:
     headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     tally: Tally = field(default_factory=Tally)
 
+    @property
+    def sent(self) -> Mapping[str, Any]:
+        """What its cost depends on, as of a request of its own."""
+        return {"prompt": [self.prompt], "max_tokens": self.limit, "n": 1 if self.ask is None else self.ask.params.n}
+
 
 class Seat:
     """A submission on its way in a list, as the one task of `Work`: whoever no longer wants it cancels this."""
@@ -309,7 +314,7 @@ class Listed(Completions):
         self._leaves(client, server, seat)
         member, work = seat.member, seat.work
         self._fleet.answered(server, member)
-        usage = client.usage(self.usage_in, body)
+        usage = client.usage(self.usage_in, body, member.sent)
         client.rates.room.grow()
         if usage is not None:
             server.used(usage)
@@ -330,6 +335,7 @@ class Listed(Completions):
             return self._again(seat, fault)
         except LmcError as error:
             error.loc = error.loc or member.tally.loc
+            self.spent_in_vain(work, work.results[0], member.tally)
             return seat.fail(error)
         seat.over = True
         self.finish(work, work.results[0], output)

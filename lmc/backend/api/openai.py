@@ -15,7 +15,7 @@ from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Body, Fault, Patience, Received, Request, reading
 from lmc.backend.api.completions import Completions
-from lmc.backend.api.redaction import without_userinfo
+from lmc.backend.api.redaction import check_url, shown
 from lmc.backend.api.wire import (
     broken,
     events,
@@ -96,6 +96,8 @@ class OpenAI(Completions):
         if api is not None and is_chat_model is False:
             raise ParameterError(f"api={api!r} sends messages, but is_chat_model=False asks for text")
         base_url = base_url or (None if client is not None else os.environ.get("OPENAI_BASE_URL"))
+        if base_url:
+            check_url(base_url, "base_url=")
         host = urlsplit(base_url).hostname if base_url else None
         server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)
@@ -145,10 +147,8 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         import openai
     except ImportError as error:
         raise missing("lmc.OpenAI", "openai", "openai", error) from None
-    if base_url and not base_url.startswith(("http://", "https://")):
-        raise ParameterError(f"base_url={without_userinfo(base_url)!r} is not a URL such as http://host:port/v1")
     if base_url and (path := next((path for path in _PATHS if base_url.rstrip("/").endswith(path)), None)):
-        raise ParameterError(f"base_url={without_userinfo(base_url)!r} is the URL of a request; give that of the API: {without_userinfo(base_url.rstrip('/').removesuffix(path))!r}")
+        raise ParameterError(f"base_url={shown(base_url)!r} is the URL of a request; give that of the API: {shown(base_url.rstrip('/').removesuffix(path))!r}")
     kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
     given = with_userinfo_in_header(given)
@@ -305,7 +305,7 @@ class OpenAIWire:
             return unanswered(error)
         message = json.dumps({"error": error.body} if error.body else {"error": error.message})
         fault = refused(error.status_code, lowered(error.response.headers), message)
-        base = without_userinfo(str(self._client.base_url).rstrip("/"))
+        base = shown(str(self._client.base_url).rstrip("/"))
         if fault.status in (404, 405) and not urlsplit(base).path and "model" not in f"{fault.param} {fault.code} {fault.message}".lower():
             fault.message += f"; base_url has no path, and servers mostly have their API at {base}/v1"
         return fault

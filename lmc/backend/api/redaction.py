@@ -1,15 +1,24 @@
-"""Redaction: keys and passwords never leave a backend in a message, whoever wrote it: lmc, an SDK, or a server that echoes what it was sent."""
+"""Redaction: keys and passwords never leave a backend in a message, whoever wrote it: lmc, an SDK, or a server that echoes what it was sent.
+
+    https://tom:hunter2@host:8000/v1        as it is given
+    https://host:8000/v1                    `addressed`: where requests go; `authorization`: the header that tom and hunter2 are sent in
+    https://host:8000/v1                    `shown`: in messages, logs and journals, also where it is no URL that a request could go to
+"""
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from lmc.errors import ParameterError
 
 REDACTED = "[redacted]"
-_USERINFO = re.compile(r"(?<=://)[^/?#\s@'\"]+@")
+_USERINFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")  # in a text, which has quotes around URLs
+_AUTHORITY_ENDS = re.compile(r"[/?#\\]")
 _SHORTEST = 4  # characters of a secret that can be told from a word
 _LONG = 8  # from here on also within other words
 _KEY = 12  # and from here on no text has it by chance, so that answers are without it, too
@@ -17,14 +26,61 @@ _SECRET_NAME = re.compile(r"key|token|secret|auth|passw|cookie|credential", re.I
 _NO_SECRETS = frozenset({"none", "null", "empty", "test"})  # what servers without keys are given
 
 
-def without_userinfo(text: str) -> str:
-    """A text whose URLs have no user and password."""
-    return _USERINFO.sub("", text)
+def check_url(url: str, what: str) -> None:
+    """Raises ParameterError for what is no URL of a server: its scheme, host, port and path. `what` names it in the message.
+
+    A user and a password may stand before the host, percent-encoded: as they are, no reader of URLs agrees with another where they end.
+    A query is refused, since the paths of requests could only be appended to it.
+    """
+    where = f"{what}{shown(url)!r}"
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https"):
+        raise ParameterError(f"{where} is not a URL such as http://host:port")
+    authority, behind = _cut(rest)
+    if "@" in behind or authority.count("@") > 1:
+        raise ParameterError(f"{where}: a user or a password in it has characters that must be percent-encoded, such as %40 for @ and %2F for /")
+    if "?" in behind or "#" in behind:
+        raise ParameterError(f"{where} has a query or a fragment, to which no path of a request can be appended; give a key as api_key=…, not in the URL")
+    if not _reachable(url):
+        raise ParameterError(f"{where} is not a URL such as http://host:port")
+
+
+def _reachable(url: str) -> bool:
+    """Whether it has a host, and a port that can be one if it has any."""
+    try:
+        at = urlsplit(url)
+        return bool(at.hostname) and at.port != 0 and all(c.isprintable() and not c.isspace() and c != "\\" for c in url)
+    except ValueError:
+        return False
+
+
+def _cut(rest: str) -> tuple[str, str]:
+    """What stands before a URL's path, query and fragment, and those."""
+    end = _AUTHORITY_ENDS.search(rest)
+    return (rest, "") if end is None else (rest[: end.start()], rest[end.start() :])
+
+
+def addressed(url: str) -> str:
+    """A URL that `check_url` takes, without its user and password."""
+    scheme, colon, rest = url.partition("://")
+    authority, behind = _cut(rest)
+    return f"{scheme}{colon}{authority.rpartition('@')[2]}{behind}"
+
+
+def shown(url: str) -> str:
+    """A URL, or what was given as one, as everybody may see it: no user, no password, no query. Where it cannot be told what its
+    host is, nothing of it is shown but the scheme."""
+    scheme, colon, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
+    authority, behind = _cut(rest)
+    if "@" in behind or (not colon and "://" in url):
+        return f"{scheme}{colon}{REDACTED}"
+    path = re.split(r"[?#\\]", behind, maxsplit=1)[0]
+    return f"{scheme}{colon}{authority.rpartition('@')[2]}{path}"
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
     """A text without these secrets, and without users and passwords of URLs."""
-    text = without_userinfo(text)
+    text = _USERINFO.sub("", text)
     for secret in sorted({s for s in secrets if len(s) >= _SHORTEST and s.lower() not in _NO_SECRETS}, key=len, reverse=True):
         if len(secret) >= _LONG:
             text = text.replace(secret, REDACTED)
@@ -45,13 +101,19 @@ def without_keys(data: str | bytes, secrets: Iterable[str]) -> str | bytes:
 
 
 def secrets_of_url(url: str) -> Iterator[str]:
-    """The password of a URL in the forms in which a server may see it, and keys in its query."""
-    parts = urlsplit(url)
+    """The password of a URL, or the user without one, in the forms in which a server or a message may have it; and keys in its query."""
+    try:
+        parts = urlsplit(url)
+        user, password = parts.username or "", parts.password or ""
+    except ValueError:
+        return  # nothing is sent to it
     yield from secrets_by_name(dict(parse_qsl(parts.query)))
-    if not parts.password:
+    if not (password or user):
         return
-    user, password = unquote(parts.username or ""), unquote(parts.password)
-    yield from (parts.password, password, base64.b64encode(f"{user}:{password}".encode()).decode())
+    told = (unquote(user), unquote(password))
+    yield base64.b64encode(":".join(told).encode()).decode()
+    given, plain = (password, told[1]) if password else (user, told[0])
+    yield from (given, plain, quote(plain, safe=""), repr(plain)[1:-1], json.dumps(plain)[1:-1])
 
 
 def secrets_by_name(values: Mapping[Any, Any]) -> Iterator[str]:
@@ -76,9 +138,10 @@ def _of_basic(credentials: str) -> Iterator[str]:
         return  # a server will refuse it
 
 
-def authorization(url: SplitResult) -> dict[str, str]:
+def authorization(url: str) -> dict[str, str]:
     """The header that a URL's user and password mean; it goes before a key."""
-    if not url.username:
+    at = urlsplit(url)
+    if not (at.username or at.password):
         return {}
-    userinfo = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    userinfo = f"{unquote(at.username or '')}:{unquote(at.password or '')}"
     return {"authorization": f"Basic {base64.b64encode(userinfo.encode()).decode()}"}

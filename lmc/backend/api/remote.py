@@ -18,7 +18,7 @@ from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.lists import Listed, Member
 from lmc.backend.api.place import Place
 from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
-from lmc.backend.api.redaction import authorization, redacted, secrets_of_headers, without_userinfo
+from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import ProxiedWire, parsed, proxied, refused
 from lmc.backend.base import Capabilities, Hints, Usage
@@ -43,20 +43,10 @@ def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
     """One URL or several of the same model, without a slash at the end."""
     urls = (given,) if isinstance(given, str) else tuple(given)
     for url in urls:
-        if not url.startswith(("http://", "https://")) or not _addresses(url):
-            raise ParameterError(f"{without_userinfo(url)!r} is not a URL such as http://host:port")
+        check_url(url, "")
     if not urls:
         raise ParameterError("give the URL of a server")
     return tuple(url.rstrip("/") for url in urls)
-
-
-def _addresses(url: str) -> bool:
-    """Whether a URL has a host, and a port that can be one if it has any."""
-    try:
-        at = urlsplit(url)
-        return at.hostname is not None and at.port != 0 and not any(c.isspace() for c in url)
-    except ValueError:
-        return False
 
 
 class NoServer(BackendError):
@@ -77,8 +67,8 @@ _OPENER = urllib.request.build_opener(_Staying)
 
 def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
     """What the server says of itself at the first of the paths that it has. Raises NoServer when nobody answers."""
-    said, bare = "no answer", without_userinfo(url)
-    headers = {**headers, **authorization(urlsplit(url))}
+    said, bare = "no answer", addressed(url)
+    headers = {**headers, **authorization(url)}
     for path in paths:
         try:
             with _OPENER.open(urllib.request.Request(bare + path, headers=headers), timeout=10.0) as response:
@@ -101,8 +91,8 @@ def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str)
 
 def told(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
     """Have a server do something that needs no body: the HTTP status, and what it says. Raises NoServer when nobody answers."""
-    bare = without_userinfo(url)
-    headers = {**headers, **authorization(urlsplit(url))}
+    bare = addressed(url)
+    headers = {**headers, **authorization(url)}
     try:
         with _OPENER.open(urllib.request.Request(bare + path, b"", headers, method="POST"), timeout=60.0) as response:
             return response.status, response.read().decode("utf-8", "replace")
@@ -131,7 +121,7 @@ def _of_scheme(url: str, reason: str) -> str:
 
 def _described(url: str, headers: Mapping[str, str]) -> str:
     """What answers at a URL where no server of the kind that was looked for does, and how it is reached; "" if that cannot be told."""
-    bare = without_userinfo(url)
+    bare = addressed(url)
     at = urlsplit(bare)
     origin = f"{at.scheme}://{at.netloc}"
     for root in dict.fromkeys((bare, origin)):
@@ -171,7 +161,7 @@ def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: C
     if not said:
         raise silent[0]
     if len({name(info) for info in said.values()}) > 1:
-        raise BackendError(f"the servers run different models: {', '.join(f'{name(info)} at {without_userinfo(url)}' for url, info in said.items())}; give URLs of one model")
+        raise BackendError(f"the servers run different models: {', '.join(f'{name(info)} at {shown(url)}' for url, info in said.items())}; give URLs of one model")
     for error in silent:
         warnings.warn(f"{error}; the other servers get its requests until it answers", stacklevel=4)
     return next(iter(said.values()))
@@ -307,7 +297,7 @@ class Remote(Listed):
             return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
 
         self._prompts, self._fleet = prompts, Fleet(urls, wire)
-        self._given = {without_userinfo(url): url for url in urls}
+        self._given = {addressed(url): url for url in urls}
         self._routed = is_router(urls[0], headers) if router is None else router
         return self._fleet
 
@@ -323,7 +313,7 @@ class Remote(Listed):
         """Take in another server of the model, while requests run. Raises BackendError if it is none."""
         self._check_open()
         url = self.url_of(url)
-        bare = without_userinfo(url)
+        bare = addressed(url)
         found = self.ask(url)
         if found != self.model:
             raise BackendError(f"{self.name}: the server at {bare} runs {found}, not {self.model}")
@@ -335,7 +325,7 @@ class Remote(Listed):
     def drop_server(self, url: str) -> None:
         """Send a server no more requests; what it is answering it may end."""
         self._check_open()
-        url = without_userinfo(self.url_of(url))
+        url = addressed(self.url_of(url))
         servers = self._fleet.servers
         found = [server for server in servers if server.url == url]
         if not found:

@@ -8,12 +8,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Reply, Sample
-from lmc.backend.api.bodies import Listed, count_of, shared
+from lmc.backend.api.bodies import Listed, shared
 from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import Place
-from lmc.backend.api.redaction import without_userinfo
+from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, Remote, asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.reports import count_of
 from lmc.backend.api.scoring import Row, Scoring, aligned, chosen
 from lmc.backend.api.streams import Watch
 from lmc.backend.api.tokens import spelled
@@ -94,7 +95,7 @@ class SGLang(Remote):
     def _asked_of(self, url: str) -> dict[str, Any]:
         info = asked_of(url, ("/model_info", "/get_model_info"), self._auth, "SGLang")
         if info.get("is_generation") is False:
-            raise BackendError(f"the model of the server at {without_userinfo(url)}, {_model(info)}, only makes embeddings: it generates nothing")
+            raise BackendError(f"the model of the server at {shown(url)}, {_model(info)}, only makes embeddings: it generates nothing")
         return info
 
     def ask(self, url: str) -> str:

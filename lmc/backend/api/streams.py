@@ -52,6 +52,7 @@ class Pieces:
         self._scored: dict[str, list[Any]] = {}  # log-probabilities: in either API's form, lists by their names
         self._ids: list[int] = []
         self._calls: dict[int, Body] = {}
+        self._function: Any = None  # a call in the API's first form, which lmc never asks for
         self._blocks: list[Body] = []
         self._said = dict[str, str]()  # beside the answer: a refusal, the reasoning
 
@@ -71,6 +72,8 @@ class Pieces:
             self._ids += choice.get("token_ids") or ()
             for piece in delta.get("tool_calls") or ():
                 self._called(piece)
+            if self._chat and delta.get("function_call"):
+                self._function = delta["function_call"]
             for block in delta.get("thinking_blocks") or ():
                 self._thought(block)
             for beside in _BESIDE:
@@ -112,7 +115,7 @@ class Pieces:
         if "finish_reason" not in self._choice:
             raise Fault("the stream ended before the answer did")
         choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}
-        said = {**self._said, **({"thinking_blocks": self._blocks} if self._blocks else {})}
+        said = {**self._said, **({"function_call": self._function} if self._function else {}), **({"thinking_blocks": self._blocks} if self._blocks else {})}
         choice |= {"message": {**said, "content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
         return self._read({**self._body, "choices": [choice]})
 

@@ -12,7 +12,7 @@ from lmc.backend.api.bodies import choices_of, usage_of
 from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import Place
-from lmc.backend.api.redaction import without_userinfo
+from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, Remote, asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.scoring import Row, Scoring
 from lmc.backend.api.streams import UNWATCHED, Pieces
@@ -83,11 +83,11 @@ class VLLM(Remote):
         data: Any = asked_of(url, ("/v1/models",), self._auth, "vLLM").get("data")
         listed: list[Body] = [m for m in data if isinstance(m, dict) and "id" in m] if isinstance(data, list) else []
         if any(m.get("owned_by") == "sglang" for m in listed):
-            raise BackendError(f"the server at {without_userinfo(url)} is an SGLang server: lmc.SGLang({without_userinfo(url)!r})")
+            raise BackendError(f"the server at {shown(url)} is an SGLang server: lmc.SGLang({shown(url)!r})")
         found = next((m for m in listed if self._wanted in (None, m["id"])), None)
         if found is None:
             has = ", ".join(str(m["id"]) for m in listed) or "none"
-            raise BackendError(f"the server at {without_userinfo(url)} has no model{f' {self._wanted!r}' if self._wanted else 's'}; it has {has}")
+            raise BackendError(f"the server at {shown(url)} has no model{f' {self._wanted!r}' if self._wanted else 's'}; it has {has}")
         return found
 
     def ask(self, url: str) -> str:

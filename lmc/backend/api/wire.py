@@ -13,12 +13,13 @@ from urllib.request import getproxies, proxy_bypass
 from lmc.backend.api.client import Fault, Received, Request
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import (
+    addressed,
     authorization,
+    check_url,
     secrets_by_name,
     secrets_of_headers,
     secrets_of_url,
     without_keys,
-    without_userinfo,
 )
 from lmc.errors import MissingPackageError
 from lmc.extras import missing as _missing
@@ -148,14 +149,26 @@ def secrets_of(client: Any) -> Iterator[str]:
     yield from secrets_of_url(str(client.base_url))
     yield from secrets_of_headers(client._custom_headers)
     yield from secrets_by_name(client._custom_query)
+    yield from secrets_of_proxies()
+
+
+def secrets_of_proxies() -> Iterator[str]:
+    """Passwords of the proxies that the environment names."""
+    for url in getproxies().values():
+        yield from secrets_of_url(url)
 
 
 def with_userinfo_in_header(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an SDK's client whose base_url has no user and password: httpx logs the URLs of requests."""
-    base_url = options.get("base_url")
-    if not isinstance(base_url, str) or not (header := authorization(urlsplit(base_url))):
-        return dict(options)
-    return {**options, "base_url": without_userinfo(base_url), "default_headers": {**(options.get("default_headers") or {}), "Authorization": header["authorization"]}}
+    """Options of an SDK's client whose base_url has no user and password: httpx logs the URLs of requests. Raises ParameterError for one that is none."""
+    found = dict(options)
+    for name in ("base_url", "azure_endpoint"):
+        url = found.get(name)
+        if url is None:
+            continue
+        check_url(str(url), f"{name}=")
+        if header := authorization(str(url)):
+            found |= {name: addressed(str(url)), "default_headers": {**(found.get("default_headers") or {}), "Authorization": header["authorization"]}}
+    return found
 
 
 def proxied(url: str) -> bool:
@@ -172,10 +185,10 @@ class ProxiedWire:
     def __init__(self, url: str, headers: Mapping[str, str], *, timeout: float, connections: int) -> None:
         httpx = http_library()
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers))
+        self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers), *secrets_of_proxies())
         self._client: Any = httpx.AsyncClient(
-            base_url=without_userinfo(url).rstrip("/"),  # httpx logs it
-            headers={"content-type": "application/json", **headers, **authorization(urlsplit(url))}, timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
+            base_url=addressed(url).rstrip("/"),  # httpx logs it
+            headers={"content-type": "application/json", **headers, **authorization(url)}, timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
         )  # fmt: skip
 
     async def post(self, request: Request) -> Received:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lmc.errors import BackendError
+from lmc.errors import BackendEnded, BackendError
 
 NO_MEMORY = ("OutOfMemoryError", "MemoryError")  # torch's and Python's
 _SIGNS = ("CUDA error", "device-side assert", "CUBLAS_STATUS", "CUDNN_STATUS", "cudaError", "an illegal memory access", "Triton Error [CUDA]")
 
 
-class RanksLost(BackendError):
+class RanksLost(BackendEnded):
     """Ranks of a tensor-parallel engine have ended, or their passes cannot go on together; the message says which and why."""
 
 
@@ -25,7 +25,7 @@ def ended_by(error: BaseException) -> BackendError | None:
         return error
     if not is_device_error(error):
         return None
-    return BackendError(
+    return BackendEnded(
         "the engine has ended with a device error, after which its process cannot use the device: "
         f"{type(error).__name__}: {error}; start a new process (lmc serve --restart does)"
     )

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -26,7 +27,7 @@ import numpy as np
 
 from lmc.backend.base import Counters
 from lmc.backend.engine.request import PICTURE
-from lmc.errors import ParameterError, UnsupportedOpError
+from lmc.errors import BackendError, LmcError, ParameterError, UnsupportedOpError
 from lmc.images import decoded, is_remote
 from lmc.prompt import Frames, Image, Part
 from lmc.videos import Film
@@ -160,22 +161,30 @@ class Eyes:
         if is_remote(image.source):
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
         picture = decoded(image)
-        try:
+        with self._taking(image, f"{picture.width} × {picture.height} pixels"):
             return (*self.sight.before, *self.sight.prepare(picture, image.detail), *self.sight.after)
-        except ValueError as error:
-            raise ParameterError(f"image(…): {self.sight.name} cannot take {picture.width} × {picture.height} pixels: {error}", loc=image.loc) from error
 
     def _watched(self, video: Image, wanted: Frames, most: int) -> tuple[Part | Shown, ...]:
         film = Film(video)
         indices = self.sight.sample(film, wanted)
         if len(indices) >= most:  # before they are decoded
             raise ParameterError(f"video(…): {len(indices)} frames of it are more tokens than prompts of {self.sight.name} have room for: {most}", loc=video.loc)
-        try:
+        with self._taking(video, "it"):
             return self.sight.watch(film, indices)
-        except ParameterError:
+
+    @contextmanager
+    def _taking(self, image: Image, what: str) -> Iterator[None]:
+        """While transformers' processor works on a picture or a video: what it raises is of the picture, or of a configuration that loaded."""
+        try:
+            yield
+        except LmcError:
             raise
         except ValueError as error:
-            raise ParameterError(f"video(…): {self.sight.name} cannot take it: {error}", loc=video.loc) from error
+            raise ParameterError(f"{image.kind}(…): {self.sight.name} cannot take {what}: {error}", loc=image.loc) from error
+        except Exception as error:  # on values that its code does not expect
+            raise BackendError(
+                f"{image.kind}(…): the processor of {self.sight.name} fails on {what}: {type(error).__name__}: {error}; is its preprocessor_config.json right?", loc=image.loc
+            ) from error
 
     def spelled(self, ids: np.ndarray) -> list[int]:
         """Ids of the vocabulary: those of pictures as the token that stands for them."""

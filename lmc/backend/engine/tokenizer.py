@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from lmc.backend.engine import sentencepiece
 from lmc.backend.engine.models.claims import Claims
+from lmc.backend.engine.models.gguf_keys import check_tokenizer
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.fsm.canonical import Canonical, Cuts, merges_of
 from lmc.prompt import Part, Special
@@ -533,6 +534,7 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
             f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2, llama. Use the model's directory with tokenizer.json"
         )
     tokens = _listed(meta, "tokens", where)
+    check_tokenizer(meta, len(tokens), where)
     claims = Claims(meta, where, "tokenizer.ggml.")
     bos = claims.token("bos_token_id", len(tokens))
     try:

@@ -18,7 +18,7 @@ from lmc import codec
 from lmc.backend.base import Capabilities, Counters, Handle, Health, Hints, Result, check_supported
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
-from lmc.errors import BackendError
+from lmc.errors import BackendEnded, BackendError
 from lmc.forking import REMEDY, belongs_here
 from lmc.prompt import Constraint, Gen, Part, SamplingParams, Segment, Select
 
@@ -265,13 +265,13 @@ class PipeBackend:
 
     def _end(self, why: str) -> None:
         if self._lost is None:
-            self._lost = BackendError(f"{self.capabilities.name} can no longer be used: {why}")
+            self._lost = BackendEnded(f"{self.capabilities.name} can no longer be used: {why}")
             self._box.close()
         self._fail_all()
 
     def _error(self) -> BackendError:
         assert self._lost is not None
-        return BackendError(self._lost.message)
+        return type(self._lost)(self._lost.message)
 
     def _fail_all(self) -> None:
         """Ends what waits for a process that is not there."""

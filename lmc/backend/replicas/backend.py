@@ -26,7 +26,7 @@ from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement, Target
 from lmc.backend.replicas.process import Process
 from lmc.chat import ChatTemplate
-from lmc.errors import BackendError
+from lmc.errors import BackendEnded, BackendError
 from lmc.forking import belongs_here
 from lmc.prompt import Gen, Given, Image, Mark, Segment, Select, Special, Text
 
@@ -313,7 +313,7 @@ class Replicas:
 
     def _none_left(self) -> BackendError:
         ends = ", ".join(f"replica {r.bit} {r.process.described}" for r in self._every)
-        return BackendError(f"{self.capabilities.name} cannot be used any more: {ends}; start it again (lmc serve --restart does)")
+        return BackendEnded(f"{self.capabilities.name} cannot be used any more: {ends}; start it again (lmc serve --restart does)")
 
     # -- answers ------------------------------------------------------------------------------------------------------------
 

@@ -113,9 +113,9 @@ function fill(box, path, method, own) {
     status.textContent = '…';
     const began = performance.now();
     try {
-      const how = content ? {method: method.toUpperCase(), headers: headers({'Content-Type': 'application/json'}), body: text.value} : {method: method.toUpperCase(), headers: headers()};
+      const how = content ? {method: method.toUpperCase(), headers: {'Content-Type': 'application/json'}, body: text.value} : {method: method.toUpperCase()};
       const got = await fetch(url(), how), reader = got.body.getReader(), decoder = new TextDecoder();
-      if (got.status === 401) wantsKey();
+      if (got.status === 401) signedOut();
       for (let part = await reader.read(); !part.done; part = await reader.read()) answer.textContent += decoder.decode(part.value, {stream: true});
       if ((got.headers.get('content-type') || '').includes('json')) answer.textContent = JSON.stringify(JSON.parse(answer.textContent), null, 2);
       status.textContent = `${got.status} in ${duration((performance.now() - began) / 1000)}`;
@@ -152,5 +152,4 @@ $('search').oninput = () => {
 addEventListener('keydown', event => {
   if (event.key === '/' && !/^(INPUT|TEXTAREA)$/.test(event.target.tagName)) { event.preventDefault(); $('search').focus() }
 });
-$('load').onclick = show;
 show();

@@ -1,5 +1,5 @@
 const EVERY = 2000, KEPT = 61;  // milliseconds between looks, and looks that are kept: two minutes
-const OWN = new Set(['metrics', 'health', 'ready', 'live', 'front page', 'openapi', 'docs', 'page of runs', 'programs with runs']);
+const OWN = new Set(['metrics', 'health', 'ready', 'live', 'front page', 'openapi', 'docs', 'page of runs', 'programs with runs', 'sign in', 'sign out']);
 const looks = [];
 let drawn = null;
 
@@ -139,6 +139,5 @@ async function look() {
   } catch (error) { said(error instanceof TypeError ? 'The server does not answer.' : String(error.message)); }
   if (!document.hidden) drawn = setTimeout(look, EVERY);
 }
-$('load').onclick = look;
 document.addEventListener('visibilitychange', () => { if (!document.hidden) look() });
 look();

@@ -36,7 +36,7 @@ function note(program, run, text) {
   return box;
 }
 
-const writing = () => [...document.querySelectorAll('textarea, #key')].some(field => field.value && field.id !== 'key' || field === document.activeElement);
+const writing = () => [...document.querySelectorAll('textarea')].some(field => field.value || field === document.activeElement);
 setInterval(() => { if (!document.hidden && !writing()) show() }, 5000);
 
 async function show() {
@@ -50,5 +50,4 @@ async function show() {
     said(boxes.length ? '' : 'No run waits for an answer.');
   } catch (error) { found.replaceChildren(); said(String(error.message)); }
 }
-$('load').onclick = show;
 show();

@@ -254,3 +254,31 @@ def test_what_transformers_cannot_run_is_said_without_importing_it(change, says,
     (tmp_path / "config.json").write_text(json.dumps(change))
     with pytest.raises(ModelLoadError, match=says):
         load(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", (*bases.DENSE, *bases.MIXED, bases.FP8, bases.SEEING))
+def test_every_kind_of_folder_that_is_made_wrong_answers_as_it_is(tmp_path, kind):
+    """Else what is refused of it would be refused for another reason."""
+    from tests.fuzzing.load import outcome
+
+    for seed in range(1000):
+        found = bases.folder(random.Random(seed))
+        config = found.files["config.json"]
+        if kind == (bases.FP8 if "quantization_config" in config else config["model_type"]):
+            break
+    else:
+        raise AssertionError
+    assert outcome(found.write(tmp_path), kind) == "answers"
+
+
+def test_a_processor_that_fails_is_an_error_at_the_picture(tmp_path):
+    """transformers takes any value into its configuration, and fails when a picture comes."""
+    from tests.fuzzing.load import sees
+
+    found = next(f for seed in range(1000) if "preprocessor_config.json" in (f := bases.folder(random.Random(seed))).files)
+    found.files["preprocessor_config.json"]["size"] = {"shortest_edge": ["x"]}
+    with (
+        lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu") as engine,
+        pytest.raises(BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model fails on 8 × 8 pixels: TypeError: .*preprocessor_config\.json right"),
+    ):
+        sees.run(backend=engine).text()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lmc.models")
 
-FORMAT = 2  # change it whenever the content's meaning changes
+FORMAT = 3  # change it whenever the content's meaning changes
 _PROBE = 4 << 20  # bytes of the source that are hashed at its beginning: all of a GGUF's metadata, as a rule
 _UNFINISHED = (".part-", ".tmp")  # how files begin that are being written: by us, and by safetensors
 _ABANDONED = 3600.0  # seconds without a change after which nobody is writing any more

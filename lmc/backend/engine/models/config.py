@@ -321,7 +321,7 @@ def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: in
         raise ModelLoadError(f"{where}: architecture {arch!r:.60} is not supported; supported: {', '.join(FAMILIES)}")
     claims, words = Claims(meta, where, f"{arch}."), Claims(meta, where, "tokenizer.ggml.")
     heads, hidden, layers = claims.whole("attention.head_count", HEADS), claims.whole("embedding_length", WIDTH), claims.whole("block_count", LAYERS)
-    ends = [words.token(key, vocab_size) for key in ("eos_token_id", "eot_token_id")]
+    ends = [words.token(key, vocab_size) for key in ("eos_token_id", "eot_token_id", "eom_token_id")] + [*words.tokens("eos_token_ids", vocab_size)]
     return made(
         where,
         architecture=arch,
@@ -356,5 +356,6 @@ def _gguf_scaling(claims: Claims, where: str) -> RopeScaling | None:
         factor = claims.number("rope.scaling.factor", *_FACTOR)
         trained = claims.whole("rope.scaling.original_context_length", CONTEXT, claims.whole("context_length", CONTEXT))
         magnitude = _yarn_scale(factor) * claims.number("rope.scaling.attn_factor", *_FACTOR, 1.0)
-        return RopeScaling("yarn", factor, original_max_position=trained, magnitude=magnitude)
+        fast, slow = (claims.number(f"rope.scaling.yarn_beta_{name}", *_FACTOR, default) for name, default in (("fast", 32.0), ("slow", 1.0)))
+        return RopeScaling("yarn", factor, original_max_position=trained, magnitude=magnitude, beta_fast=fast, beta_slow=slow)
     raise ModelLoadError(f"{where}: rope scaling {kind!r:.60} is not supported; supported: linear, llama3, yarn")

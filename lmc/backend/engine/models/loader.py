@@ -23,7 +23,7 @@ from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
 from lmc.backend.engine.distributed.shares import Share, Slices, shares, sliced_fused
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
-from lmc.backend.engine.models import cache, gguf, llama
+from lmc.backend.engine.models import cache, gguf, gguf_keys, llama
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
@@ -368,6 +368,7 @@ def gguf_config(file: gguf.GgufFile) -> ModelConfig:
         biased="blk.0.attn_q.bias" in tensors,
     )
     _check_tensors(file, config)
+    gguf_keys.check_model(file.metadata, config, len(tensors), where)
     if _ROPE_FACTORS in tensors:
         factors = tuple(file.tensor(_ROPE_FACTORS).tolist())
         check_finite(_ROPE_FACTORS, factors, 1e-6, 1e6, where)

@@ -1,0 +1,127 @@
+"""A device error under `lmc serve --restart`: clients get 503s, /health too, and another process takes over behind the same socket.
+
+The engine is a real one on a CPU; a kernel of its model raises what torch raises of a device that has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fuzzing import bases
+
+pytest.importorskip("torch")
+httpx = pytest.importorskip("httpx")
+
+pytestmark = pytest.mark.model
+ROOT = Path(__file__).parent.parent.parent
+CHAT = "/v1/chat/completions"
+
+PROGRAM = """
+import os, threading
+import torch
+import lmc
+
+left, broken, go = [1 << 30], [], threading.Event()
+kernel = torch.linalg.vector_norm
+
+def on_the_device(*args, **how):
+    left[0] -= 1
+    if left[0] < 0:
+        go.wait(60)
+    if broken:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    return kernel(*args, **how)
+
+torch.linalg.vector_norm = on_the_device
+
+@lmc.function
+def does(s, what: str):
+    if what == "waits":
+        left[0] = 7  # a pass soon waits until the device breaks
+    elif what == "breaks":
+        broken.append(True)
+        go.set()
+    return os.getpid()
+"""
+
+
+def test_a_device_error_is_a_503_to_clients_and_another_process_takes_over(tmp_path):
+    model = next(m for seed in range(100) if (m := bases.folder(random.Random(seed))).files["config.json"]["model_type"] == "llama")
+    model.files["config.json"]["max_position_embeddings"] = 512
+    path = model.write(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "lmc", "serve", "--backend", str(path), "--port", "0", "--restart", f"{tmp_path}/program.py:does"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LMC_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+    assert process.stderr is not None
+    said = list[str]()
+
+    def url() -> str:
+        while " at http" not in (line := process.stderr.readline()):
+            assert line, said
+            said.append(line)
+        return line.split(" at ")[1].strip()
+
+    asked = {"model": "model", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 400, "logit_bias": {"1": -100}}
+    answers = dict[str, tuple[int, str]]()
+
+    def ask(how: str) -> None:
+        answer = httpx.post(at + CHAT, json=asked | {"stream": how == "stream"}, timeout=120)
+        answers[how] = answer.status_code, answer.text
+
+    try:
+        at = url()
+
+        def run(what: str):
+            return httpx.post(f"{at}/programs/does", json={"what": what}, timeout=60).json()["return_value"]
+
+        first = run("who")
+        assert httpx.get(f"{at}/health", timeout=20).status_code == 200
+        run("waits")
+        threads = [threading.Thread(target=ask, args=(how,)) for how in ("whole", "stream")]
+        for thread in threads:
+            thread.start()
+        while (inside := httpx.get(f"{at}/metrics", timeout=20).text.partition("\nlmc_requests_in_flight ")[2].split("\n")[0]) not in ("2.0", "3.0"):
+            assert process.poll() is None and not answers, (inside, answers)
+            time.sleep(0.01)
+        run("breaks")
+        for thread in threads:
+            thread.join()
+        statuses, states = list[int](), list[str]()
+        while 200 not in statuses:
+            try:
+                health = httpx.get(f"{at}/health", timeout=120)
+            except httpx.TransportError:  # the process that ended had taken it
+                assert process.poll() is None, process.stderr.read()
+                continue
+            statuses.append(health.status_code)
+            states.append(health.json()["status"])
+        assert statuses[0] == 503, (states, answers)
+        assert url() == at, "the socket stays"
+        assert statuses[0] == 503 and set(states) <= {"ended", "draining", "starting", "ok"}, states
+        status, text = answers["whole"]
+        error = json.loads(text)["error"]
+        assert (status, error["type"], set(error)) == (503, "overloaded_error", {"message", "type", "param", "code"})
+        assert "device error" in error["message"] and "illegal memory access" in error["message"]
+        status, text = answers["stream"]
+        last = [line for line in text.splitlines() if line.strip()][-1] if status == 200 else text
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+        assert "ended with a broken engine; starting another" in "".join(said)
+        assert run("who") not in (first, process.pid)
+        assert httpx.post(at + CHAT, json=asked | {"max_tokens": 4}, timeout=60).json()["usage"]["completion_tokens"] == 4
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stderr.close()
