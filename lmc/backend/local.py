@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -35,12 +36,13 @@ from lmc.backend.base import (
     Scored,
     Usage,
     charge,
+    check_adapter,
     check_supported,
 )
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
-from lmc.backend.engine.drafts import Costs, Drafts, Setting, check_setting
+from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
 from lmc.backend.engine.eyes import Eyes, Picture
@@ -217,19 +219,22 @@ class LocalBackend:
         mover: Mover | None = None,
         drafts: Setting = "off",
         draft_row: float = 0.0,
+        draft_model: Guesses | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
-        self._name, self._words, self._template = name, vocabulary, chat_template
+        self._name, self._words, self._template, self._adapters = name, vocabulary, chat_template, tuple(adapters)
         self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
         self._asker = Asker(
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
+            adapters=self._adapters,
         )  # fmt: skip
         self._recorded: Callable[[str], str | None] | None = None
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row)))
+        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row), draft_model))
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -257,6 +262,7 @@ class LocalBackend:
             streams=True,
             tools=self._asker.compiler is not None,
             local=True,
+            adapters=self._adapters,
             max_context=self._asker.max_context,
         )
 
@@ -288,6 +294,7 @@ class LocalBackend:
         if any(isinstance(segment, Gen | Select) for segment in segments):
             raise ParameterError("prefill takes literal segments only; submit the others")
         hints = hints or Hints()
+        check_adapter(self.capabilities, hints.adapter, "prefill")
         self._core.give_way()
         self._core.more = hints.more
         steps = self._steps(parent, segments, hints)
@@ -451,7 +458,7 @@ class LocalBackend:
         try:
             step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Picture)))
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
-            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached, before.pictures))
+            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached, before.pictures, before.adapter))
         except Exception as error:
             self._fail(step, error)
             raise
@@ -468,7 +475,7 @@ class LocalBackend:
         elif isinstance(step.ask, Given):
             return self._complete(step, self._asker.given(step.ask, place), None)
         else:
-            request = self._asker.prefill(place, order, step.hints.spare) if step.wants_prefill else None
+            request = self._asker.prefill(place, order, step.hints.spare, step.hints.adapter) if step.wants_prefill else None
             step.requests = (request,) if request is not None else ()
             for req in step.requests:
                 self._tag(req, step)
@@ -632,6 +639,18 @@ def check_count(option: str, value: object) -> None:
         raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number from 1 on")
 
 
+def check_adapters(given: object) -> Mapping[str, str]:
+    """Adapters by name. Raises ParameterError for what is no mapping from names to paths."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ParameterError(f"Engine: adapters is {given!r:.80}; it must map names to directories, as in {{'sql': 'path/to/adapter'}}")
+    for name, path in given.items():
+        if not (isinstance(name, str) and name and name.isprintable()) or not isinstance(path, str | os.PathLike):
+            raise ParameterError(f"Engine: adapters has {name!r:.80}: {path!r:.80}; a name is text, and names a directory")
+    return {name: os.fspath(path) for name, path in given.items()}
+
+
 def _bounded(ask: Gen, most: int | None) -> Gen:
     """The ask with room for no more tokens than its answer can have, which is all that admission then waits for."""
     p = ask.params
@@ -724,7 +743,10 @@ class Engine(LocalBackend):
                  False, or None for wherever answers are followed on the CPU. A GPU does not follow such answers by itself
     model_path   SGLang's name for `model`
     drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
-                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md)
+                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md). None: "auto" if
+                 there is a draft_model, else "off"
+    draft_model  a smaller model of the same vocabulary that guesses drafts where nothing that was said does; by any name that `model` takes
+    adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
     Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
@@ -764,11 +786,18 @@ class Engine(LocalBackend):
         eviction: Eviction = "next-use",
         admission: Begin = "cost",
         host_memory: int | str | None = None,
-        drafts: Setting = "off",
+        drafts: Setting | None = None,
+        draft_model: str | None = None,
+        adapters: Mapping[str, str] | None = None,
         tp: int = 1,
         dp: int = 1,
     ) -> None:
-        check_setting(drafts)
+        drafts = check_setting(("off" if draft_model is None else "auto") if drafts is None else drafts)
+        if draft_model is not None and not (isinstance(draft_model, str | os.PathLike) and str(draft_model)):
+            raise ParameterError(f"Engine: draft_model is {draft_model!r:.80}; it names a model, as the first argument does")
+        adapters = check_adapters(adapters)
+        if adapters and tp > 1:
+            raise ParameterError("Engine: adapters are for one device; leave them out where tp is more than 1, or take dp=…")
         check_count("tp", tp)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
@@ -790,6 +819,7 @@ class Engine(LocalBackend):
         options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization}
         check_host(host_bytes)
         started = None
+        small = None if draft_model is None else _load_small(str(draft_model), device, options, tp)
         if tp > 1:
             from lmc.backend.engine.distributed.start import start
 
@@ -799,6 +829,10 @@ class Engine(LocalBackend):
             loaded = load(source, device=device, **options)
             slots = default_pool(loaded) if max_tokens is None else max_tokens
             check_pool(slots, kv_bytes(loaded), loaded.device)
+            if adapters:
+                from lmc.backend.engine.models import lora
+
+                lora.load(adapters, loaded)
             pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         config, words = loaded.config, loaded.tokenizer
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
@@ -834,6 +868,8 @@ class Engine(LocalBackend):
             mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
             drafts=drafts,
             draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
+            draft_model=None if small is None else _guesses(small, loaded, slots, chunk or rows),
+            adapters=tuple(adapters),
         )
         self.whole_template = loaded.whole_template
         self._topology: tuple[str, ...] = ()
@@ -876,6 +912,36 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | Non
             runner.capture()
         return runner
     return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device), eyes)
+
+
+def _load_small(source: str, device: str, options: Mapping[str, Any], tp: int) -> LoadedModel:
+    """A draft model, where rank 0 is. It is loaded first, so that what the pool takes is what is left."""
+    from lmc.backend.engine.models.loader import load
+
+    if tp > 1:
+        from lmc.backend.engine.distributed.start import devices_of
+
+        device = devices_of(device, tp)[0]
+    found = load(source, device=device, **{**options, "quantization": None})
+    if found.vision is not None or found.config.near_context is not None:
+        raise ParameterError(f"Engine: draft_model {found.name} sees, or turns positions of long texts otherwise; take another one")
+    return found
+
+
+def _guesses(small: LoadedModel, loaded: LoadedModel, slots: int, chunk: int) -> Guesses:
+    from lmc.backend.engine.draft_model import DraftModel, check_vocabulary, slots_for
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.memory import check_pool, kv_bytes
+    from lmc.backend.engine.model_runner import ModelRunner
+    from lmc.backend.engine.sampler import Sampler
+
+    words = loaded.tokenizer
+    check_vocabulary(loaded.name, words, small.name, small.tokenizer, small.config.vocab_size)
+    room = slots_for(small, slots)
+    check_pool(room, kv_bytes(small), small.device)
+    runner = _runner(small, KVPool.of(small.layers, room, small.dtype, str(small.device)), words.vocab_size, None)
+    assert isinstance(runner, ModelRunner)
+    return DraftModel(runner, Sampler(words.vocab_size), room, small.config.max_context, chunk)
 
 
 def _eos(loaded: LoadedModel) -> int:

@@ -21,6 +21,12 @@ TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metav
                                                     help="Spread the model over N GPUs (docs/several-gpus.md).")]
 Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
                                               help="Run N copies of the model, each on --tp GPUs.")]
+Drafts = Annotated[str | None, typer.Option("--drafts", metavar="auto|off|N", show_default="LMC_DRAFTS, else auto with a draft model, else off",
+                                            help="Tokens that the model drafts (docs/drafts.md).")]
+DraftModel = Annotated[str | None, typer.Option("--draft-model", metavar="NAME", show_default="LMC_DRAFT_MODEL, else none",
+                                                help="Smaller model of the same vocabulary that guesses drafts.")]
+Adapters = Annotated[list[str] | None, typer.Option("--adapter", metavar="NAME=PATH", show_default="LMC_ADAPTERS, else none",
+                                                    help="LoRA adapter of the model, in PEFT's format; repeatable (docs/adapters.md).")]
 InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,
                                                 help="Items to run: JSONL with one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.")]
 NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave out places in the source.")]

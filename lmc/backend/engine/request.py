@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
     from lmc.backend.engine.constraint import Matcher
-    from lmc.backend.engine.drafts import Match
+    from lmc.backend.engine.drafts import Guess, Match
     from lmc.backend.engine.eyes import Laid
     from lmc.backend.engine.host_tier import Fetch
     from lmc.backend.engine.radix_cache import Node
@@ -102,6 +102,7 @@ class Request:
     score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
     priority: tuple[int, ...] = ()  # the plan's visit order
     namespace: str = ""  # shares cached KV with requests of the same one only
+    adapter: int = 0  # the number of its adapter; 0: none
     near: int | None = None  # tokens beyond which the model turns the positions of all of a sequence otherwise (longrope)
     gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
@@ -171,6 +172,7 @@ class Request:
     awaited: bool = False  # its last token is being sampled: a place is kept for it
     draft: int = 0  # slots behind `device_len` that hold a draft (drafts.py)
     match: Match | None = None  # where its text occurred before,
+    guess_of: Guess | None = None  # what a smaller model expects it to have,
     followed: int = 0  # of so many tokens
     vain: int = 0  # tokens in a row without such a place,
     idle: int = 0  # and tokens for which none is looked for
@@ -282,8 +284,9 @@ class Request:
 
     @property
     def space(self) -> str:
-        """Of the radix tree: what one turn of positions has computed is of no use to the other."""
-        return f"{self.namespace}\0far" if self.is_far else self.namespace
+        """Of the radix tree: what one adapter or turn of positions has computed is of no use to another."""
+        own = f"\0adapter {self.adapter}" if self.adapter else ""
+        return f"{self.namespace}{own}\0far" if self.is_far else self.namespace + own
 
     @property
     def is_outgrown(self) -> bool:
@@ -377,6 +380,10 @@ class Request:
             and min(self.max_new, other.max_new) > 0
             and np.array_equal(self.ids[: self.head_len], other.ids[: other.head_len])
         )
+
+
+NOBODY = Request(Kind.PREFILL, np.zeros(1, np.int32), lambda _: None)
+"""Whose rows are where it does not matter, or is not known."""
 
 
 class DraftedAnswer(NamedTuple):
