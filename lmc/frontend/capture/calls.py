@@ -71,8 +71,8 @@ class Calls:
             return self.sub_program(fn, args, kwargs)
         if type(fn) is _LRU:
             return self.call(fn.__wrapped__, args, kwargs)
-        if not callable(fn):
-            raise Raised(TypeError(f"{self.type_name(fn)!r} object is not callable"))
+        if type(fn) in op.ATOMS or type(fn) in op.CONTAINERS:
+            raise Raised(TypeError(f"{type(fn).__name__!r} object is not callable"))
         return self.unknown_code(fn, args, kwargs)
 
     def _of_table(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -88,8 +88,6 @@ class Calls:
         except Undecided as undecided:
             return self.operation(name, (*args, *kwargs.values()), undecided.deps)
         except IndexError:
-            if len(args) > 1:
-                raise
             raise Raised(TypeError(f"{name}() is missing arguments")) from None
 
     def call_method(self: Evaluation, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -102,9 +100,6 @@ class Calls:
         if methods is not None:
             if name in methods:
                 return containers.call(self, x, name, args, kwargs)
-            if hasattr(kind, name):
-                self.lose(x, None)
-                return self.unknown_code(None, args, kwargs)
             raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
         if kind is State or kind is StateGroup:
             return self._state_method(x, name, args, kwargs)
@@ -112,26 +107,18 @@ class Calls:
             return self._method_of_unknown(x, name, args, kwargs)
         if isinstance(x, Function):
             return self._program_method(x, name, args, kwargs)
-        if kind is Items and x.generator is not None and name in ("send", "throw", "close", "__next__"):
-            return self._generator_method(x, name, args)
         found = self.attribute(x, name)
         if type(found) is Method and found.receiver is x and found.function == name:
             return self.unknown_code(x, [x, *args], kwargs)  # a method that is not in the table
         return self.call(found, args, kwargs)
 
     def _pure_method(self: Evaluation, x: Any, kind: type, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if kind is str:
-            if name == "join" and len(args) == 1:
-                return self._join(x, args[0])
-            if name in ("ljust", "rjust", "center", "zfill", "expandtabs") and args and isinstance(args[0], int) and args[0] > op.LARGEST_REGEX_TEXT:
-                raise Stop("a width is too large")
-            if name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
-                op.fits(x.count(args[0]) * len(args[1]))
-            if name == "format":
-                op.spec(x)
-                args = [op.text_of(self, a, "s") if type(a) is Object else a for a in args]
-        elif kind is re_pattern and any(isinstance(a, str) and len(a) > op.LARGEST_REGEX_TEXT for a in args):
-            raise Stop("a text is too large for a regular expression")
+        if kind is str and name == "join" and args:
+            return self._join(x, args[0])
+        if kind is str and name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
+            op.fits(x.count(args[0]) * len(args[1]))
+        if kind is str and name == "format":
+            op.spec(x)
         return table.pure(self, getattr(x, name), "." + name, args, kwargs)
 
     def _join(self: Evaluation, separator: str, items: Any) -> Any:
@@ -139,29 +126,14 @@ class Calls:
             found = list(op.iterate(self, items))
         except Undecided as undecided:
             return self.operation("join", (separator, items), undecided.deps)
-        deps: Deps = NOTHING
-        for item in found:
-            if type(item) is not str:
-                deps = join(deps, op.need(self, item))
-        if deps is None or deps:
-            return self.operation("join", (separator, found), deps)
-        return op.native(separator.join, found)
+        deps = join(NOTHING, *(op.need(self, item) for item in found if type(item) is not str))
+        return self.operation("join", (separator, found), deps) if deps is None or deps else op.native(separator.join, found)
 
     def _method_of_unknown(self: Evaluation, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if x.deps is None:
             return self.unknown_code(x, args, kwargs)
         deps = join(x.deps, *(op.need(self, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, Method)))
         return self.operation("." + name, (x, *args), deps)
-
-    def _generator_method(self: Evaluation, x: Items, name: str, args: list[Any]) -> Any:
-        try:
-            if name == "throw":
-                return x.generator.throw(Raised(self.exception(args[0])))
-            if name == "close":
-                return x.generator.close()
-            return x.generator.send(args[0]) if name == "send" else next(x.generator)
-        except StopIteration as over:
-            raise Raised(StopIteration(over.value)) from None
 
     # -- functions of the program
 
@@ -419,7 +391,7 @@ class Calls:
                 self.called_elsewhere(x)
             elif kind is Method:
                 self.hand_over([x.receiver, x.function], depth + 1)
-            if depth < 4 and (kind in op.SEQUENCES or kind in op.MAPPINGS or kind is Object) and not self.is_lost(x):
+            if depth < 4 and (kind in op.CONTAINERS or kind is Object) and not self.is_lost(x):
                 held = x.attributes.values() if kind is Object else x.values() if kind in op.MAPPINGS else x
                 self.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
             self.lose(x, None)
@@ -460,8 +432,8 @@ class Calls:
         deps = join(NOTHING, *(op.need(self, a) for a in (*args, *kwargs.values())))
         if deps is None or deps:
             return self.operation(fn.name, (*args, *kwargs.values()), deps)
-        found = self.emitter.pure(fn, table.deep_copy(self, args, {}), table.deep_copy(self, kwargs, {}))
-        return found if isinstance(found, Unknown) else table.deep_copy(self, found, {}) if op.need(self, found) == NOTHING else self.adopt(found)
+        found = self.emitter.pure(fn, table.deep_copy(self, args), table.deep_copy(self, kwargs))
+        return found if isinstance(found, Unknown) else table.deep_copy(self, found) if op.need(self, found) == NOTHING else self.adopt(found)
 
     # -- awaiting
 
@@ -472,7 +444,7 @@ class Calls:
             return x.result()
         if isinstance(x, Unknown):
             return x
-        raise Raised(TypeError(f"object {self.type_name(x)} can't be used in 'await' expression"))
+        raise Raised(TypeError(f"object {type(x).__name__} can't be used in 'await' expression"))
 
     def awaited_or(self: Evaluation, x: Any) -> Any:
         return x.result() if type(x) is Coroutine else x
@@ -491,8 +463,18 @@ class Calls:
         if is_plain(cls):
             return self.instance(cls, args, kwargs)
         if type(cls) is EnumMeta and is_plain_enum(cls):
-            return self.enum_member(cls, args)
+            return op.apply(self, "enum", lambda x: self._member(cls, x), *args)
         return self.unknown_code(cls, args, kwargs)
+
+
+    def _member(self: Evaluation, cls: Any, x: Any) -> Any:
+        """The member of an enum that has a plain value."""
+        for member in vars(cls)["_member_map_"].values():
+            if x is member or (type(x) in op.PLAIN and type(vars(member)["_value_"]) in op.PLAIN and vars(member)["_value_"] == x):
+                return self.adopt(member)
+        if type(x) not in op.PLAIN:
+            raise Undecided(None)
+        raise ValueError(f"{x!r} is not a valid {cls.__qualname__}")
 
 
 class _Carried(Exception):
@@ -511,39 +493,12 @@ def _outside(x: Any) -> Any:
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a call by name. Raises what Python raises for a wrong call."""
-    code, names = fn.code, fn.code.positional
-    found: dict[str, Any] = dict(zip(names, args, strict=False))
-    if len(args) > len(names) and code.rest is None:
-        raise Raised(TypeError(f"{fn.name}() takes {len(names)} positional arguments but {len(args)} were given"))
-    if code.rest is not None:
-        found[code.rest] = tuple(args[len(names) :])
-    if kwargs:
-        more: dict[str, Any] = {}
-        for name, x in kwargs.items():
-            if name in code.names:
-                if name in found:
-                    raise Raised(TypeError(f"{fn.name}() got multiple values for argument '{name}'"))
-                found[name] = x
-            elif code.more is None:
-                raise Raised(TypeError(f"{fn.name}() got an unexpected keyword argument '{name}'"))
-            else:
-                more[name] = x
-        if code.more is not None:
-            found[code.more] = more
-    elif code.more is not None:
-        found[code.more] = {}
-    first = len(names) - len(fn.defaults)
-    for i in range(min(len(args), len(names)), len(names)):
-        if names[i] not in found:
-            if i < first:
-                raise Raised(TypeError(f"{fn.name}() missing 1 required positional argument: '{names[i]}'"))
-            found[names[i]] = fn.defaults[i - first]
-    for name in code.keyword_only:
-        if name not in found:
-            if name not in fn.kwdefaults:
-                raise Raised(TypeError(f"{fn.name}() missing 1 required keyword-only argument: '{name}'"))
-            found[name] = fn.kwdefaults[name]
-    return found
+    code = fn.code
+    if not kwargs and code.is_simple and len(args) == len(code.positional):
+        return dict(zip(code.positional, args, strict=True))
+    bound = op.native(code.signature(fn.defaults, fn.kwdefaults).bind, *args, **kwargs)
+    bound.apply_defaults()
+    return {**bound.arguments, code.more: dict(bound.arguments[code.more])} if code.more else bound.arguments
 
 
 def _manager_code() -> types.CodeType:
@@ -564,9 +519,6 @@ _FINAL = frozenset({"recursion"})
 _STATE_METHODS = frozenset({
     "system", "user", "assistant", "var_scope", "fork", "copy", "get_meta_info", "text", "messages", "sync", "error", "join", "parsed",
 })  # fmt: skip
-import re as _re  # noqa: E402
-
-re_pattern = _re.Pattern
 
 
 def _method(ev: Evaluation, fn: Method, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -580,18 +532,9 @@ def _bound_method(ev: Evaluation, fn: types.MethodType, args: list[Any], kwargs:
 
 
 def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if args and isinstance(args[0], Unknown):
-        return ev.call_method(args[0], fn.__name__, args[1:], kwargs)
-    if not args or not isinstance(args[0], fn.__objclass__):
+    if not args or not isinstance(args[0], (Unknown, fn.__objclass__)):
         raise Raised(TypeError(f"descriptor '{fn.__name__}' for '{fn.__objclass__.__name__}' objects doesn't apply"))
     return ev.call_method(args[0], fn.__name__, args[1:], kwargs)
-
-
-def _called_object(ev: Evaluation, x: Object, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    method = ev.special(x, "__call__")
-    if method is None:
-        raise Raised(TypeError(f"{ev.type_name(x)!r} object is not callable"))
-    return ev.call(method, args, kwargs)
 
 
 _CALLS: dict[type, Any] = {
@@ -600,7 +543,8 @@ _CALLS: dict[type, Any] = {
     Method: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
-    Object: _called_object,
+    Object: lambda ev, fn, args, kwargs: ev.unknown_code(fn, args, kwargs) if (own := ev.special(fn, "__call__")) is None else ev.call(own, args, kwargs),
+    table.Callback: lambda ev, fn, args, kwargs: ev.call(fn.fn, args, kwargs),
     types.MethodType: _bound_method,
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}),

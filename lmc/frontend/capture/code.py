@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, Signature
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
@@ -73,9 +74,9 @@ class Code:
         self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
         self.only_positional = len(a.posonlyargs)
         self.keyword_only = tuple(p.arg for p in a.kwonlyargs)
-        self.names = frozenset((*self.positional[self.only_positional :], *self.keyword_only))
         self.rest = a.vararg.arg if a.vararg else None
         self.more = a.kwarg.arg if a.kwarg else None
+        self.is_simple = not (self.keyword_only or self.rest or self.more)
         statements: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
         self.effects: Effects = effects(statements)
         self.is_generator = self.effects.yields and not isinstance(node, ast.Lambda)
@@ -97,6 +98,21 @@ class Code:
         else:
             self.body = block(node.body, scope)
         self.is_lambda = isinstance(node, ast.Lambda)
+
+
+    def signature(self, defaults: Sequence[Any], kwdefaults: Mapping[str, Any]) -> Signature:
+        """With the defaults of one of the functions that have this code."""
+        first = len(self.positional) - len(defaults)
+        made = [
+            Parameter(name, Parameter.POSITIONAL_ONLY if i < self.only_positional else Parameter.POSITIONAL_OR_KEYWORD, default=defaults[i - first] if i >= first else Parameter.empty)
+            for i, name in enumerate(self.positional)
+        ]
+        if self.rest:
+            made.append(Parameter(self.rest, Parameter.VAR_POSITIONAL))
+        made += [Parameter(name, Parameter.KEYWORD_ONLY, default=kwdefaults.get(name, Parameter.empty)) for name in self.keyword_only]
+        if self.more:
+            made.append(Parameter(self.more, Parameter.VAR_KEYWORD))
+        return Signature(made)
 
 
 spent = 0.0

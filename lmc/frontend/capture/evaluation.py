@@ -152,9 +152,9 @@ class Evaluation(Calls, Objects, Havoc):
         self.function, self.snapshot, self.emitter = function, arguments, emitter
         self.domain = domain or Domain()
         self.paused, self.passes, self.frames, self.stream = paused, passes, frames or {}, stream
-        self.outside = Outside(arguments)
+        self.outside = Outside(arguments, self)
         self.adopt = self.outside.adopt
-        self.locals = Outside(Snapshot())
+        self.locals = Outside(Snapshot(), self)
         """What the frames of Python's hold: nothing of it is kept behind the evaluation."""
         self.certain, self.shifted = True, False
         self.outcome = Outcome()
@@ -188,11 +188,11 @@ class Evaluation(Calls, Objects, Havoc):
             args = [self.adopt(a) for a in self.snapshot.args]
             kwargs = {k: self.adopt(v) for k, v in self.snapshot.kwargs.items()}
             outcome.value = self.program(self.function, state, args, kwargs)
-            outcome.complete = outcome.entire
+            outcome.complete = True
         except Stop as stop:
             outcome.reason, outcome.stopped_at = stop.reason, stop.loc or self.loc
         except Raised as raised:
-            outcome.raised, outcome.complete = raised.value, outcome.entire
+            outcome.raised, outcome.complete = raised.value, True
         except (Undecided, Abandoned) as unknown:
             self.blocked(unknown.deps)
             outcome.reason, outcome.stopped_at = "something unknown decides", self.loc
@@ -205,7 +205,7 @@ class Evaluation(Calls, Objects, Havoc):
             for outside in (self.outside, self.locals):
                 outside.forget()
             self.locals.snapshot.forget()
-        outcome.steps = self.steps
+        outcome.complete, outcome.steps = outcome.complete and outcome.entire, self.steps
         return outcome
 
     # -- budget and flags
@@ -306,18 +306,10 @@ class Evaluation(Calls, Objects, Havoc):
                 if type(item) not in op.ATOMS:
                     self.lose(item, deps)
             return
-        elif not (kind in op.SEQUENCES or kind in op.MAPPINGS) or kind is frozenset:
+        elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
         self._kept.append(x)
-
-    def need_key(self, key: Any) -> Deps:
-        """What has to be known to use a value as a key."""
-        if type(key) in op.PLAIN:
-            return NOTHING
-        if isinstance(key, (type, types.FunctionType, State, op.Closure)) or (type(key) is op.Object and self.hashes_by_identity(key)):
-            return NOTHING
-        return op.need(self, key)
 
     # -- globals
 

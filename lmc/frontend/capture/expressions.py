@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
@@ -240,10 +240,7 @@ def _display(node: Any, scope: Scope, make: Callable[[Frame, list[Any]], Any]) -
     return run
 
 
-def make_set(frame: Frame, items: list[Any]) -> Any:
-    deps = op.need(frame.ev, items)
-    if deps is None or deps:
-        raise Undecided(deps)
+def make_set(_: Frame, items: Iterable[Any]) -> Any:
     return op.native(set, items)
 
 
@@ -253,25 +250,17 @@ def _dict(node: ast.Dict, scope: Scope) -> Eval:
     def run(frame: Frame) -> Any:
         ev, found, unknown = frame.ev, dict[Any, Any](), list[Deps]()
         for key, value in pairs:
-            if key is None:
-                x = value(frame)
-                if isinstance(x, Unknown) or ev.is_lost(x):
-                    unknown.append(x.deps if isinstance(x, Unknown) else ev.lost[id(x)])
-                elif type(x) in op.MAPPINGS:
-                    found.update(x)
-                else:
-                    raise Raised(TypeError(f"{ev.type_name(x)!r} object is not a mapping"))
-                continue
-            k = key(frame)
-            deps = ev.need_key(k)
+            k = key(frame) if key is not None else None
             x = value(frame)
-            if deps is None or deps:
-                unknown.append(deps)
-            else:
-                try:
-                    found[k] = x
-                except TypeError as error:
-                    raise Raised(error) from None
+            try:
+                if key is not None:
+                    op.native(found.__setitem__, k, x)
+                elif (deps := op.known(ev, x)) != NOTHING:
+                    unknown.append(deps)
+                else:
+                    op.native(found.update, x)
+            except Undecided as undecided:
+                unknown.append(undecided.deps)
         return ev.operation("dict", (found,), join(*unknown)) if unknown else found
 
     return run
@@ -321,7 +310,7 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
         return lambda _: Unknown(None)
     if isinstance(node.func, ast.Name) and node.func.id == FIELDS:
         value = expression(node.args[0], scope)
-        return lambda frame: frame.ev.positional(value(frame))
+        return lambda frame: frame.ev.fields_of(value(frame))
     args = _items(node.args, scope)
     named = [(k.arg, expression(k.value, scope)) for k in node.keywords]
     receiver = method = fn = None
@@ -469,17 +458,8 @@ def _comprehension(node: Any, scope: Scope, collect: Callable[[Frame, Iterator[A
     return run
 
 
-def make_dict(frame: Frame, pairs: Iterator[Any]) -> Any:
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        deps = frame.ev.need_key(key)
-        if deps is None or deps:
-            raise Undecided(deps)
-        try:
-            found[key] = value
-        except TypeError as error:
-            raise Raised(error) from None
-    return found
+def make_dict(_: Frame, pairs: Iterator[Any]) -> Any:
+    return op.native(dict, pairs)
 
 
 def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:

@@ -80,7 +80,7 @@ class Havoc:
                 self._touch(inner, code.free_effects, deps, depth + 1)
 
     def lose_own(self: Evaluation, x: Any, deps: Deps) -> None:
-        if isinstance(x, (list, dict, set, State, StateGroup, Object)) or type(x) in op.SEQUENCES:
+        if isinstance(x, (State, StateGroup, Object)) or type(x) in op.CONTAINERS:
             self.lose(x, deps)
 
     def may_ask(self: Evaluation, frame: Frame, effects: Effects, depth: int = 0) -> bool:

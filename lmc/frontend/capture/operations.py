@@ -1,4 +1,4 @@
-"""Operators, truth, iteration, items and text of values: on exact builtin types natively, within bounds; on anything else unknown."""
+"""Operators, truth, iteration, items and text of values: native, within bounds, as long as nothing unknown is touched (`Undecided`)."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -10,23 +10,19 @@ import ast
 import operator
 import re
 import traceback
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture.outside import ATOMS, MAPPINGS, PLAIN, SEQUENCES, is_plain_enum, is_users
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, is_plain_enum, is_users
 from lmc.frontend.capture.values import (
     NOTHING,
     Closure,
-    Coroutine,
     Deps,
-    EvaluatorError,
     Items,
-    Manager,
     Method,
     Object,
-    Partial,
     Raised,
     Stop,
     Undecided,
@@ -43,32 +39,32 @@ LARGEST_TEXT = 2_000_000
 LARGEST_NUMBER = 20_000
 """Bits."""
 LARGEST_REGEX_TEXT = 100_000
-_OPAQUE = (Object, Closure, Method, Partial, Items, Coroutine, Manager, State, StateGroup, Expr)
+
+
+def known(ev: Evaluation, x: Any) -> Deps:
+    """What has to be known before a value may be looked into at all."""
+    return x.deps if isinstance(x, Unknown) else ev.lost[id(x)] if ev.lost and id(x) in ev.lost else NOTHING
 
 
 def need(ev: Evaluation, x: Any) -> Deps:
-    """What has to be known to hand a value to native code: nothing if it consists of exact builtin types; None if it never can be."""
+    """What has to be known to hand a value to native code that looks at all of it; None if it never can be."""
     kind = type(x)
-    if kind in ATOMS:
+    if kind in ATOMS or kind is Object:
         return NOTHING
-    if isinstance(x, Unknown):
-        return x.deps
-    if ev.lost and id(x) in ev.lost:
-        return ev.lost[id(x)]
-    if kind in SEQUENCES or kind in MAPPINGS:
-        found: Deps = NOTHING
+    found = known(ev, x)
+    if found is None or found:
+        return found
+    if kind in CONTAINERS:
         ev.count(len(x) >> 3)
         for item in [*x, *x.values()] if kind in MAPPINGS else x:
             if type(item) not in ATOMS:
                 found = join(found, need(ev, item))
-                if found is None:
-                    return None
         return found
     if kind is slice:
         return join(need(ev, x.start), need(ev, x.stop), need(ev, x.step))
     if isinstance(x, BaseException) and kind.__module__ in ("builtins", "lmc.errors", "lmc.frontend.state"):
         return need(ev, x.args)
-    return NOTHING if kind is type and x.__module__ == "builtins" else None
+    return NOTHING if kind is type and x.__module__ in ("builtins", "collections") else None
 
 
 def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -79,8 +75,6 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         raise Stop("nested too deep") from None
     except MemoryError:
         raise Stop("too large") from None
-    except EvaluatorError:
-        raise
     except Exception as error:
         if interrupts(error):
             raise
@@ -94,6 +88,17 @@ def interrupts(error: BaseException) -> bool:
     return any(is_users(frame.f_code.co_filename) for frame in frames)
 
 
+def apply(ev: Evaluation, name: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)`; an operation where something unknown matters to it."""
+    deps = join(*(known(ev, x) for x in args))
+    if deps is None or deps:
+        return ev.operation(name, args, deps)
+    try:
+        return native(fn, *args)
+    except Undecided as undecided:
+        return ev.operation(name, args, undecided.deps)
+
+
 # -- binary operators ------------------------------------------------------------------------------------------------
 
 BINARY: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
@@ -102,77 +107,41 @@ BINARY: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.RShift: ("rshift", operator.rshift), ast.BitOr: ("or", operator.or_), ast.BitAnd: ("and", operator.and_), ast.BitXor: ("xor", operator.xor),
     ast.MatMult: ("matmul", operator.matmul),
 }  # fmt: skip
-_GROWING = {"mul", "pow", "lshift", "mod"}
-_SETS = frozenset({set, frozenset})
+_INPLACE = {"add": operator.iadd, "or": operator.ior, "sub": operator.isub, "and": operator.iand, "xor": operator.ixor, "mul": operator.imul}
 
 
 def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """`a <op> b`."""
-    ka, kb = type(a), type(b)
-    if ka in PLAIN and kb in PLAIN:
-        if name in _GROWING:
-            bound(name, a, b)
-        elif ka is str and kb is str and name == "add" and len(a) + len(b) > LARGEST_TEXT:
-            raise Stop("a text is too large")
-        return native(fn, a, b)
+    bound(name, a, b)
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
-        if ka is Object or kb is Object:
-            return ev.operation(name, (a, b), None)
-        return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
-    if ka is Object or kb is Object:
-        return _own_operator(ev, name, a, b)
-    if not ev.is_lost(a) and not ev.is_lost(b):
-        if ka is kb and ka in (list, tuple) and name == "add":
-            ev.count(len(a) + len(b))
-            return a + b
-        if name == "mul" and ((ka in (list, tuple) and kb is int) or (ka is int and kb in (list, tuple))):
-            items, times = (a, b) if ka is not int else (b, a)
-            ev.count(len(items) * max(times, 0))
-            return items * times
-        if name == "or" and ka in MAPPINGS and kb in MAPPINGS:
-            return native(fn, a, b)
-    deps = join(need(ev, a), need(ev, b))
-    if deps is not NOTHING and deps != NOTHING:
+        return ev.operation(name, (a, b), None) if Object in (type(a), type(b)) else native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
+    if name == "mod" and type(a) is str and not isinstance(b, Unknown) and (deps := need(ev, b)) != NOTHING:
         return ev.operation(name, (a, b), deps)
-    if deps is None or _foreign(a) or _foreign(b):
-        return ev.operation(name, (a, b), None)
-    if name in _GROWING:
-        bound(name, a, b)
-    return native(fn, a, b)
-
-
-def _foreign(x: Any) -> bool:
-    return not (type(x) in ATOMS or type(x) in SEQUENCES or type(x) in MAPPINGS)
+    return apply(ev, name, fn, a, b)
 
 
 def bound(name: str, a: Any, b: Any) -> None:
     """Raises Stop where the result would be too large."""
-    if name == "mul":
-        if isinstance(a, int) and isinstance(b, int):
-            if a.bit_length() + b.bit_length() > LARGEST_NUMBER:
-                raise Stop("a number is too large")
-        elif isinstance(a, (str, bytes)) and isinstance(b, int):
-            fits(len(a) * max(b, 0))
-        elif isinstance(b, (str, bytes)) and isinstance(a, int):
-            fits(len(b) * max(a, 0))
-    elif name == "pow":
-        if isinstance(a, int) and isinstance(b, int) and abs(a) > 1 and a.bit_length() * abs(b) > LARGEST_NUMBER:
-            raise Stop("a number is too large")
-    elif name == "lshift":
-        if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b > LARGEST_NUMBER:
-            raise Stop("a number is too large")
-    elif name == "mod" and isinstance(a, str):
+    if name == "add" and type(a) is type(b) is str:
+        fits(len(a) + len(b))
+    elif name == "mul":
+        for x, times in ((a, b), (b, a)):
+            if type(times) is int and type(x) in (str, bytes, list, tuple):
+                fits(len(x) * times)
+    elif name == "mod" and type(a) is str:
         spec(a)
-        if "*" in a:
-            raise Stop("a width that is computed")
+    if name in ("mul", "pow", "lshift") and isinstance(a, int) and isinstance(b, int):
+        bits = a.bit_length()
+        if {"mul": bits + b.bit_length(), "pow": (abs(a) > 1) * bits * abs(b), "lshift": bits + b}[name] > LARGEST_NUMBER:
+            raise Stop("a number is too large")
 
 
-_WIDTHS = re.compile(r"\d{5,}")
+_WIDTHS = re.compile(r"%(\(\w*\))?[^%a-zA-Z]*(\d{5}|\*)|\{[^{}]*\d{5}|\{[^{}\s\"]*:[^{}]*\{")
 
 
 def spec(text: str) -> None:
-    """Raises Stop for a format whose widths are too large."""
-    if len(text) > LARGEST_TEXT or (_WIDTHS.search(text) and "%" not in text[:0] and any(int(w) > 10_000 for w in _WIDTHS.findall(text)[:50])):
+    """Raises Stop for a text with formats whose widths are too large, or computed."""
+    if len(text) > LARGEST_TEXT or _WIDTHS.search(text):
         raise Stop("a width is too large")
 
 
@@ -182,254 +151,100 @@ def fits(length: int) -> None:
         raise Stop("a text is too large")
 
 
-_DUNDER = {"add": "__add__", "sub": "__sub__", "mul": "__mul__", "truediv": "__truediv__", "floordiv": "__floordiv__", "mod": "__mod__", "or": "__or__",
-           "and": "__and__", "xor": "__xor__", "pow": "__pow__", "matmul": "__matmul__", "lshift": "__lshift__", "rshift": "__rshift__"}  # fmt: skip
-
-
-def _own_operator(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
-    """An operator of a class of the program's."""
-    for own, other, dunder in ((a, b, _DUNDER[name]), (b, a, "__r" + _DUNDER[name][2:])):
-        if type(own) is Object and (method := ev.special(own, dunder)) is not None:
-            found = ev.call(method, [other], {})
-            if found is not NotImplemented:
-                return found
-    if isinstance(a, Unknown) or isinstance(b, Unknown):
-        return ev.operation(name, (a, b), join(*(x.deps for x in (a, b) if isinstance(x, Unknown))))
-    raise Raised(TypeError(f"unsupported operand type(s) for {name}"))
-
-
 def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """`a <op>= b`: changes lists, sets, dicts, states and objects in place."""
+    """`a <op>= b`: changes lists, sets, dicts and states in place."""
     kind = type(a)
-    if kind in PLAIN:
-        return binary(ev, name, fn, a, b)
     if isinstance(a, (State, StateGroup)):
         return append(ev, name, a, b)
-    if kind is Object:
-        method = ev.special(a, "__i" + _DUNDER[name][2:])
-        return binary(ev, name, fn, a, b) if method is None else ev.call(method, [b], {})
-    if isinstance(a, Unknown):
-        return Unknown(a.deps) if isinstance(b, Expr) else binary(ev, name, fn, a, b)  # forks of an unknown number, maybe
-    if kind is list and name == "add":
+    if isinstance(a, Unknown) and isinstance(b, Expr):
+        return Unknown(a.deps)  # forks of an unknown number, maybe
+    if kind in CONTAINERS and kind not in (tuple, frozenset) and name in _INPLACE:
+        bound(name, a, b)
         ev.changes(a)
-        ev.call_method(a, "extend", [b], {})
+        deps = join(known(ev, a), known(ev, b))
+        try:
+            if deps == NOTHING:
+                return native(_INPLACE[name], a, b)
+        except Undecided as undecided:
+            deps = undecided.deps
+        ev.lose(a, deps)
         return a
-    if kind in (set, deque, Counter, dict, OrderedDict, defaultdict) and name in ("add", "or", "sub", "and", "xor"):
-        if kind is deque:
-            ev.call_method(a, "extend", [b], {})
-            return a
-        deps = join(need(ev, b) if kind in _SETS or kind is Counter else b.deps if isinstance(b, Unknown) else NOTHING)
-        ev.changes(a)
-        if deps is None or deps or ev.is_lost(b):
-            ev.lose(a, deps)
-            return a
-        return native(_INPLACE[name], a, b)
     return binary(ev, name, fn, a, b)
-
-
-_INPLACE = {"add": operator.iadd, "or": operator.ior, "sub": operator.isub, "and": operator.iand, "xor": operator.ixor}
 
 
 def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
     """`state += …`, `group += …`."""
     if name != "add":
         raise Raised(TypeError(f"unsupported operand type(s) for {name}"))
+    if ev.is_lost(b):
+        b = Unknown(ev.lost[id(b)])
     if isinstance(a, StateGroup):
+        given: Any = b
         if isinstance(b, (Closure, Method)) or (callable(b) and not isinstance(b, (Expr, Unknown, type))):
-            b = [ev.call(b, [i], {}) for i in range(len(a.states))]
-        elif ev.is_lost(b):
-            b = Unknown(ev.lost[id(b)])
-        items: Any = b
-        if type(b) in (list, tuple) and len(items) == len(a.states):
-            for state, item in zip(a.states, items, strict=True):
-                append(ev, name, state, item)
-            return a
-        if type(b) in (list, tuple):
-            native(a.__iadd__, b)
-        for state in a.states:
-            append(ev, name, state, b)
+            given = [ev.call(b, [i], {}) for i in range(len(a.states))]
+        if type(given) not in (list, tuple):
+            given = [b] * len(a.states)
+        if len(given) != len(a.states):
+            native(a.__iadd__, given)
+        for state, item in zip(a.states, given, strict=True):
+            append(ev, name, state, item)
         return a
-    if type(b) is Object or type(b) is Closure or type(b) is Method:
-        b = object()  # lmc refuses it
-    native(a.__iadd__, b)
+    native(a.__iadd__, object() if type(b) in (Object, Closure, Method) else b)  # lmc refuses it
     return a
 
 
-# -- comparison ------------------------------------------------------------------------------------------------------
+# -- comparison, truth, length, iteration, items -------------------------------------------------------------------------
 
 COMPARE: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne), ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt),
     ast.GtE: ("ge", operator.ge), ast.Is: ("is", operator.is_), ast.IsNot: ("is not", operator.is_not), ast.In: ("in", operator.contains),
     ast.NotIn: ("not in", operator.contains),
 }  # fmt: skip
-_SWAPPED = {"lt": "__gt__", "gt": "__lt__", "le": "__ge__", "ge": "__le__", "eq": "__eq__", "ne": "__ne__"}
 
 
 def compare(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """`a <op> b`, True, False or unknown; an own method may give anything."""
-    if type(a) in PLAIN and type(b) in PLAIN and name not in ("in", "not in"):
-        return native(fn, a, b)
     if name in ("is", "is not"):
-        return _same(ev, name, a, b)
+        unknown = [x.deps for x in (a, b) if isinstance(x, Unknown)]
+        return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
     if name in ("in", "not in"):
-        found = contains(ev, b, a)
+        found = apply(ev, "in", lambda x, items: x in items, a, b)
         return found if isinstance(found, Unknown) or name == "in" else not found
-    if type(a) is Object or type(b) is Object:
-        return _own_comparison(ev, name, a, b)
-    if isinstance(a, Unknown) or isinstance(b, Unknown):
-        return ev.operation(name, (a, b), join(*(x.deps for x in (a, b) if isinstance(x, Unknown))))
-    if isinstance(a, Expr) or isinstance(b, Expr):
-        return native(fn, a, b)
-    deps = join(need(ev, a), need(ev, b))
-    if deps is None:
-        if name in ("eq", "ne") and isinstance(a, (*_OPAQUE, type)) and isinstance(b, (*_OPAQUE, type, *PLAIN)) and type(a) is not Method:
-            return (a is b) == (name == "eq")
-        these, those = _lengths(a, b)
-        if these != those and name in ("eq", "ne"):
-            return name == "ne"
-        return ev.operation(name, (a, b), None)
-    return ev.operation(name, (a, b), deps) if deps else native(fn, a, b)
-
-
-def _lengths(a: Any, b: Any) -> tuple[int, int]:
-    return (len(a), len(b)) if type(a) is type(b) and type(a) in (list, tuple) else (0, 0)
-
-
-def _same(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
-    if isinstance(a, Unknown) or isinstance(b, Unknown):
-        if a is b:
-            return name == "is"
-        return ev.operation(name, (a, b), join(*(x.deps for x in (a, b) if isinstance(x, Unknown))))
-    return (a is b) == (name == "is")
-
-
-def _own_comparison(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
-    for own, other, dunder in ((a, b, f"__{name}__"), (b, a, _SWAPPED[name])):
-        if type(own) is Object and (method := ev.special(own, dunder)) is not None:
-            found = ev.call(method, [other], {})
-            if found is not NotImplemented:
-                return found
-    if name == "ne":
-        found = _own_comparison(ev, "eq", a, b)
-        return found if isinstance(found, Unknown) else not found
-    if name == "eq":
-        fields = ev.dataclass_fields(a)
-        if fields is not None and type(b) is Object and a.cls is b.cls:
-            return equal_all(ev, [a.attributes.get(f) for f in fields], [b.attributes.get(f) for f in fields])
-        return a is b if not isinstance(a, Unknown) and not isinstance(b, Unknown) else Unknown(None)
-    return ev.operation(name, (a, b), None)
-
-
-def equal_all(ev: Evaluation, these: list[Any], those: list[Any]) -> Any:
-    for a, b in zip(these, those, strict=True):
-        found = truth(ev, compare(ev, "eq", operator.eq, a, b))
-        if isinstance(found, Unknown) or not found:
-            return found
-    return True
-
-
-def contains(ev: Evaluation, items: Any, x: Any) -> Any:
-    """`x in items`."""
-    if isinstance(items, State):
-        deps = join(ev.need_key(x), ev.lost.get(id(items), NOTHING))
-        return Unknown(deps) if deps is None or deps else native(items.__contains__, x)
-    kind = type(items)
-    if kind is Object:
-        method = ev.special(items, "__contains__")
-        if method is not None:
-            return truth(ev, ev.call(method, [x], {}))
-    if isinstance(items, Unknown) or isinstance(x, Unknown) or ev.is_lost(items):
-        return ev.operation("in", (x, items), join(need(ev, x), need(ev, items)))
-    if kind in MAPPINGS or kind in _SETS:
-        deps = need(ev, x)
-        if deps is None or deps:
-            return ev.operation("in", (x, items), deps)
-        return native(operator.contains, items, x)
-    if kind in (list, tuple, deque) or kind is Object or kind is Items:
-        unknown: Deps = NOTHING
-        for item in iterate(ev, items):
-            if item is x:
-                return True
-            found = truth(ev, compare(ev, "eq", operator.eq, item, x))
-            if isinstance(found, Unknown):
-                unknown = join(unknown, found.deps)
-            elif found:
-                return True
-        return False if unknown is NOTHING else Unknown(unknown)
-    deps = join(need(ev, items), need(ev, x))
-    return ev.operation("in", (x, items), deps) if deps is None or deps else native(operator.contains, items, x)
-
-
-# -- truth, length, iteration, items -----------------------------------------------------------------------------------
+    return apply(ev, name, fn, a, b)
 
 
 def truth(ev: Evaluation, x: Any) -> Any:
     """Whether a value is true, or Unknown."""
     if x is True or x is False or x is None:
         return bool(x)
-    kind = type(x)
-    if kind in ATOMS:
-        return Unknown(None) if x is NotImplemented else bool(x)  # which warns
     if isinstance(x, Unknown):
         return x
-    if kind in SEQUENCES or kind in MAPPINGS:
-        return Unknown(ev.lost[id(x)]) if ev.is_lost(x) else bool(x)
-    if kind is Object:
-        for dunder in ("__bool__", "__len__"):
-            method = ev.special(x, dunder)
-            if method is not None:
-                return truth(ev, ev.call(method, [], {}))
-        return True
-    if kind is StateGroup:
-        return bool(x.states)
-    if isinstance(x, (*_OPAQUE, type, BaseException)) or callable(x):
-        return True
-    return Unknown(None)
-
-
-def length(ev: Evaluation, x: Any) -> Any:
-    kind = type(x)
-    if isinstance(x, Unknown) or ev.is_lost(x):
-        return ev.operation("len", (x,), x.deps if isinstance(x, Unknown) else ev.lost[id(x)])
-    if kind is StateGroup:
-        return len(x.states)
-    if kind in SEQUENCES or kind in MAPPINGS or kind in ATOMS:
-        return native(len, x)
-    if kind is Object and (method := ev.special(x, "__len__")) is not None:
-        return ev.call(method, [], {})
-    raise Raised(TypeError(f"object of type {ev.type_name(x)!r} has no len()"))
+    if ev.is_lost(x) or x is NotImplemented:  # which warns
+        return Unknown(ev.lost.get(id(x)))
+    try:
+        return native(bool, x)
+    except Undecided as undecided:
+        return Unknown(undecided.deps)
 
 
 def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
     """The items of a value, one by one. Raises Undecided where they are not known."""
+    deps = known(ev, x)
+    if deps is None or deps:
+        raise Undecided(deps)
     kind = type(x)
-    if isinstance(x, Unknown):
-        raise Undecided(x.deps)
-    if ev.lost and id(x) in ev.lost:
-        raise Undecided(ev.lost[id(x)])
     if kind is list:
         return _live(ev, x)
-    if kind is Items:
-        return _counted(ev, x)
+    if kind in CONTAINERS:
+        ev.count(len(x) >> 2)
+        return iter([*x])
     if kind is StateGroup:
         return iter(list(x.states))
-    if kind in SEQUENCES or kind in MAPPINGS or kind in (str, bytes):
-        ev.count(len(x) >> 2)
-        return iter(x.copy() if kind in (set, deque) else list(x) if kind in MAPPINGS else x)
-    if kind is range:
-        return _counted(ev, x)
-    if kind is Object:
-        method = ev.special(x, "__iter__")
-        if method is not None:
-            found = ev.call(method, [], {})
-            return iterate(ev, found) if found is not x else _next_of(ev, x)
-        if ev.special(x, "__getitem__") is not None:
-            return _by_index(ev, x)
     if type(x) is EnumMeta and is_plain_enum(x):
         return iter([ev.adopt(vars(x)["_member_map_"][name]) for name in vars(x)["_member_names_"]])
-    if isinstance(x, type) and x.__module__ != "builtins":
+    if kind not in ATOMS and kind not in (Items, Object):
         raise Undecided(None)
-    raise Raised(TypeError(f"{ev.type_name(x)!r} object is not iterable"))
+    return _counted(ev, native(iter, x))
 
 
 def _live(ev: Evaluation, x: list[Any]) -> Iterator[Any]:
@@ -442,147 +257,52 @@ def _live(ev: Evaluation, x: list[Any]) -> Iterator[Any]:
         i += 1
 
 
-def _counted(ev: Evaluation, x: Any) -> Iterator[Any]:
-    for item in x:
+_END = object()
+
+
+def _counted(ev: Evaluation, items: Any) -> Iterator[Any]:
+    while (item := native(next, items, _END)) is not _END:
         ev.count(1)
         yield item
-
-
-def _next_of(ev: Evaluation, x: Object) -> Iterator[Any]:
-    method = ev.special(x, "__next__")
-    while method is not None:
-        ev.count(1)
-        try:
-            item = ev.call(method, [], {})
-        except Raised as raised:
-            if isinstance(raised.value, StopIteration):
-                return
-            raise
-        yield item
-
-
-def _by_index(ev: Evaluation, x: Object) -> Iterator[Any]:
-    i = 0
-    while True:
-        ev.count(1)
-        try:
-            item = ev.call(ev.special(x, "__getitem__"), [i], {})
-        except Raised as raised:
-            if isinstance(raised.value, IndexError):
-                return
-            raise
-        yield item
-        i += 1
-
-
-def take(ev: Evaluation, items: Iterator[Any]) -> tuple[bool, Any]:
-    """Whether there is a next item, and it."""
-    try:
-        return True, next(items)
-    except StopIteration:
-        return False, None
 
 
 def item(ev: Evaluation, x: Any, at: Any) -> Any:
     """`x[at]`."""
     kind = type(x)
-    if kind in (list, tuple, dict, str) and type(at) in PLAIN and not (ev.lost and id(x) in ev.lost):
-        if kind is dict:
-            try:
-                return x[at]
-            except KeyError as error:
-                raise Raised(KeyError(*error.args)) from None
-        return native(operator.getitem, x, at)
-    if isinstance(x, State):
-        deps = join(ev.need_key(at), ev.lost.get(id(x), NOTHING))
-        if deps is None or deps:
-            return Unknown(deps)
-        if id(x) in ev.forked and at not in x.variables:
-            return Unknown(ev.forked[id(x)])
-        return native(x.__getitem__, at)
-    if kind is Object:
-        method = ev.special(x, "__getitem__")
-        if method is not None:
-            return ev.call(method, [at], {})
-        raise Raised(TypeError(f"{ev.type_name(x)!r} object is not subscriptable"))
-    if isinstance(x, Unknown) or isinstance(at, Unknown) or ev.is_lost(x):
-        deps = x.deps if isinstance(x, Unknown) else ev.lost.get(id(x), NOTHING)
-        whole = NOTHING if isinstance(x, Unknown) or kind is StateGroup else need(ev, x)
-        return ev.operation("item", (x, at), join(deps, whole, need(ev, at)))
-    if kind is StateGroup:
-        found = native(x.__getitem__, at)
-        return found
-    deps = need(ev, at)
-    if deps is None or deps:
-        return ev.operation("item", (x, at), deps)
-    if kind is defaultdict and at not in x:
-        if x.default_factory is None:
-            raise Raised(KeyError(at))
+    if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
+        return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
+    if kind is defaultdict and x.default_factory is not None and not isinstance(at, Unknown) and not ev.is_lost(x) and compare(ev, "in", operator.contains, at, x) is False:
         ev.changes(x)
-        x[at] = found = ev.call(x.default_factory, [], {})
-        return found
-    if kind in SEQUENCES or kind in MAPPINGS or kind in ATOMS:
-        return native(operator.getitem, x, at)
-    if type(x) is EnumMeta and is_plain_enum(x):
-        return ev.adopt(native(vars(x)["_member_map_"].__getitem__, at))
-    if isinstance(x, type):
-        return native(operator.getitem, x, at) if x.__module__ == "builtins" else Unknown(None)  # list[int]
-    if isinstance(x, Expr):
-        return native(operator.getitem, x, at)
-    return Unknown(None)
+        x[at] = ev.call(x.default_factory, [], {})
+    if type(x) is EnumMeta and is_plain_enum(x) and type(at) is str:
+        return ev.adopt(native(operator.getitem, vars(x)["_member_map_"], at))
+    if not (kind in CONTAINERS or kind in ATOMS or kind in (State, StateGroup, Object) or isinstance(x, (Unknown, Expr))):
+        return native(operator.getitem, x, at) if isinstance(x, type) and x.__module__ == "builtins" else Unknown(None)  # list[int]
+    return apply(ev, "item", operator.getitem, x, at)
 
 
 def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
     """`x[at] = value`."""
-    kind = type(x)
-    if isinstance(x, State):
-        deps = ev.need_key(at)
-        if deps is None or deps:
-            ev.lose(x, deps)
-        else:
-            native(x.__setitem__, at, value)
-    elif kind is StateGroup:
-        if isinstance(at, Unknown):
-            raise Stop("a fork of an unknown number is replaced")
-        native(x.__setitem__, at, value)
-    elif kind is Object:
-        method = ev.special(x, "__setitem__")
-        if method is None:
-            raise Raised(TypeError(f"{ev.type_name(x)!r} object does not support item assignment"))
-        ev.call(method, [at, value], {})
-    elif isinstance(x, Unknown):
-        ev.hand_over([value])
-    elif kind in (list, deque) or kind in MAPPINGS:
-        ev.changes(x)
-        deps = need(ev, at)
-        if deps is None or deps:
-            ev.lose(x, deps)
-        elif type(at) is slice:
-            try:
-                x[at] = list(iterate(ev, value))
-            except Undecided as undecided:
-                ev.lose(x, undecided.deps)
-        else:
-            native(operator.setitem, x, at, value)
-    else:
-        raise Raised(TypeError(f"{ev.type_name(x)!r} object does not support item assignment"))
+    if type(at) is slice and type(x) is list:
+        value = Unknown(known(ev, value)) if ev.is_lost(value) else value
+    _changed(ev, x, [value], operator.setitem, x, at, value)
 
 
 def delete_item(ev: Evaluation, x: Any, at: Any) -> None:
     """`del x[at]`."""
-    if type(x) in (list, deque) or type(x) in MAPPINGS:
-        ev.changes(x)
-        deps = need(ev, at)
-        if deps is None or deps:
-            ev.lose(x, deps)
-        elif not ev.is_lost(x):
-            native(operator.delitem, x, at)
-    elif isinstance(x, (State, StateGroup)):
-        native(operator.delitem, x, at)
-    elif type(x) is Object and (method := ev.special(x, "__delitem__")) is not None:
-        ev.call(method, [at], {})
-    elif not isinstance(x, Unknown):
-        raise Raised(TypeError(f"{ev.type_name(x)!r} object does not support item deletion"))
+    _changed(ev, x, [], operator.delitem, x, at)
+
+
+def _changed(ev: Evaluation, x: Any, given: Sequence[Any], fn: Callable[..., Any], *args: Any) -> None:
+    if isinstance(x, Unknown):
+        return ev.hand_over(given)
+    ev.changes(x)
+    if ev.is_lost(x) and type(x) is not State:
+        return None
+    try:
+        native(fn, *args)
+    except Undecided as undecided:
+        ev.lose(x, undecided.deps)
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
@@ -594,52 +314,18 @@ def formatted(ev: Evaluation, x: Any, conversion: str, how: Any) -> Any:
         return str(x)
     if conversion:
         x = text_of(ev, x, conversion)
-    if isinstance(how, Unknown):
-        return ev.operation("format", (x, how), join(need(ev, x), how.deps))
-    if type(x) is Object:
-        method = ev.special(x, "__format__")
-        if method is not None:
-            return ev.call(method, [how], {})
-        return text_of(ev, x, "s")
-    if isinstance(x, Expr):
-        return native(format, x, how)
-    deps = need(ev, x)
+    deps = NOTHING if isinstance(x, Expr) else join(need(ev, x), known(ev, how))
     if deps is None or deps:
         return ev.operation("format", (x, how), deps)
-    if how:
-        spec(how)
-    return native(format, x, how)
+    spec(f"{{:{how}")
+    return apply(ev, "format", format, x, how)
 
 
 def text_of(ev: Evaluation, x: Any, conversion: str) -> Any:
     """`str(x)` ("s"), `repr(x)` ("r"), `ascii(x)` ("a")."""
-    if type(x) is Object:
-        for dunder in ("__str__", "__repr__") if conversion == "s" else ("__repr__",):
-            method = ev.special(x, dunder)
-            if method is not None:
-                return ev.call(method, [], {})
-        if ev.is_exception(x) and conversion == "s":
-            return text_of(ev, x.args[0] if len(x.args) == 1 else x.args if x.args else "", "s")
-        return _repr_of_fields(ev, x)
-    if isinstance(x, Expr):
-        return native(_TEXTS[conversion], x)
-    deps = need(ev, x)
-    if deps is None or deps:
-        return ev.operation(_TEXTS[conversion].__name__, (x,), deps)
-    return native(_TEXTS[conversion], x)
+    fn = _TEXTS[conversion]
+    deps = NOTHING if isinstance(x, Expr) else need(ev, x)
+    return ev.operation(fn.__name__, (x,), deps) if deps is None or deps else apply(ev, fn.__name__, fn, x)
 
 
 _TEXTS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
-
-
-def _repr_of_fields(ev: Evaluation, x: Object) -> Any:
-    fields = ev.dataclass_fields(x)
-    if fields is None:
-        return Unknown(None)
-    parts: list[Any] = []
-    for name in fields:
-        shown = text_of(ev, x.attributes.get(name), "r")
-        if isinstance(shown, Unknown):
-            return shown
-        parts.append(f"{name}={shown}")
-    return f"{ev.type_name(x)}({', '.join(parts)})"

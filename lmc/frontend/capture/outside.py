@@ -116,8 +116,8 @@ class Snapshot:
 class Outside:
     """What one evaluation has made of the outside: containers and objects of its own."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, ev: Any) -> None:
+        self.snapshot, self.ev = snapshot, ev
         self._adopted: dict[int, tuple[Any, Any]] = {}
         self.origins: dict[int, Any] = {}
         """By the id of a container of the evaluation's, the outside one that is not an argument."""
@@ -173,7 +173,7 @@ class Outside:
         if held is None:
             return Unknown(None)
         args = self.adopt(BaseException.args.__get__(x)) if issubclass(kind, BaseException) else ()  # type: ignore[attr-defined]
-        made = Object(kind, {}, args if type(args) is tuple else (), outside=x)
+        made = Object(self.ev, kind, {}, args if type(args) is tuple else (), outside=x)
         self._adopted[id(x)] = (x, made)
         made.attributes.update({name: Unknown(None) if (id(x), name) in self.snapshot.changed else self.adopt(v) for name, v in held.items()})
         return made

@@ -287,15 +287,12 @@ def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
 
     def turns(frame: Frame, x: Any) -> Any:
         ev = frame.ev
-        items = op.iterate(ev, x)
-        while True:
-            more, item = op.take(ev, items)
-            if not more:
-                return None
+        for item in op.iterate(ev, x):
             bind(frame, item)
             signal = body(frame)
             if signal is not None and signal is not CONTINUE:
                 return signal
+        return None
 
     return _loop(site, iterable, turns, node.orelse)
 

@@ -14,7 +14,7 @@ from lmc.frontend.values import Symbolic
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.code import Code
-    from lmc.frontend.capture.evaluation import Frame
+    from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 Deps = frozenset[Any] | None
 """The addresses whose answers would tell something; None: only Python can."""
@@ -32,19 +32,9 @@ def join(*deps: Deps) -> Deps:
     return found
 
 
-class EvaluatorError(Exception):
-    """A fault of the evaluator itself: it touched a value that it does not know. The run goes on without it; tests see it raised."""
-
-
-def _untouchable(name: str) -> Any:
-    def method(self: Unknown, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise EvaluatorError(f"{name} of an unknown value")
-
-    return method
-
-
 class Unknown(Symbolic):
-    """A value that is not known. `deps` are the addresses whose answers would tell it, None: only Python can.
+    """A value that is not known. `deps` are the addresses whose answers would tell it, None: only Python can. Native code that touches it raises
+    Undecided.
 
     note    what the domain keeps with it: a value of the graph
     begins  what its text begins with, of one that is put together
@@ -55,18 +45,19 @@ class Unknown(Symbolic):
     def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
         self.deps, self.note, self.begins = deps, note, begins
 
-    def __repr__(self) -> str:  # for debuggers and tests
-        return "<unknown>" if self.deps is None else f"<unknown until {sorted(map(str, self.deps))}>"
-
     def __deepcopy__(self, _: Any) -> Unknown:
         return self
 
 
+    def _touched(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise Undecided(self.deps)
+
+
 for _name in (
-    "__str__ __format__ __bool__ __hash__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __len__ __iter__ __contains__ __getitem__ __call__ "
-    "__int__ __float__ __index__ __add__ __radd__ __mul__ __rmul__ __mod__ __rmod__ __next__"
+    "str repr format bool hash eq ne lt le gt ge len iter next contains getitem setitem delitem call int float index complex round neg pos invert abs "
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul"
 ).split():
-    setattr(Unknown, _name, _untouchable(_name))
+    setattr(Unknown, f"__{_name}__", Unknown._touched)
 
 
 class Stop(BaseException):
@@ -119,12 +110,78 @@ class Closure:
 
 
 class Object:
-    """An instance of `cls`, a plain class with source; `args` are those of an exception."""
+    """An instance of `cls`, a plain class with source; `args` are those of an exception. Native code calls its special methods, which are evaluated."""
 
-    __slots__ = ("args", "attributes", "cls", "outside")
+    __slots__ = ("args", "attributes", "cls", "ev", "outside")
 
-    def __init__(self, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
-        self.cls, self.attributes, self.args, self.outside = cls, attributes, args, outside
+    def __init__(self, ev: Evaluation, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
+        self.ev, self.cls, self.attributes, self.args, self.outside = ev, cls, attributes, args, outside
+
+    def _refused(self, *_: Any) -> NoReturn:
+        raise TypeError(f"unsupported operation on {self.cls.__name__!r}")
+
+    def _equal(self, other: Any) -> Any:
+        names = self.ev.dataclass_fields(self.cls)
+        if names is None or type(other) is not Object or other.cls is not self.cls:
+            return NotImplemented
+        return all(self.attributes[name] == other.attributes[name] for name in names)
+
+    def _hash(self) -> int:
+        names = self.ev.dataclass_fields(self.cls)
+        return id(self) if names is None else hash(tuple([self.attributes[name] for name in names]))
+
+    def _true(self) -> bool:
+        return self.ev.special(self, "__len__") is None or len(self) > 0  # type: ignore[arg-type]
+
+    def _text(self) -> str:
+        return str(self.args[0] if len(self.args) == 1 else self.args or "") if self.ev.is_exception(self) else repr(self)
+
+    def _shown(self) -> str:
+        names = self.ev.dataclass_fields(self.cls)
+        if names is None:
+            raise Undecided(None)
+        return f"{self.cls.__qualname__}({', '.join([f'{name}={self.attributes[name]!r}' for name in names])})"
+
+    def _formatted(self, how: str) -> str:
+        return format(str(self), how)
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        raise Undecided(None)  # copies are unknown
+
+    def _contains(self, x: Any) -> bool:
+        return any(x is item or x == item for item in self)  # type: ignore[attr-defined]
+
+
+def _special(name: str, missing: Callable[..., Any], exact: bool) -> Any:
+    """What native code calls on an Object; `missing`: where its class has no such method, `exact`: nothing unknown may come of it."""
+
+    def method(self: Object, *args: Any) -> Any:
+        fn = self.ev.special(self, name)
+        if fn is None:
+            return missing(self, *args)
+        try:
+            found = self.ev.call(fn, list(args), {})
+        except Raised as raised:
+            if name == "__next__" and type(raised.value) is StopIteration:
+                raise StopIteration(raised.value.value) from None
+            raise
+        if isinstance(found, Unknown) and exact:
+            raise Undecided(found.deps)
+        return found
+
+    return method
+
+
+_MISSING: Mapping[str, Any] = {
+    "eq": Object._equal, "hash": Object._hash, "bool": Object._true, "str": Object._text, "repr": Object._shown, "format": Object._formatted,
+    "contains": Object._contains, **dict.fromkeys("len iter next int float index call getitem setitem delitem".split(), Object._refused),
+}  # fmt: skip
+for _name in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul lt le gt ge iadd isub ior iand".split()
+):
+    setattr(Object, f"__{_name}__", _special(f"__{_name}__", lambda *_: NotImplemented, False))
+for _name, _missing in _MISSING.items():
+    setattr(Object, f"__{_name}__", _special(f"__{_name}__", _missing, _name not in ("eq", "call", "getitem")))
 
 
 class Method:
@@ -161,11 +218,7 @@ class Items:
 
     def __init__(self, items: Iterable[Any], generator: Any = None) -> None:
         self._items = iter(items)
-        self.generator = generator  # that `send`, `throw` and `close` go to
-
-    def __del__(self) -> None:
-        if self.generator is not None:
-            self.generator.drop()
+        self.generator = generator  # whose items they are
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -155,8 +154,6 @@ def searches(s: Any, how: str) -> Any:
         found = re.match("(a|a)*b", "a" * 60)
     elif how == "method":
         found = re.compile("(a|a)*b").search("a" * 60)
-    elif how == "alike":
-        found = difflib.get_close_matches("ab" * 5000, ["ba" * 5000])
     elif how == "grows":
         found = ("a" * 10_000).replace("a", "b" * 1_000_000)
     else:
@@ -173,9 +170,8 @@ def test_an_evaluation_leaves_a_search_alone_that_may_not_end(how: str) -> None:
     assert [each.prompt for each in asked] == ["x", None]
 
 
-@pytest.mark.parametrize("how", ("alike", "grows"))
-def test_an_evaluation_stops_where_more_would_take_long(how: str) -> None:
-    asked, outcome = evaluate(searches, how=how)
+def test_an_evaluation_stops_where_more_would_take_long() -> None:
+    asked, outcome = evaluate(searches, how="grows")
     assert outcome.reason.endswith("too large") and [each.prompt for each in asked] == ["x"]
 
 

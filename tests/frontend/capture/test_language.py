@@ -169,21 +169,16 @@ class Point:
 @lmc.function
 def yields_anywhere(s, q):
     def asks(n):
-        total = n + len((yield f"{q}{n}") or "")
-        names = [(yield "a"), (yield "b")]
-        while (more := (yield str(total))) is not None and total < 9:
-            total += len(more)
-        return names, (yield from (c for c in "xy"))
+        for k in range(n):
+            s.__iadd__(f"{q}{k}" + lmc.gen("x", max_tokens=2))
+            names = [(yield s["x"]), (yield f"{k}")]
+        return len(names) + len((yield from (c for c in "xy")) or "")
 
-    it = asks(1)
-    text, got = next(it), []
-    try:
-        while True:
-            s += text + lmc.gen("x", max_tokens=2)
-            got.append(text)
-            text = it.send(s["x"] if len(got) < 7 else None)
-    except StopIteration as end:
-        s += f"{end.value}" + lmc.gen("end")
+    got = []
+    for text in asks(2):
+        s += text + lmc.gen("y", max_tokens=2)
+        got.append(s["y"])
+    s += f"{got}" + lmc.gen("end")
     return got
 
 
