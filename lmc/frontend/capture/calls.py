@@ -312,7 +312,12 @@ class Calls:
             elif fn is primitives.select and len(args) > 1 and isinstance(args[1], Unknown):
                 args[1] = (args[1],)
             args, kwargs = [_inert(x) for x in args], {k: _inert(x) for k, x in kwargs.items()}
-        return op.native(fn, *args, **kwargs)
+        try:
+            return op.native(fn, *args, **kwargs)
+        except Undecided as undecided:  # lmc looks at what it is
+            if id(fn) in table.ASKS:
+                self.shift()
+            return self.operation(fn.__name__, (*args, *kwargs.values()), undecided.deps)
 
     def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
         """The object of a typed answer, once its text is known."""
