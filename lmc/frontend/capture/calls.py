@@ -479,7 +479,7 @@ class Calls:
                 return self.adopt(member)
         if type(x) not in op.PLAIN:
             raise Undecided(None)
-        raise ValueError(f"{x!r} is not a valid {cls.__qualname__}")
+        raise Raised(ValueError(f"{x!r} is not a valid {cls.__qualname__}"))
 
 
 class _Carried(Exception):

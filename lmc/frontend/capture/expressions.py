@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
@@ -55,43 +56,25 @@ def _name(node: ast.Name, scope: Scope) -> Eval:
 
 
 def _joined(node: ast.JoinedStr, scope: Scope) -> Eval:
-    parts = [_formatted_part(part, scope) for part in node.values]
+    parts = [_part(part, scope) for part in node.values]
 
     def run(frame: Frame) -> Any:
-        found: list[Any] = []
-        deps: Deps = NOTHING
-        for part in parts:
-            if part.__class__ is str:
-                found.append(part)
-                continue
-            text = part(frame)
-            if text.__class__ is not str:
-                if not isinstance(text, Unknown):
-                    raise Raised(TypeError("__format__ must return a str"))
-                deps = join(deps, text.deps)
-            found.append(text)
-        if deps is NOTHING:
-            text = "".join(found)
-            frame.ev.count(len(text) >> 12)
-            return text
-        return frame.ev.operation("fstring", found, deps)
+        found = [part(frame) for part in parts]
+        unknown = [text.deps for text in found if text.__class__ is not str]
+        if unknown:
+            return frame.ev.operation("fstring", found, join(*unknown))
+        text = "".join(found)
+        frame.ev.count(len(text) >> 12)
+        return text
 
     return run
 
 
-def _formatted_part(part: ast.expr, scope: Scope) -> Any:
-    if isinstance(part, ast.Constant):
-        return part.value
-    assert isinstance(part, ast.FormattedValue)
+def _part(part: ast.expr, scope: Scope) -> Eval:
+    if not isinstance(part, ast.FormattedValue):
+        return expression(part, scope)
     value, conversion = expression(part.value, scope), chr(part.conversion) if part.conversion > 0 else ""
-    if part.format_spec is None:
-
-        def plain(frame: Frame) -> Any:
-            x = value(frame)
-            return x if x.__class__ is str and conversion != "r" and conversion != "a" else op.formatted(frame.ev, x, conversion, "")
-
-        return plain
-    how = expression(part.format_spec, scope)
+    how = expression(part.format_spec or ast.Constant(""), scope)
     return lambda frame: op.formatted(frame.ev, value(frame), conversion, how(frame))
 
 
@@ -111,7 +94,7 @@ def _binary(node: ast.BinOp, scope: Scope) -> Eval:
 
 
 _UNARY: Mapping[type[ast.AST], tuple[str, Callable[[Any], Any]]] = {
-    ast.USub: ("neg", lambda x: -x), ast.UAdd: ("pos", lambda x: +x), ast.Invert: ("invert", lambda x: ~x)}  # fmt: skip
+    ast.USub: ("neg", operator.neg), ast.UAdd: ("pos", operator.pos), ast.Invert: ("invert", operator.invert)}  # fmt: skip
 
 
 def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
@@ -127,8 +110,7 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
 
     def run(frame: Frame) -> Any:
         x = operand(frame)
-        deps = None if name == "invert" and type(x) is bool else op.need(frame.ev, x)  # which warns
-        return frame.ev.operation(name, (x,), deps) if deps is None or deps else op.native(fn, x)
+        return Unknown(None) if name == "invert" and type(x) is bool else op.apply(frame.ev, name, fn, x)  # which warns
 
     return run
 
@@ -136,32 +118,26 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
 def _compare(node: ast.Compare, scope: Scope) -> Eval:
     first, loc = expression(node.left, scope), scope.loc(node)
     rest = [(*op.COMPARE[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
-    if len(rest) == 1:
-        name, fn, second = rest[0]
 
-        def one(frame: Frame) -> Any:
-            a, b = first(frame), second(frame)
-            frame.ev.loc = loc
-            return op.compare(frame.ev, name, fn, a, b)
-
-        return one
-
-    def chain(frame: Frame) -> Any:
-        ev, left, deps, found = frame.ev, first(frame), NOTHING, True
+    def run(frame: Frame) -> Any:
+        ev, left, found = frame.ev, first(frame), None
         unknown: list[Any] = []
         for name, fn, right in rest:
             x = right(frame)
+            ev.loc = loc
             found = op.compare(ev, name, fn, left, x)
-            known = op.truth(ev, found)
-            if isinstance(known, Unknown):
-                deps = join(deps, known.deps)
-                unknown.append(known)
-            elif not known:
-                return found
             left = x
-        return ev.operation("all", unknown, deps) if unknown else found
+            if len(rest) > 1:
+                known = op.truth(ev, found)
+                if isinstance(known, Unknown):
+                    unknown.append(known)
+                elif not known:
+                    break
+        else:
+            return ev.operation("all", unknown, join(*(x.deps for x in unknown))) if unknown else found
+        return found
 
-    return chain
+    return run
 
 
 def arm(node: ast.expr, run: Eval, scope: Scope) -> Arm:
@@ -211,37 +187,31 @@ def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
 
 def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[Any]]:
     """The items of a display; Undecided where one is starred and unknown."""
-    if not any(isinstance(n, ast.Starred) for n in nodes):
-        parts = [expression(n, scope) for n in nodes]
-        return lambda frame: [part(frame) for part in parts]
-    mixed = [(isinstance(n, ast.Starred), expression(n.value if isinstance(n, ast.Starred) else n, scope)) for n in nodes]
+    parts = [(isinstance(n, ast.Starred), expression(n.value if isinstance(n, ast.Starred) else n, scope)) for n in nodes]
 
     def run(frame: Frame) -> list[Any]:
         found: list[Any] = []
-        for starred, part in mixed:
-            if starred:
-                found.extend(op.iterate(frame.ev, part(frame)))
-            else:
-                found.append(part(frame))
+        for starred, part in parts:
+            x = part(frame)
+            found += op.iterate(frame.ev, x) if starred else (x,)
         return found
 
     return run
 
 
-def _display(node: Any, scope: Scope, make: Callable[[Frame, list[Any]], Any]) -> Eval:
-    items, name = _items(node.elts, scope), type(node).__name__.lower()
+def _display(make: Callable[[list[Any]], Any]) -> Callable[[Any, Scope], Eval]:
+    def compiled(node: Any, scope: Scope) -> Eval:
+        items, name = _items(node.elts, scope), type(node).__name__.lower()
 
-    def run(frame: Frame) -> Any:
-        try:
-            return make(frame, items(frame))
-        except Undecided as undecided:
-            return frame.ev.operation(name, (), undecided.deps)
+        def run(frame: Frame) -> Any:
+            try:
+                return op.native(make, items(frame))
+            except Undecided as undecided:
+                return frame.ev.operation(name, (), undecided.deps)
 
-    return run
+        return run
 
-
-def make_set(_: Frame, items: Iterable[Any]) -> Any:
-    return op.native(set, items)
+    return compiled
 
 
 def _dict(node: ast.Dict, scope: Scope) -> Eval:
@@ -267,10 +237,10 @@ def _dict(node: ast.Dict, scope: Scope) -> Eval:
 
 
 def _slice(node: ast.Slice, scope: Scope) -> Eval:
-    parts = [expression(x, scope) if x is not None else None for x in (node.lower, node.upper, node.step)]
+    parts = [expression(x or ast.Constant(None), scope) for x in (node.lower, node.upper, node.step)]
 
     def run(frame: Frame) -> Any:
-        found = [None if part is None else part(frame) for part in parts]
+        found = [part(frame) for part in parts]
         unknown = [x.deps for x in found if isinstance(x, Unknown)]
         return Unknown(join(*unknown)) if unknown else slice(*found)
 
@@ -303,12 +273,12 @@ def _attribute(node: ast.Attribute, scope: Scope) -> Eval:
 
 
 def _call(node: ast.Call, scope: Scope) -> Eval:
-    loc = scope.loc(node)
-    if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
+    loc, called = scope.loc(node), node.func.id if isinstance(node.func, ast.Name) else ""
+    if called == "super" and not node.args:
         return lambda frame: frame.ev.super_of(frame)
-    if isinstance(node.func, ast.Name) and node.func.id in ("locals", "globals", "vars", "eval", "exec") and not node.args:
+    if called in ("locals", "globals", "vars", "eval", "exec") and not node.args:
         return lambda _: Unknown(None)
-    if isinstance(node.func, ast.Name) and node.func.id == FIELDS:
+    if called == FIELDS:
         value = expression(node.args[0], scope)
         return lambda frame: frame.ev.fields_of(value(frame))
     args = _items(node.args, scope)
@@ -343,10 +313,6 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
     return run
 
 
-def _lambda(node: ast.Lambda, scope: Scope) -> Eval:
-    return function(node, scope, "<lambda>")
-
-
 def function(node: Any, scope: Scope, name: str) -> Eval:
     """A closure when it runs; its code is compiled when it is first made."""
     defaults = [expression(d, scope) for d in node.args.defaults]
@@ -371,7 +337,7 @@ def _await(node: ast.Await, scope: Scope) -> Eval:
 
 
 def _yield(node: ast.Yield, scope: Scope) -> Eval:
-    value = expression(node.value, scope) if node.value is not None else lambda _: None
+    value = expression(node.value or ast.Constant(None), scope)
     return lambda frame: frame.generator.give(value(frame))
 
 
@@ -437,45 +403,33 @@ def _levels(node: Any, scope: Scope, elements: Sequence[ast.expr]) -> tuple[Call
     return first, frames, values, Loop(scope.loc(node), targets[0], body, Arm(lambda _: None, NO_EFFECTS, scope.loc(node)), what)
 
 
-def _comprehension(node: Any, scope: Scope, collect: Callable[[Frame, Iterator[Any]], Any]) -> Eval:
-    elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-    first, frames, values, site = _levels(node, scope, elements)
-    if len(values) == 1:
-        value = values[0]
-        each: Callable[[Frame], Any] = value
-    else:
-        key, value = values
-        each = lambda inner: (key(inner), value(inner))
+def _comprehension(kind: Callable[[Iterator[Any]], Any]) -> Callable[[Any, Scope], Eval]:
+    def compiled(node: Any, scope: Scope) -> Eval:
+        first, frames, values, site = _levels(node, scope, [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
+        each = values[0] if len(values) == 1 else lambda inner: tuple([value(inner) for value in values])
 
-    def run(frame: Frame) -> Any:
-        items = first(frame)
-        try:
-            return collect(frame, map(each, frames(frame, items)))
-        except Undecided as undecided:
-            unknown = items if isinstance(items, Unknown) else Unknown(undecided.deps)
-            return frame.ev.domain.comprehension(frame.ev, frame, unknown, site)
+        def run(frame: Frame) -> Any:
+            items = first(frame)
+            try:
+                return op.native(kind, map(each, frames(frame, items)))
+            except Undecided as undecided:
+                unknown = items if isinstance(items, Unknown) else Unknown(undecided.deps)
+                return frame.ev.domain.comprehension(frame.ev, frame, unknown, site)
 
-    return run
+        return run
 
-
-def make_dict(_: Frame, pairs: Iterator[Any]) -> Any:
-    return op.native(dict, pairs)
+    return compiled
 
 
 def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
-    first, frames, values, _ = _levels(node, scope, [node.elt])
-    value = values[0]
+    first, frames, (value,), _ = _levels(node, scope, [node.elt])
     return lambda frame: Items(map(value, frames(frame, first(frame))))
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: _constant, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
-    ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Lambda: _lambda,
+    ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>"),
     ast.Await: _await, ast.Yield: _yield, ast.YieldFrom: _yield_from, ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
-    ast.List: lambda node, scope: _display(node, scope, lambda _, items: items),
-    ast.Tuple: lambda node, scope: _display(node, scope, lambda _, items: tuple(items)),
-    ast.Set: lambda node, scope: _display(node, scope, make_set),
-    ast.ListComp: lambda node, scope: _comprehension(node, scope, lambda _, items: list(items)),
-    ast.SetComp: lambda node, scope: _comprehension(node, scope, lambda frame, items: make_set(frame, list(items))),
-    ast.DictComp: lambda node, scope: _comprehension(node, scope, make_dict),
+    ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set), ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set),
+    ast.DictComp: _comprehension(dict),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import os
 import re
 import traceback
 from collections import defaultdict
@@ -76,16 +77,23 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     except MemoryError:
         raise Stop("too large") from None
     except Exception as error:
-        if interrupts(error):
-            raise
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if interrupts(error) or (frames[-1].f_code.co_filename.startswith(_HERE) and frames[-1].f_code not in (native.__code__, _in.__code__)):
+            raise  # the evaluator's own fault
         error.__traceback__ = None
         raise Raised(error) from None
 
 
+_HERE = os.path.join(os.path.dirname(__file__), "")
+
+
+def _in(x: Any, items: Any) -> bool:
+    return x in items
+
+
 def interrupts(error: BaseException) -> bool:
     """Whether code of the user's raised an exception inside of the evaluator, which calls none: a signal's handler did, and the program gets it."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(is_users(frame.f_code.co_filename) for frame in frames)
+    return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def apply(ev: Evaluation, name: str, fn: Callable[..., Any], *args: Any) -> Any:
@@ -208,7 +216,7 @@ def compare(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
         unknown = [x.deps for x in (a, b) if isinstance(x, Unknown)]
         return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
     if name in ("in", "not in"):
-        found = apply(ev, "in", lambda x, items: x in items, a, b)
+        found = apply(ev, "in", _in, a, b)
         return found if isinstance(found, Unknown) or name == "in" else not found
     return apply(ev, name, fn, a, b)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
@@ -28,14 +29,6 @@ Bind = Callable[["Frame", Any], None]
 def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
     """Compiles statements one after another."""
     steps = [statement(n, scope) for n in nodes]
-    if len(steps) == 1:
-        only = steps[0]
-
-        def one(frame: Frame) -> Any:
-            frame.ev.count(1)
-            return only(frame)
-
-        return one
 
     def run(frame: Frame) -> Any:
         count = frame.ev.count
@@ -73,11 +66,7 @@ def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: A
 
 def _expression(node: ast.Expr, scope: Scope) -> Eval:
     value = expression(node.value, scope)
-
-    def run(frame: Frame) -> None:
-        value(frame)
-
-    return run
+    return lambda frame: (value(frame), None)[1]
 
 
 # -- binding ---------------------------------------------------------------------------------------------------------
@@ -130,31 +119,17 @@ def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
 
 def _unpacked(ev: Evaluation, x: Any, n: int, star: int | None) -> list[Any]:
     items = op.iterate(ev, x)
-    if star is not None:
-        found = list(items)
-        if len(found) < n - 1:
-            raise Raised(ValueError(f"not enough values to unpack (expected at least {n - 1}, got {len(found)})"))
-        after = len(found) - (n - star - 1)
-        return [*found[:star], found[star:after], *found[after:]]
-    found = []
-    for item in items:
-        if len(found) == n:
-            raise Raised(ValueError(f"too many values to unpack (expected {n})"))
-        found.append(item)
-    if len(found) < n:
-        raise Raised(ValueError(f"not enough values to unpack (expected {n}, got {len(found)})"))
-    return found
+    found = list(items if star is not None else islice(items, n + 1))  # of what has no end, one too many
+    if star is None and len(found) == n:
+        return found
+    if star is None or len(found) < n - 1:
+        raise Raised(ValueError(f"cannot unpack {len(found)} values into {n}"))
+    after = len(found) - (n - star - 1)
+    return [*found[:star], found[star:after], *found[after:]]
 
 
 def _assign(node: ast.Assign, scope: Scope) -> Eval:
     value, binds = expression(node.value, scope), [target(t, scope) for t in node.targets]
-    if len(binds) == 1:
-        bind = binds[0]
-
-        def one(frame: Frame) -> None:
-            bind(frame, value(frame))
-
-        return one
 
     def run(frame: Frame) -> None:
         x = value(frame)
@@ -172,89 +147,50 @@ def _annotated(node: ast.AnnAssign, scope: Scope) -> Eval:
 
 def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
     name, fn = op.BINARY[type(node.op)]
-    value, loc, to = expression(node.value, scope), scope.loc(node), node.target
+    more, loc, to = expression(node.value, scope), scope.loc(node), node.target
+
+    def changed(frame: Frame, old: Any) -> Any:
+        x = more(frame)
+        frame.ev.loc = loc
+        return op.inplace(frame.ev, name, fn, old, x)
+
     if isinstance(to, ast.Name):
-        load = expression(ast.copy_location(ast.Name(to.id, ast.Load()), to), scope)
-        bind = target(to, scope)
-
-        def named(frame: Frame) -> None:
-            old, x = load(frame), value(frame)
-            frame.ev.loc = loc
-            new = op.inplace(frame.ev, name, fn, old, x)
-            if new is not old or frame.live is not None:
-                bind(frame, new)
-
-        return named
+        load, bind = expression(ast.copy_location(ast.Name(to.id, ast.Load()), to), scope), target(to, scope)
+        return lambda frame: bind(frame, changed(frame, load(frame)))
     whole = expression(to.value, scope)
-    if isinstance(to, ast.Subscript):
-        at = expression(to.slice, scope)
-
-        def item(frame: Frame) -> None:
-            ev, x, i = frame.ev, whole(frame), at(frame)
-            old, more = op.item(ev, x, i), value(frame)
-            ev.loc = loc
-            op.set_item(ev, x, i, op.inplace(ev, name, fn, old, more))
-
-        return item
-    attribute = scope.mangled(to.attr)
+    part = expression(to.slice, scope) if isinstance(to, ast.Subscript) else None
+    attribute = scope.mangled(to.attr) if isinstance(to, ast.Attribute) else ""
 
     def run(frame: Frame) -> None:
         ev, x = frame.ev, whole(frame)
-        old, more = ev.attribute(x, attribute), value(frame)
-        ev.loc = loc
-        ev.set_attribute(x, attribute, op.inplace(ev, name, fn, old, more))
+        if part is None:
+            return ev.set_attribute(x, attribute, changed(frame, ev.attribute(x, attribute)))
+        at = part(frame)
+        return op.set_item(ev, x, at, changed(frame, op.item(ev, x, at)))
 
     return run
 
 
 def _delete(node: ast.Delete, scope: Scope) -> Eval:
-    removals: list[Callable[[Frame], None]] = []
-    for t in node.targets:
-        if isinstance(t, ast.Name):
-            removals.append(_unbind(scope.mangled(t.id), scope.kind(t.id)))
-        elif isinstance(t, ast.Subscript):
-            removals.append(_remove_item(expression(t.value, scope), expression(t.slice, scope)))
-        elif isinstance(t, ast.Attribute):
-            removals.append(_remove_attribute(expression(t.value, scope), scope.mangled(t.attr)))
-        else:
-            raise NotUnderstood(f"del of a list at {scope.loc(node)}")
-
-    def run(frame: Frame) -> None:
-        for remove in removals:
-            remove(frame)
-
-    return run
+    steps = [_removal(t, scope) for t in node.targets]
+    return lambda frame: [step(frame) for step in steps] and None
 
 
-def _unbind(name: str, kind: str) -> Callable[[Frame], None]:
-    if kind == "local":
-
-        def unbind(frame: Frame) -> None:
-            frame.vars.pop(name, None)
-
-        return unbind
-    return lambda frame: frame.store(name, Unknown(None), kind)
-
-
-def _remove_item(value: Eval, at: Eval) -> Callable[[Frame], None]:
-    return lambda frame: op.delete_item(frame.ev, value(frame), at(frame))
-
-
-def _remove_attribute(value: Eval, name: str) -> Callable[[Frame], None]:
-    return lambda frame: frame.ev.delete_attribute(value(frame), name)
+def _removal(node: ast.expr, scope: Scope) -> Callable[[Frame], None]:
+    if isinstance(node, ast.Subscript):
+        value, at = expression(node.value, scope), expression(node.slice, scope)
+        return lambda frame: op.delete_item(frame.ev, value(frame), at(frame))
+    bind = target(node, scope)  # what is deleted is unknown
+    return lambda frame: bind(frame, Unknown(None))
 
 
 # -- branches and loops ----------------------------------------------------------------------------------------------
 
 
-def branch_of(node: ast.If, scope: Scope) -> tuple[Eval, Branch]:
-    loc = scope.loc(node)
-    return expression(node.test, scope), Branch(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
-
-
 def _if(node: ast.If, scope: Scope) -> Eval:
-    test, site = branch_of(node, scope)
-    then, orelse, raises = site.then.run, site.orelse.run if node.orelse else None, "raise" in site.then.effects.exits
+    test, loc = expression(node.test, scope), scope.loc(node)
+    site = Branch(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
+    then, orelse, raises = site.then.run, site.orelse.run, "raise" in site.then.effects.exits
     yields = site.then.effects.yields or site.orelse.effects.yields
 
     def run(frame: Frame) -> Any:
@@ -264,7 +200,7 @@ def _if(node: ast.If, scope: Scope) -> Eval:
         if known is False:
             if raises:
                 frame.ev.passed_by(site.loc)
-            return None if orelse is None else orelse(frame)
+            return orelse(frame)
         if yields:
             raise Undecided(known.deps)
         return frame.ev.domain.branch(frame.ev, frame, known, site)
@@ -272,33 +208,25 @@ def _if(node: ast.If, scope: Scope) -> Eval:
     return run
 
 
-def loop_of(node: ast.For | ast.AsyncFor | ast.While, scope: Scope) -> Loop:
-    loc, what, orelse = scope.loc(node), effects([node]), arm(node.orelse, scope, loc=scope.loc(node))
-    if isinstance(node, ast.While):
-        test, body = expression(node.test, scope), block(node.body, scope)
-        return Loop(loc, None, Arm(lambda frame: (test(frame), body(frame))[1], effects(node.body), loc), orelse, what)
-    return Loop(loc, target(node.target, scope), arm(node.body, scope), orelse, what)
-
-
 def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
-    iterable, site = expression(node.iter, scope), loop_of(node, scope)
-    bind, body = site.bind, site.body.run
-    assert bind is not None
+    iterable, bind, body = expression(node.iter, scope), target(node.target, scope), arm(node.body, scope)
+    site = Loop(scope.loc(node), bind, body, arm(node.orelse, scope, loc=scope.loc(node)), effects([node]))
 
     def turns(frame: Frame, x: Any) -> Any:
-        ev = frame.ev
-        for item in op.iterate(ev, x):
+        for item in op.iterate(frame.ev, x):
             bind(frame, item)
-            signal = body(frame)
+            signal = body.run(frame)
             if signal is not None and signal is not CONTINUE:
                 return signal
         return None
 
-    return _loop(site, iterable, turns, node.orelse)
+    return _loop(site, iterable, turns)
 
 
 def _while(node: ast.While, scope: Scope) -> Eval:
-    test, body, site = expression(node.test, scope), block(node.body, scope), loop_of(node, scope)
+    test, body, loc = expression(node.test, scope), block(node.body, scope), scope.loc(node)
+    turn = Arm(lambda frame: (test(frame), body(frame))[1], effects(node.body), loc)
+    site = Loop(loc, None, turn, arm(node.orelse, scope, loc=loc), effects([node]))
 
     def turns(frame: Frame, _: Any) -> Any:
         ev = frame.ev
@@ -313,12 +241,11 @@ def _while(node: ast.While, scope: Scope) -> Eval:
             if signal is not None and signal is not CONTINUE:
                 return signal
 
-    return _loop(site, lambda _: None, turns, node.orelse)
+    return _loop(site, lambda _: None, turns)
 
 
-def _loop(site: Loop, iterable: Eval, turns: Callable[[Frame, Any], Any], otherwise: list[ast.stmt]) -> Eval:
+def _loop(site: Loop, iterable: Eval, turns: Callable[[Frame, Any], Any]) -> Eval:
     """What loops have in common: how they end, and what happens where that is not known."""
-    orelse = site.orelse.run if otherwise else None
 
     def run(frame: Frame) -> Any:
         ev, x = frame.ev, iterable(frame)
@@ -338,20 +265,13 @@ def _loop(site: Loop, iterable: Eval, turns: Callable[[Frame, Any], Any], otherw
             frame.loops.pop()
         if signal is not None:
             return None if signal is BREAK else signal
-        return None if orelse is None else orelse(frame)
+        return site.orelse.run(frame)
 
     return run
 
 
 def _return(node: ast.Return, scope: Scope) -> Eval:
-    if node.value is None:
-
-        def nothing(frame: Frame) -> Any:
-            frame.result = None
-            return RETURN
-
-        return nothing
-    value = expression(node.value, scope)
+    value = expression(node.value or ast.Constant(None), scope)
 
     def run(frame: Frame) -> Any:
         frame.result = value(frame)
@@ -363,12 +283,9 @@ def _return(node: ast.Return, scope: Scope) -> Eval:
 # -- with, try, raise ------------------------------------------------------------------------------------------------
 
 
-def managers_of(node: ast.With | ast.AsyncWith, scope: Scope) -> list[tuple[Eval, Bind | None]]:
-    return [(expression(i.context_expr, scope), target(i.optional_vars, scope) if i.optional_vars is not None else None) for i in node.items]
-
-
 def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
-    items, body, loc = managers_of(node, scope), block(node.body, scope), scope.loc(node)
+    body, loc = block(node.body, scope), scope.loc(node)
+    items = [(expression(i.context_expr, scope), target(i.optional_vars, scope) if i.optional_vars is not None else None) for i in node.items]
 
     def nested(frame: Frame, k: int) -> Any:
         if k == len(items):
@@ -394,54 +311,30 @@ def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
     return lambda frame: nested(frame, 0)
 
 
-class Handlers:
-    """The `except` clauses of a `try`."""
-
-    def __init__(self, node: ast.Try, scope: Scope) -> None:
-        self.loc = scope.loc(node)
-        self.clauses = [(expression(h.type, scope) if h.type is not None else None, h.name, block(h.body, scope)) for h in node.handlers]
-        self.arms = [arm(h.body, scope, body) for h, (_, _, body) in zip(node.handlers, self.clauses, strict=True)]
-
-    def find(self, frame: Frame, value: Any) -> tuple[str | None, int] | None:
-        """The clause that takes an exception."""
-        for k, (kinds, name, _) in enumerate(self.clauses):
-            if kinds is None or frame.ev.catches(kinds(frame), value):
-                return name, k
-        return None
-
-    def not_taken(self, frame: Frame, risk: int) -> None:
-        """The body did not raise, as far as is known."""
-        ev = frame.ev
-        deps = ev.risks[risk:]
-        if deps and self.clauses:
-            ev.domain.handlers(ev, frame, join(NOTHING, *deps), self.arms, self.loc)
-
-
 def _try(node: ast.Try, scope: Scope) -> Eval:
-    body, orelse, last = block(node.body, scope), block(node.orelse, scope) if node.orelse else None, block(node.finalbody, scope) if node.finalbody else None
-    handlers = Handlers(node, scope)
+    body, orelse, last = block(node.body, scope), block(node.orelse, scope), block(node.finalbody, scope)
+    clauses = [(expression(h.type, scope) if h.type is not None else None, h.name, arm(h.body, scope)) for h in node.handlers]
 
     def guarded(frame: Frame) -> Any:
-        ev, risk = frame.ev, len(frame.ev.risks)
-        caught = bool(handlers.clauses)
-        ev.tries += caught
+        ev, risk, raised = frame.ev, len(frame.ev.risks), None
+        ev.tries += bool(clauses)
         try:
             signal = body(frame)
-        except Raised as raised:
-            ev.tries -= caught
-            caught = False
-            found = handlers.find(frame, raised.value)
-            if found is None:
-                raise
-            name, k = found
-            with ev.handling(frame, name, raised.value):
-                return handlers.clauses[k][2](frame)
+        except Raised as error:
+            signal, raised = None, error
         finally:
-            ev.tries -= caught
-        handlers.not_taken(frame, risk)
-        return signal if signal is not None or orelse is None else orelse(frame)
+            ev.tries -= bool(clauses)
+        if raised is not None:
+            for kinds, name, handler in clauses:
+                if kinds is None or ev.catches(kinds(frame), raised.value):
+                    with ev.handling(frame, name, raised.value):
+                        return handler.run(frame)
+            raise raised
+        if ev.risks[risk:] and clauses:  # something unknown may have raised
+            ev.domain.handlers(ev, frame, join(NOTHING, *ev.risks[risk:]), [handler for _, _, handler in clauses], scope.loc(node))
+        return signal if signal is not None else orelse(frame)
 
-    if last is None:
+    if not node.finalbody:
         return guarded
 
     def run(frame: Frame) -> Any:
@@ -464,21 +357,18 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
 
 def _raise(node: ast.Raise, scope: Scope) -> Eval:
     value = expression(node.exc, scope) if node.exc is not None else None
-    cause = expression(node.cause, scope) if node.cause is not None else None
 
     def run(frame: Frame) -> Any:
         ev = frame.ev
         if value is None:
             raise Raised(ev.handled[-1] if ev.handled else RuntimeError("No active exception to reraise"))
-        x = value(frame)
-        because = cause(frame) if cause is not None else None
-        raise Raised(ev.exception(x), because)
+        raise Raised(ev.exception(value(frame)))
 
     return run
 
 
 def _assert(node: ast.Assert, scope: Scope) -> Eval:
-    test, message, loc = expression(node.test, scope), expression(node.msg, scope) if node.msg is not None else None, scope.loc(node)
+    test, message, loc = expression(node.test, scope), [expression(x, scope) for x in (node.msg,) if x is not None], scope.loc(node)
 
     def run(frame: Frame) -> None:
         known = op.truth(frame.ev, test(frame))
@@ -488,7 +378,7 @@ def _assert(node: ast.Assert, scope: Scope) -> Eval:
         elif known:
             frame.ev.passed_by(loc)
         else:
-            raise Raised(AssertionError(*([message(frame)] if message is not None else [])))
+            raise Raised(AssertionError(*[part(frame) for part in message]))
 
     return run
 
@@ -547,18 +437,14 @@ def _import(node: ast.Import | ast.ImportFrom, scope: Scope) -> Eval:
     return run
 
 
-def _nothing(_node: ast.stmt, _scope: Scope) -> Eval:
-    return lambda _: None
-
-
-def _signal(signal: str) -> Callable[[Any, Scope], Eval]:
+def _signal(signal: str | None) -> Callable[[Any, Scope], Eval]:
     return lambda _node, _scope: lambda _frame: signal
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Expr: _expression, ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented, ast.Delete: _delete, ast.If: _if, ast.For: _for,
-    ast.AsyncFor: _for, ast.While: _while, ast.Return: _return, ast.Break: _signal(BREAK), ast.Continue: _signal(CONTINUE), ast.Pass: _nothing,
-    ast.Global: _nothing, ast.Nonlocal: _nothing, ast.With: _with, ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert,
+    ast.AsyncFor: _for, ast.While: _while, ast.Return: _return, ast.Break: _signal(BREAK), ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None),
+    ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with, ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert,
     ast.Match: _match, ast.FunctionDef: _function, ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
-__all__ = ["Handlers", "arm", "block", "branch_of", "loop_of", "managers_of", "statement", "target"]
+__all__ = ["block", "target"]

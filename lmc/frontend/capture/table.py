@@ -125,7 +125,7 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
     op.bound(name, *given) if name == "pow" and len(given) == 2 else None
     if name.startswith(("re.", ".")) and not _is_quick(fn, name, given, kwargs):
         return ev.operation(name, args, None)
-    found = op.apply(ev, name, lambda: fn(*given, **kwargs))
+    found = op.apply(ev, name, functools.partial(fn, *given, **kwargs))
     return Items(found) if type(found).__name__ == "callable_iterator" else found
 
 

@@ -75,9 +75,9 @@ class NotFollowed(Stop):
 class Raised(BaseException):
     """An exception of the program: a builtin one or lmc's as it is, one of the program's own classes as an `Object`."""
 
-    def __init__(self, value: Any, cause: Any = None) -> None:
+    def __init__(self, value: Any) -> None:
         super().__init__(value)
-        self.value, self.cause = value, cause
+        self.value = value
 
 
 class Undecided(BaseException):
@@ -118,7 +118,7 @@ class Object:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, cls, attributes, args, outside
 
     def _refused(self, *_: Any) -> NoReturn:
-        raise TypeError(f"unsupported operation on {self.cls.__name__!r}")
+        raise Raised(TypeError(f"unsupported operation on {self.cls.__name__!r}"))
 
     def _equal(self, other: Any) -> Any:
         names = self.ev.dataclass_fields(self.cls)
