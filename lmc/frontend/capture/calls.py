@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Mapping, Sequence
@@ -64,8 +65,7 @@ class Calls:
             return self._construct(fn, args, kwargs)
         if isinstance(fn, Unknown):
             return self.unknown_code(fn, args, kwargs)
-        known = table.FUNCTIONS.get(id(fn)) or table.PURE.get(id(fn))
-        if known is not None:
+        if id(fn) in table.FUNCTIONS or id(fn) in table.PURE:
             return self._of_table(fn, args, kwargs)
         if isinstance(fn, Function):
             return self.sub_program(fn, args, kwargs)
@@ -96,11 +96,8 @@ class Calls:
         names = table.PURE_METHODS.get(kind)
         if names is not None and name in names:
             return self._pure_method(x, kind, name, args, kwargs)
-        methods = METHODS.get(kind)
-        if methods is not None:
-            if name in methods:
-                return containers.call(self, x, name, args, kwargs)
-            raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
+        if name in METHODS.get(kind, ()):
+            return containers.call(self, x, name, args, kwargs)
         if kind is State or kind is StateGroup:
             return self._state_method(x, name, args, kwargs)
         if isinstance(x, Unknown):
@@ -142,23 +139,18 @@ class Calls:
         known = self._functions.get(id(fn))
         if known is not None:
             return known
-        code = code_of(fn)
-        outer = None
+        made = self._functions[id(fn)] = Closure(code_of(fn), None, fn.__name__, (), {}, module=fn.__globals__, own=fn)
         if fn.__closure__:
-            outer = self.frame({}, None, None, fn.__globals__)
-            outer.cells = cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
-            self._functions[id(fn)] = made = Closure(code, outer, fn.__name__, (), {}, module=fn.__globals__, own=fn)
-            for name, cell in cells.items():
+            made.outer = self.frame({}, None, None, fn.__globals__)
+            made.outer.cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+            for name, cell in made.outer.cells.items():
                 try:
                     held = self.snapshot.first((id(cell), ""), cell.cell_contents)
                 except ValueError:
                     continue  # not bound yet
-                outer.vars[name] = Unknown(None) if id(cell) in self.snapshot.changed else self.adopt(held)
-        else:
-            made = Closure(code, None, fn.__name__, (), {}, module=fn.__globals__, own=fn)
+                made.outer.vars[name] = Unknown(None) if id(cell) in self.snapshot.changed else self.adopt(held)
         made.defaults = tuple([self.adopt(d) for d in fn.__defaults__ or ()])
         made.kwdefaults = {k: self.adopt(v) for k, v in (fn.__kwdefaults__ or {}).items()}
-        self._functions[id(fn)] = made
         return made
 
     def call_function(self: Evaluation, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -273,7 +265,7 @@ class Calls:
         try:
             return self.program(fn, state, args, kwargs)
         except Stop as stop:
-            if stop.reason in _FINAL or self.outcome.paused or self.steps > self._budget:
+            if stop.reason == "recursion" or self.stops:
                 raise
             self.outcome.entire = False  # it goes on behind the sub-program, of which it knows nothing
             self.lose(state, None)
@@ -296,12 +288,7 @@ class Calls:
     # -- lmc's own
 
     def _language(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        args = [Unknown(self.lost[id(a)]) if self.is_lost(a) else a for a in args]
-        kwargs = {k: Unknown(self.lost[id(v)]) if self.is_lost(v) else v for k, v in kwargs.items()}
-        for x in (*args, *kwargs.values()):
-            if type(x) in (Object, Closure, Method, Items):
-                args, kwargs = [_outside(x) for x in args], {k: _outside(x) for k, x in kwargs.items()}
-                break
+        args, kwargs = [self._said(x) for x in args], {k: self._said(x) for k, x in kwargs.items()}
         if id(fn) in table.ASKS:
             name = args[0] if args else kwargs.get("name")
             if isinstance(name, Unknown):  # a variable of the state
@@ -319,6 +306,12 @@ class Calls:
                 self.shift()
             return self.operation(fn.__name__, (*args, *kwargs.values()), undecided.deps)
 
+    def _said(self: Evaluation, x: Any) -> Any:
+        """An argument of lmc's own functions: of a tool or schema of the program's, what it is outside."""
+        if type(x) is Closure and x.own is not None:
+            return x.own
+        return Unknown(self.lost[id(x)]) if self.is_lost(x) else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
+
     def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
         """The object of a typed answer, once its text is known."""
         value = op.item(self, x, name)
@@ -328,53 +321,41 @@ class Calls:
         return self.adopt(op.native(parse_answer, asked, value))
 
     def _state_method(self: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        own = _STATE_RULES.get(name)
+        if own is not None:
+            return own(self, x, *args, **kwargs)
         if name == "each" and type(x) is StateGroup:
             body, *items = args or kwargs.values()
             made = [self.call(body, list(given), {}) for given in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)]
             awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
             return Coroutine(lambda: [self.awaited_or(one) for one in made]) if awaited else made
-        if name == "__iadd__":
-            return op.append(self, "add", x, args[0])
-        if name in ("__getitem__", "get_var"):
-            return op.item(self, x, args[0])
-        if name in ("__setitem__", "set_var"):
-            return op.set_item(self, x, args[0], args[1])
-        if name == "parsed":
-            return self._parsed(x, *args, **kwargs)
         if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
             return Unknown(self.lost[id(x)])
-        unknown = [a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)]
-        if name == "fork" and unknown:
+        unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
+        if name == "fork" and unknown != NOTHING:
             x.forks += 1
-            self.forked[id(x)] = join(*unknown)
-            self.blocked(join(*unknown))
-            return Unknown(join(*unknown))
+            self.forked[id(x)] = unknown
+            self.blocked(unknown)
+            return Unknown(unknown)
         if name not in _STATE_METHODS:
             return self.call(self.attribute(x, name), args, kwargs)
-        if unknown and name not in ("user", "system", "assistant"):
-            return self.operation("." + name, (x, *args), join(*unknown))
+        if unknown != NOTHING and name not in ("user", "system", "assistant"):
+            return self.operation("." + name, (x, *args), unknown)
         found = op.native(getattr(x, name), *args, **kwargs)
         if name == "fork":
             self.states.extend(found.states)
-            return found
-        if type(found).__name__ == "_GeneratorContextManager":
-            return self._entered(found)
-        return found
+        return self._entered(found) if type(found).__name__ == "_GeneratorContextManager" else found
 
     def _entered(self: Evaluation, manager: Any) -> Manager:
+        """A context manager of lmc's."""
+
         def enter() -> Any:
             entered = op.native(manager.__enter__)
             if isinstance(entered, State):
                 self.states.append(entered)
             return entered
 
-        def leave(error: Any) -> bool:
-            if error is None:
-                op.native(manager.__exit__, None, None, None)
-                return False
-            return bool(op.native(manager.__exit__, _Carried, _Carried(), None))
-
-        return Manager(enter, leave)
+        return Manager(enter, lambda error: bool(op.native(manager.__exit__, *(None, None) if error is None else (_Carried, _Carried()), None)))
 
     # -- unknown code
 
@@ -422,14 +403,11 @@ class Calls:
 
     def spread(self: Evaluation, kwargs: dict[str, Any], x: Any) -> None:
         """Adds `**x`."""
-        if isinstance(x, Unknown) or self.is_lost(x):
-            raise Undecided(x.deps if isinstance(x, Unknown) else self.lost[id(x)])
-        if type(x) not in op.MAPPINGS:
-            raise Raised(TypeError("argument after ** must be a mapping"))
-        for k, v in x.items():
-            if type(k) is not str or k in kwargs:
-                raise Raised(TypeError(f"got multiple values for keyword argument {k!r}"))
-            kwargs[k] = v
+        if (deps := op.known(self, x)) != NOTHING:
+            raise Undecided(deps)
+        if type(x) not in op.MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
+            raise Raised(TypeError("argument after ** must be a mapping of new names"))
+        kwargs.update(x)
 
     def _host(self: Evaluation, fn: HostFunction, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not fn.pure:
@@ -491,11 +469,6 @@ def _inert(x: Any) -> Any:
     return x if is_inert(x) else Unknown(None)
 
 
-def _outside(x: Any) -> Any:
-    """Of a tool or schema of the program's, what it is outside, if it is something there."""
-    return x.own if type(x) is Closure and x.own is not None else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
-
-
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a call by name. Raises what Python raises for a wrong call."""
     code = fn.code
@@ -506,24 +479,15 @@ def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     return {**bound.arguments, code.more: dict(bound.arguments[code.more])} if code.more else bound.arguments
 
 
-def _manager_code() -> types.CodeType:
-    import contextlib
-
-    @contextlib.contextmanager
-    def made() -> Any:
-        yield
-
-    return made.__code__
-
-
-_MANAGER_CODE = _manager_code()
+_MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess]
 _NO_OPTIONS = Options()
 _ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
 _LRU = type(functools.lru_cache(len))
-_FINAL = frozenset({"recursion"})
-_STATE_METHODS = frozenset({
-    "system", "user", "assistant", "var_scope", "fork", "copy", "get_meta_info", "text", "messages", "sync", "error", "join", "parsed",
-})  # fmt: skip
+_STATE_METHODS = frozenset("system user assistant var_scope fork copy get_meta_info text messages sync error join".split())
+_STATE_RULES: Mapping[str, Any] = {
+    "__iadd__": lambda ev, x, item: op.append(ev, "add", x, item), "parsed": lambda ev, x, *args, **kwargs: ev._parsed(x, *args, **kwargs),
+    **dict.fromkeys(("__getitem__", "get_var"), op.item), **dict.fromkeys(("__setitem__", "set_var"), op.set_item),
+}  # fmt: skip
 
 
 def _method(ev: Evaluation, fn: Method, args: list[Any], kwargs: dict[str, Any]) -> Any:
