@@ -247,7 +247,7 @@ class Calls:
         if not own_seed:
             caller.calls += 1
         if emitter is None:
-            self.shift()
+            self.shifted = True
             self.blocked(join(NOTHING, *unknown) if unknown else None)
             return self.unknown_code(fn, args, arguments)
         state = State(emitter, stream=stream, name=fn.name)
@@ -282,7 +282,7 @@ class Calls:
             return Coroutine(lambda: self.sub_program(fn, args, kwargs))
         if name == "bind" and all(op.need(self, v) == NOTHING for v in kwargs.values()):
             return op.native(fn.bind, **kwargs)
-        self.shift()
+        self.shifted = True
         return self.unknown_code(fn, args, kwargs)
 
     # -- lmc's own
@@ -292,7 +292,7 @@ class Calls:
         if id(fn) in table.ASKS:
             name = args[0] if args else kwargs.get("name")
             if isinstance(name, Unknown):  # a variable of the state
-                self.shift()
+                self.shifted = True
                 return name
             if isinstance(kwargs.get("choices"), Unknown):
                 kwargs["choices"] = (kwargs["choices"],)
@@ -303,7 +303,7 @@ class Calls:
             return op.native(fn, *args, **kwargs)
         except Undecided as undecided:  # lmc looks at what it is
             if id(fn) in table.ASKS:
-                self.shift()
+                self.shifted = True
             return self.operation(fn.__name__, (*args, *kwargs.values()), undecided.deps)
 
     def _said(self: Evaluation, x: Any) -> Any:
@@ -392,7 +392,7 @@ class Calls:
         """A call with arguments of which not even the number is known."""
         self.blocked(deps)
         if id(callee) in table.ASKS or method in _ASKING:
-            self.shift()
+            self.shifted = True
         if isinstance(callee, Function) and self.current is not None:
             self.current.calls += 1
         if isinstance(callee, (State, StateGroup)):

@@ -105,22 +105,22 @@ class Domain:
     def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
         """An undecided `if`: what its arms bind is unknown. An arm that always leaves is predicted not to be taken."""
         evaluation.blocked(test.deps)
-        then, orelse = site.then.effects, site.orelse.effects
-        if then.leaves and orelse.leaves:
-            return self._both_leave(evaluation, frame, test, site)
-        if then.leaves or orelse.leaves:
-            leaving, staying = (site.then, site.orelse) if then.leaves else (site.orelse, site.then)
-            self.exit(evaluation, frame, leaving.effects, site.loc, test.deps)
-            self.explore(evaluation, frame, leaving)
-            evaluation.visit(frame, leaving.effects)
-            return staying.run(frame)
-        for effects in (then, orelse):
-            self.exit(evaluation, frame, effects, site.loc, test.deps)
-        for arm in (site.then, site.orelse):
-            self.explore(evaluation, frame, arm)
-        for effects in (then, orelse):
-            evaluation.havoc(frame, effects, test.deps)
-        return None
+        arms = (site.then, site.orelse)
+        left = [arm for arm in arms if arm.effects.leaves]
+        if not left or all(arm.effects.leaves == "return" for arm in arms):
+            for arm in arms if not left else ():
+                self.exit(evaluation, frame, arm.effects, site.loc, test.deps)
+            for arm in arms:
+                self.explore(evaluation, frame, arm)
+            for arm in arms:
+                evaluation.havoc(frame, arm.effects, test.deps)
+            if left:
+                frame.result = Unknown(test.deps)
+            return RETURN if left else None
+        leaving = left[0] if len(left) == 1 or site.orelse.effects.leaves != "raise" else site.orelse
+        self.exit(evaluation, frame, leaving.effects, site.loc, test.deps)
+        self.explore(evaluation, frame, leaving)
+        return (site.orelse if leaving is site.then else site.then).run(frame)
 
     def explore(self, evaluation: Evaluation, frame: Frame, arm: Arm) -> None:
         """Where likely requests are wanted, ask what an arm would ask, and forget all else that it does."""
@@ -128,7 +128,7 @@ class Domain:
             return
         before, flags, changed = Heap(evaluation, frame), evaluation.flags(frame), set(evaluation.snapshot.changed)
         evaluation.exploring += 1
-        evaluation.uncertain()
+        evaluation.certain = False
         try:
             arm.run(frame)
         except (Raised, Undecided, Abandoned):
@@ -142,30 +142,14 @@ class Domain:
             evaluation.put_back(frame, flags)
             evaluation.snapshot.changed.intersection_update(changed)
 
-    def _both_leave(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
-        then, orelse = site.then.effects, site.orelse.effects
-        if then.leaves == orelse.leaves == "return":
-            for arm in (site.then, site.orelse):
-                self.explore(evaluation, frame, arm)
-            for effects in (then, orelse):
-                evaluation.havoc(frame, effects, test.deps)
-            frame.result = Unknown(test.deps)
-            return RETURN
-        arms = (site.then, site.orelse) if orelse.leaves == "raise" else (site.orelse, site.then)
-        self.exit(evaluation, frame, arms[1].effects, site.loc, test.deps)
-        self.explore(evaluation, frame, arms[1])
-        evaluation.visit(frame, arms[1].effects)
-        return arms[0].run(frame)
-
     def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
         """An undecided conditional expression, `and`, `or`: nothing is evaluated."""
-        deps: Deps = test.deps
-        evaluation.blocked(deps)
+        evaluation.blocked(test.deps)
         for arm in (site.then, site.orelse):
             self.explore(evaluation, frame, arm)
         for arm in (site.then, site.orelse):
             evaluation.havoc(frame, arm.effects, test.deps)
-        return Unknown(deps)
+        return Unknown(test.deps)
 
     def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Signal:
         """A loop over unknown items, or as long as something unknown holds: it is skipped."""
@@ -203,14 +187,14 @@ class Domain:
         """
         if kind == "raise":
             if evaluation.tries or evaluation.passes(loc) < PASSES:
-                evaluation.uncertain()
+                evaluation.certain = False
             return
         target = frame.loops[-1] if kind != "return" and frame.loops else frame
         if evaluation.may_skip(frame, target):
             raise Abandoned(target, deps)
         if kind == "return":
             frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
-        evaluation.uncertain()
+        evaluation.certain = False
 
 
 __all__ = ["BREAK", "CONTINUE", "PASSES", "RETURN", "Arm", "Asking", "Branch", "Domain", "Loop", "Signal"]

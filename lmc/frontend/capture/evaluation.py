@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,35 +56,36 @@ class Frame:
         frame.loops, frame.first = self.loops, self.first
         return frame
 
-    def peek(self, name: str) -> Any:
-        """What a name holds; `MISSING` if nothing. Reads no global that was not read yet."""
+    def around(self) -> Iterator[Frame]:
+        """The frames around it, from this one on."""
         frame: Frame | None = self
         while frame is not None:
+            yield frame
+            frame = frame.outer
+
+    def peek(self, name: str) -> Any:
+        """What a name holds; None if nothing."""
+        for frame in self.around():
             if name in frame.vars:
                 return frame.vars[name]
-            frame = frame.outer
-        return self.ev.peek_global(self.module, name)
+        try:
+            return self.ev.global_value(self.module, name)
+        except Raised:
+            return None
 
     def outer_value(self, name: str) -> Any:
-        frame = self.outer
-        while frame is not None:
+        for frame in self.outer.around() if self.outer is not None else ():
             if name in frame.vars:
                 return frame.vars[name]
-            frame = frame.outer
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
 
     def store(self, name: str, x: Any, kind: str) -> None:
         if kind == "local":
-            if self.live is not None and isinstance(x, Unknown) and x.deps is None:
-                x = self.from_python(name, x)
-            self.vars[name] = x
+            self.vars[name] = self.from_python(name, x) if self.live is not None and isinstance(x, Unknown) and x.deps is None else x
         elif kind == "global":
             self.ev.set_global(self.module, name, x)
         else:
-            frame = self.outer
-            while frame is not None and name not in frame.vars:
-                frame = frame.outer
-            holder = self.outer if frame is None else frame
+            holder = next((frame for frame in self.outer.around() if name in frame.vars), self.outer)
             holder.vars[name] = x
             if holder.cells is not None and name in holder.cells:
                 self.ev.snapshot.changed.add(id(holder.cells[name]))
@@ -233,15 +234,6 @@ class Evaluation(Calls, Objects, Havoc):
         """Python has made the request that is being made: it has passed all that was undecided."""
         self.certain, self.shifted = True, False
 
-    def uncertain(self) -> None:
-        self.certain = False
-
-    def shift(self) -> None:
-        self.shifted = True
-
-    def passed_by(self, loc: Loc) -> None:
-        self.outcome.passed[loc] += 1
-
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """A pure operation some of whose operands are unknown."""
         if deps is None:
@@ -293,18 +285,13 @@ class Evaluation(Calls, Objects, Havoc):
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
             self.shifted = True
-        elif kind is op.StateGroup:
-            for state in x.states:
-                self.lose(state, deps)
-            return
-        elif kind is op.Object:
-            for name in x.attributes:
-                x.attributes[name] = Unknown(deps)
-            return
-        elif kind is tuple:
-            for item in x:
+        elif kind is op.StateGroup or kind is tuple:
+            for item in x.states if kind is op.StateGroup else x:
                 if type(item) not in op.ATOMS:
                     self.lose(item, deps)
+            return
+        elif kind is op.Object:
+            x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
             return
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
@@ -327,15 +314,6 @@ class Evaluation(Calls, Objects, Havoc):
             raise Raised(NameError(f"name '{name}' is not defined"))
         self._globals[key] = found
         return found
-
-    def peek_global(self, module: dict[str, Any], name: str) -> Any:
-        found = self._globals.get((id(module), name), _MISSING)
-        if found is not _MISSING:
-            return found
-        try:
-            return self.global_value(module, name)
-        except Raised:
-            return None
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
         self.snapshot.changed.add((id(module), name))

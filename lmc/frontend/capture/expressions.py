@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, Branch, Loop
-from lmc.frontend.capture.patterns import FIELDS
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.values import NOTHING, Closure, Deps, Items, Raised, Undecided, Unknown, join
 from lmc.frontend.scopes import Bindings, Comprehension
@@ -278,9 +277,6 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
         return lambda frame: frame.ev.super_of(frame)
     if called in ("locals", "globals", "vars", "eval", "exec") and not node.args:
         return lambda _: Unknown(None)
-    if called == FIELDS:
-        value = expression(node.args[0], scope)
-        return lambda frame: frame.ev.fields_of(value(frame))
     args = _items(node.args, scope)
     named = [(k.arg, expression(k.value, scope)) for k in node.keywords]
     receiver = method = fn = None

@@ -34,7 +34,7 @@ class Havoc:
     def havoc(self: Evaluation, frame: Frame, effects: Effects, deps: Deps) -> None:
         """Code with these effects may have run or not: what it binds and changes is unknown, and whether it asked."""
         if self.may_ask(frame, effects):
-            self.shift()
+            self.shifted = True
         self._touch(frame, effects, deps, 0)
         for name in effects.names:
             self._unbind(frame, name, deps)
@@ -42,12 +42,6 @@ class Havoc:
             held = frame.peek(name)
             if not isinstance(held, (State, StateGroup, Object)) and type(held) not in (list, set, dict, deque, Counter):
                 self._unbind(frame, name, deps)
-
-    def visit(self: Evaluation, frame: Frame, effects: Effects) -> None:
-        """Code with these effects is taken not to run."""
-        for call in effects.calls:
-            if self.outcome.entire and not self._understands(frame, call):
-                self.outcome.entire = False
 
     def _unbind(self: Evaluation, frame: Frame, name: str, deps: Deps) -> None:
         code = frame.code

@@ -233,11 +233,6 @@ class Objects:
         if after is not None:
             self.call(after, [], {})
 
-    def fields_of(self: Evaluation, x: Any) -> Any:
-        """The attributes that positional patterns look at."""
-        names = self.dataclass_fields(x.cls) if type(x) is Object else None
-        return Unknown(None) if names is None else [x.attributes[name] for name in names]
-
     def class_of(self: Evaluation, x: Any) -> Any:
         return x.cls if type(x) is Object else type(x)
 

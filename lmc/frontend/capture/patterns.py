@@ -73,27 +73,18 @@ def _sequence(node: ast.MatchSequence, x: ast.expr) -> ast.expr:
 
 
 def _mapping(node: ast.MatchMapping, x: ast.expr) -> ast.expr:
-    if node.rest is not None and any(not isinstance(k, ast.Constant) for k in node.keys):
-        raise NotUnderstood("a pattern with computed keys and a rest")
+    if node.rest is not None:
+        raise NotUnderstood("a pattern with a rest of a mapping")
     tests = [ast.Compare(key, [ast.In()], [x]) for key in node.keys]
     parts = [_test(p, ast.Subscript(x, key, ast.Load())) for key, p in zip(node.keys, node.patterns, strict=True)]
-    if node.rest is not None:
-        item = ast.comprehension(
-            ast.Tuple([ast.Name(".k", ast.Store()), ast.Name(".v", ast.Store())], ast.Store()), ast.Call(ast.Attribute(x, "items", ast.Load()), [], []),
-            [ast.Compare(_name(".k"), [ast.NotIn()], [ast.Tuple(list(node.keys), ast.Load())])], 0)  # fmt: skip
-        parts.append(_bind(node.rest, ast.DictComp(_name(".k"), _name(".v"), [item])))
     return _all(_call("isinstance", x, _name("dict")), *tests, *parts)
 
 
 def _class(node: ast.MatchClass, x: ast.expr) -> ast.expr:
-    itself = isinstance(node.cls, ast.Name) and node.cls.id in _SELF and len(node.patterns) == 1
-    parts = [_test(p, x if itself else ast.Subscript(_call(FIELDS, x), ast.Constant(i), ast.Load())) for i, p in enumerate(node.patterns)]
+    if node.patterns and not (isinstance(node.cls, ast.Name) and node.cls.id in _SELF):
+        raise NotUnderstood("a pattern of positional attributes")
     named = [_test(p, ast.Attribute(x, name, ast.Load())) for name, p in zip(node.kwd_attrs, node.kwd_patterns, strict=True)]
-    return _all(_call("isinstance", x, node.cls), *parts, *named)
-
-
-FIELDS = ".fields"
-"""The name of what gives the attributes of an object that positional patterns look at."""
+    return _all(_call("isinstance", x, node.cls), *(_test(p, x) for p in node.patterns), *named)
 
 
 def _as(node: ast.MatchAs, x: ast.expr) -> ast.expr:

@@ -88,15 +88,7 @@ def target(node: ast.expr, scope: Scope) -> Bind:
 
 
 def _bind_name(name: str, kind: str) -> Bind:
-    if kind != "local":
-        return lambda frame, x: frame.store(name, x, kind)
-
-    def bind(frame: Frame, x: Any) -> None:
-        if frame.live is not None and isinstance(x, Unknown) and x.deps is None:
-            x = frame.from_python(name, x)
-        frame.vars[name] = x
-
-    return bind
+    return lambda frame, x: frame.store(name, x, kind)
 
 
 def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
@@ -199,7 +191,7 @@ def _if(node: ast.If, scope: Scope) -> Eval:
             return then(frame)
         if known is False:
             if raises:
-                frame.ev.passed_by(site.loc)
+                frame.ev.outcome.passed[site.loc] += 1
             return orelse(frame)
         if yields:
             raise Undecided(known.deps)
@@ -376,7 +368,7 @@ def _assert(node: ast.Assert, scope: Scope) -> Eval:
             frame.ev.blocked(known.deps)
             frame.ev.domain.leave(frame.ev, frame, "raise", loc, known.deps)
         elif known:
-            frame.ev.passed_by(loc)
+            frame.ev.outcome.passed[loc] += 1
         else:
             raise Raised(AssertionError(*[part(frame) for part in message]))
 

@@ -130,7 +130,7 @@ class GraphDomain(Domain):
                 raise Stop("a loop that only an exception ends", loc)
 
     def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
-        evaluation.uncertain()
+        evaluation.certain = False
 
     def _arms(self, evaluation: Evaluation, frame: Frame, test: Unknown, loc: Loc, arms: tuple[Arm, Arm], *, values: bool = False) -> Ended:
         """Evaluates both arms; goes on behind them."""

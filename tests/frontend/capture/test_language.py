@@ -196,12 +196,12 @@ def matching(s, q):
             s += lmc.gen("w")
     for found in (Point(1, q), Point(y="b"), [1, Point(3, "c"), "z"], {"a": None, "b": 2, "c": 3}, (1,), 7, "no"):
         match found:
-            case Point(1, y) | Point(y="b" as y):
+            case Point(x=1, y=y) | Point(y="b" as y):
                 text = f"point {y}"
             case [int(n), *middle, str() as last] if n:
                 text = f"list {n} {len(middle)} {last}"
-            case {"a": None, **rest}:
-                text = f"dict {rest}"
+            case {"a": None, "b": b}:
+                text = f"dict {b}"
             case tuple(t):
                 text = f"tuple {t}"
             case 7 | 8:
