@@ -143,32 +143,15 @@ class Outside:
         self._adopted.clear()
         self.origins.clear()
 
-    def holds(self, x: Any) -> bool:
-        """Whether a value is the outside's own."""
-        return id(x) in self._adopted
-
     def _made(self, x: Any, kind: type) -> Any:
         if kind in CONTAINERS:
             return self._container(x, kind)
-        if issubclass(kind, type):
-            return x if is_quiet(x) else Unknown(None)
-        if issubclass(kind, CALLABLES) or kind is types.ModuleType or kind.__module__.startswith(_OF_LMC):
-            return x  # a module of another class may do anything when it is read, such as being imported
         if x is os.environ:
             return self._container(dict(os.environ), dict)
-        if type(kind) is EnumMeta:
-            if is_plain_enum(kind):
-                ATOMS.add(kind)
-                return x
-            return Unknown(None)
-        if kind is types.MappingProxyType:
-            return Unknown(None)
-        if kind in _ADOPTABLE_CALLABLES:
-            return x
-        if kind in _SAFE_TYPES:
-            return x
-        if issubclass(kind, BaseException) and kind.__module__ == "builtins":
-            return x
+        if type(kind) is EnumMeta and is_plain_enum(kind):
+            ATOMS.add(kind)
+        if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
+            return x  # a module of another class may do anything when it is read, such as being imported
         held = self.snapshot.parts(x)
         if held is None:
             return Unknown(None)
@@ -188,23 +171,11 @@ class Outside:
             if kind is frozenset:
                 return x if all(type(i) in ATOMS or type(i) is tuple for i in items) else Unknown(None)
             return x if all(a is b for a, b in zip(items, x, strict=True)) else tuple(items)
-        made: Any
-        if kind in MAPPINGS:
-            made = held.copy()
-            made.clear()
-            self._remember(x, made)
-            for key, value in held.items():
-                made[key] = adopt(value)
-            return made
-        if kind is set:
-            made = held.copy()
-            self._remember(x, made)
-            return made
-        made = held.copy()
+        made: Any = held.copy()
         self._remember(x, made)
-        for i, item in enumerate(held):
-            if (new := adopt(item)) is not item:
-                made[i] = new
+        if kind is not set:
+            for key, item in list(held.items()) if kind in MAPPINGS else enumerate(held):
+                made[key] = adopt(item)
         return made
 
     def _remember(self, x: Any, made: Any) -> None:
@@ -213,8 +184,15 @@ class Outside:
             self.origins[id(made)] = x
 
 
-_ADOPTABLE_CALLABLES = frozenset({types.MethodType, functools.partial, type(functools.lru_cache(len)), staticmethod, classmethod, property})
-_SAFE_TYPES = frozenset({types.GenericAlias, types.UnionType, slice, object, types.WrapperDescriptorType, types.GetSetDescriptorType})
+_OPAQUE = frozenset({
+    types.ModuleType, types.MethodType, functools.partial, type(functools.lru_cache(len)), staticmethod, classmethod, property,
+    types.GenericAlias, types.UnionType, slice, object, types.WrapperDescriptorType, types.GetSetDescriptorType,
+})  # fmt: skip
+
+
+def _is_opaque(kind: type) -> bool:
+    """Whether objects of a type are held as they are, and only what is known of their type is done with them."""
+    return kind in _OPAQUE or issubclass(kind, CALLABLES) or kind.__module__.startswith(_OF_LMC)
 
 
 def _is_key(x: Any) -> bool:
@@ -233,17 +211,17 @@ _NOT_HELD = Unknown(None)
 def is_holdable(x: Any) -> bool:
     """Whether an evaluation may look into a value, and keeping it alive delays no finalizer."""
     kind = type(x)
-    if kind in ATOMS or kind in CONTAINERS or kind in (types.ModuleType, Unknown):
+    if kind in ATOMS or kind in CONTAINERS or kind is Unknown:
         return True
     if kind in (types.MethodType, types.BuiltinFunctionType):
         return is_holdable(x.__self__)
     if kind is functools.partial:
-        return is_holdable(x.func) and all(map(is_holdable, x.args)) and all(map(is_holdable, x.keywords.values()))
+        return all(map(is_holdable, (x.func, *x.args, *x.keywords.values())))
     if not is_quiet(kind):
         return False
     if issubclass(kind, BaseException):
         return BaseException.__traceback__.__get__(x) is None  # type: ignore[attr-defined]
-    return issubclass(kind, (*CALLABLES, type)) or kind in _ADOPTABLE_CALLABLES or kind in _SAFE_TYPES or type(kind) is EnumMeta or is_plain(kind) or kind.__module__.startswith(_OF_LMC)
+    return _is_opaque(kind) or issubclass(kind, type) or type(kind) is EnumMeta or is_plain(kind)
 
 
 def _copied(x: Any, kind: type) -> Any:
@@ -264,7 +242,7 @@ def _copied(x: Any, kind: type) -> Any:
 
 def _attributes(x: Any) -> dict[str, Any]:
     """The instance dictionary and slots of a plain object."""
-    held = dict(object.__getattribute__(x, "__dict__")) if hasattr(type(x), "__dict__") and _has_dict(type(x)) else {}
+    held = dict(object.__getattribute__(x, "__dict__")) if type(x).__dictoffset__ != 0 else {}
     for cls in type(x).__mro__:
         for name, member in vars(cls).items():
             if type(member) is types.MemberDescriptorType:
@@ -275,11 +253,7 @@ def _attributes(x: Any) -> dict[str, Any]:
     return {name: item if is_holdable(item) else _NOT_HELD for name, item in held.items()}
 
 
-def _has_dict(cls: type) -> bool:
-    return cls.__dictoffset__ != 0
-
-
-_OF_BASES = frozenset({object, Generic, Protocol, *(getattr(types, "_none", ()))})
+_OF_BASES = frozenset({object, Generic, Protocol})
 _FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__new__", "__set_name__", "__init_subclass__", "__class__", "__del__")
 
 
@@ -294,10 +268,8 @@ def is_plain(cls: type) -> bool:
         if base.__module__ == "builtins" or not base.__flags__ & _HEAP_TYPE:
             return False
         names = vars(base)
-        if type(names.get("__dict__")) not in (types.NoneType, types.GetSetDescriptorType):
-            return False
-        if any(name in names and not (name == "__setattr__" and "__dataclass_fields__" in names) and not (name == "__delattr__" and "__dataclass_fields__" in names)
-               for name in _FORBIDDEN):  # fmt: skip
+        hooks = [name for name in _FORBIDDEN if name in names and not (name in ("__setattr__", "__delattr__") and "__dataclass_fields__" in names)]
+        if hooks or type(names.get("__dict__")) not in (types.NoneType, types.GetSetDescriptorType):
             return False
     return True
 
