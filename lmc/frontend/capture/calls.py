@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
-from lmc.frontend.capture import containers, table
 from lmc.frontend.capture import operations as op
+from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
-from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
@@ -96,8 +95,8 @@ class Calls:
         names = table.PURE_METHODS.get(kind)
         if names is not None and name in names:
             return self._pure_method(x, kind, name, args, kwargs)
-        if name in METHODS.get(kind, ()):
-            return containers.call(self, x, name, args, kwargs)
+        if name in table.METHODS.get(kind, ()):
+            return table.call_container(self, x, name, args, kwargs)
         if kind is State or kind is StateGroup:
             return self._state_method(x, name, args, kwargs)
         if isinstance(x, Unknown):

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ast
 import types
-from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, NotUnderstood
-from lmc.frontend.capture.containers import METHODS
 from lmc.frontend.capture.scan import Effects, root
-from lmc.frontend.capture.table import ASKS, CHANGING, PURE_METHODS, is_known
+from lmc.frontend.capture.table import ASKS, CHANGING, is_known
 from lmc.frontend.capture.values import Closure, Deps, Method, Object, Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
@@ -40,7 +38,7 @@ class Havoc:
             self._unbind(frame, name, deps)
         for name in effects.appends - effects.names:
             held = frame.peek(name)
-            if not isinstance(held, (State, StateGroup, Object)) and type(held) not in (list, set, dict, deque, Counter):
+            if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
                 self._unbind(frame, name, deps)
 
     def _unbind(self: Evaluation, frame: Frame, name: str, deps: Deps) -> None:
@@ -134,14 +132,9 @@ class Havoc:
     def _understands(self: Evaluation, frame: Frame, call: ast.Call) -> bool:
         """Whether the evaluation could follow a call; one on what it would have to compute first counts as understood."""
         fn = self._resolved(frame, call.func)
-        if fn is None:
-            if not isinstance(call.func, ast.Attribute):
-                return not isinstance(call.func, ast.Name)
-            base = self._resolved(frame, call.func.value)
-            if isinstance(base, Unknown):
-                return base.deps is not None
-            names = METHODS.get(type(base)) or PURE_METHODS.get(type(base))
-            return base is None or names is None or call.func.attr in names
+        if fn is None and isinstance(call.func, ast.Attribute):
+            fn = self._resolved(frame, call.func.value)  # a method of what is known, or would have to be computed first
+            return not isinstance(fn, Unknown) or fn.deps is not None
         if isinstance(fn, Unknown):
             return fn.deps is not None
         return is_known(fn) or isinstance(fn, (type, Function, Method, Object)) or self._callee(fn)[0] is not None

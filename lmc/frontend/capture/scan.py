@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +17,6 @@ MUTATING = frozenset({
     "join", "user", "assistant", "system", "fork", "set_var", "each", "write", "__iadd__", "__setitem__", "__next__", "send", "copy", "var_scope",
 })  # fmt: skip
 """Methods that change what they are called on (by name: of lists, dicts, sets, states …)."""
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-
 
 @dataclass(frozen=True, slots=True)
 class Effects:
@@ -163,20 +161,17 @@ def _leaves(nodes: Sequence[ast.AST]) -> str | None:
 
 def bound_once(body: Sequence[ast.AST], parameters: Sequence[str]) -> frozenset[str]:
     """Names of a function that one statement outside of loops binds: what its frame holds under them is what they are from there on."""
-    count: dict[str, int] = dict.fromkeys(parameters, 1)
-    looped = set[str]()
+    count, looped = Counter(parameters), set[str]()
 
     def walk(node: ast.AST, in_loop: bool) -> None:
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            if not isinstance(node, ast.Lambda):
-                count[node.name] = count.get(node.name, 0) + 1
-            return
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            count[node.id] = count.get(node.id, 0) + (2 if isinstance(node.ctx, ast.Del) else 1)
-            if in_loop:
-                looped.add(node.id)
-        for child in ast.iter_child_nodes(node):
-            walk(child, in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            count[node.name] += 1
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            count[node.id] += 2 if isinstance(node.ctx, ast.Del) else 1
+            looped.update([node.id] if in_loop else [])
+        elif not isinstance(node, ast.Lambda):
+            for child in ast.iter_child_nodes(node):
+                walk(child, in_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.comprehension))
 
     for node in body:
         walk(node, False)

@@ -3,7 +3,7 @@
 PURE_METHODS   methods of immutable builtin types: run natively when all arguments are known
 PURE           functions that only compute: run natively when all arguments are known
 FUNCTIONS      functions that may be handed unknown things, functions of the program or iterators: a rule each
-METHODS        methods of lists, dicts, sets … the evaluation's own (`containers.py`)
+METHODS        methods of lists, dicts, sets … the evaluation's own: natively, as long as nothing unknown is touched
 LANGUAGE       lmc's own, which pass unknown things on
 """
 
@@ -18,7 +18,6 @@ import bisect
 import collections
 import contextlib
 import copy
-import dataclasses
 import functools
 import hashlib
 import heapq
@@ -39,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend import primitives, tools
 from lmc.frontend.capture import backtracking
 from lmc.frontend.capture import operations as op
+from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.values import (
     NOTHING,
     Closure,
@@ -263,6 +263,38 @@ CLASS_METHODS: dict[tuple[type, str], Rule] = {(dict, "fromkeys"): _fromkeys, (i
 """Of builtin classes."""
 
 
+# -- methods of containers of the evaluation's own, which may hold unknown values ------------------------------------
+
+METHODS: Mapping[type, frozenset[str]] = {
+    kind: frozenset(name for name in dir(kind) if not name.startswith("_"))
+    for kind in (list, dict, set, tuple, collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict)
+}
+"""What is understood, by type."""
+_GIVES = frozenset({"pop", "popitem", "popleft", "setdefault"})
+"""Of those that change the container, what gives something."""
+_READS: Mapping[str, int] = {"append": 0, "appendleft": 0, "insert": 1, "get": 1, "pop": 1, "setdefault": 1}
+"""How many of their arguments are looked at; what the others are does not matter."""
+_VIEWS = frozenset({"keys", "values", "items"})
+
+
+def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """`x.name(*args, **kwargs)` of a method in `METHODS`."""
+    changes = name in MUTATING and name != "copy"
+    if changes:
+        ev.changes(x)
+    ev.count(len(x) >> 3)
+    deps = join(op.known(ev, x), *(op.known(ev, a) for a in args[: _READS.get(name)]))
+    if deps == NOTHING:
+        try:
+            found = op.native(getattr(x, name), *args, **{k: callback(ev, v) for k, v in kwargs.items()})
+            return list(found) if name in _VIEWS else Items(found) if name == "elements" else found
+        except Undecided as undecided:
+            deps = undecided.deps
+    if changes:
+        ev.lose(x, deps)
+    return None if changes and name not in _GIVES else ev.operation("." + name, (x, *args), deps)
+
+
 # -- types, attributes, functions, copies, managers -----------------------------------------------------------------------
 
 
@@ -310,19 +342,6 @@ def manager_of(ev: Evaluation, items: Any) -> Any:
     if type(items) is not Items or items.generator is None:
         return Unknown(None)
     return Manager(lambda: op.native(next, items), lambda error: error is None and op.native(next, items, False))
-
-
-@rule(dataclasses.asdict)
-def _asdict(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    def plain(x: Any) -> Any:
-        kind: Any = type(x)
-        if kind is Object and (names := ev.dataclass_fields(x.cls)) is not None:
-            return {name: plain(x.attributes[name]) for name in names}
-        if kind in (list, tuple) and not ev.is_lost(x):
-            return kind([plain(i) for i in x])
-        return {k: plain(v) for k, v in x.items()} if kind is dict and not ev.is_lost(x) else x
-
-    return plain(args[0])
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
