@@ -1,6 +1,6 @@
 """Batches: a program run on many items, so many at once as the backend can use. Items that have not begun are arguments and nothing more.
 
-Runs of a closed program (lmc/frontend/capture/closed.py) share one thread (lmc/frontend/fibers.py); one that calls what is not known has
+Runs of a closed program (lmc/frontend/closed.py) share one thread (lmc/frontend/fibers.py); one that calls what is not known has
 a thread while it runs, and one at a time has the turn (lmc/frontend/flights.py); an `async def` program is a task of one loop.
 """
 

@@ -1,6 +1,6 @@
 """Programs in flight on one thread: each item is a fiber (a greenlet), which holds no thread while it waits for an answer.
 
-For programs of which everything is known that they call (lmc/frontend/capture/closed.py): what blocks, or holds a lock while it
+For programs of which everything is known that they call (lmc/frontend/closed.py): what blocks, or holds a lock while it
 waits, needs a thread of its own (lmc/frontend/flights.py).
 """
 

@@ -523,7 +523,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, limit: Any = "auto", progress: bool = False
     ) -> Batch:
         """A batch that is about to run. Its journal is open, if it has one."""
-        from lmc.frontend.capture.closed import is_closed  # it knows programs
+        from lmc.frontend.closed import is_closed  # it knows programs
 
         fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items])
         limit = min(in_flight(limit, fibers, waves=options.desk is not None), len(items))

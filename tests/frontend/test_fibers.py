@@ -22,7 +22,7 @@ import pytest
 
 import lmc
 from lmc.backend.mock import Mock
-from lmc.frontend.capture.closed import is_closed
+from lmc.frontend.closed import is_closed
 from lmc.frontend.fibers import Fibers
 from lmc.waiting import Signal
 

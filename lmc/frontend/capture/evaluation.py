@@ -96,7 +96,6 @@ class Frame:
         assert self.live is not None and self.code is not None
         if name not in self.code.once or name not in self.live:
             return x
-        self.ev.resumed += 1
         return self.ev.locals.adopt(self.live[name])
 
 
@@ -124,10 +123,6 @@ class Outcome:
     steps: int = 0
 
 
-def _never() -> bool:
-    return False
-
-
 class Evaluation(Calls, Objects, Havoc):
     """Follows `function` from its first line. The emitter reads `certain` and `shifted` at each ask.
 
@@ -143,7 +138,7 @@ class Evaluation(Calls, Objects, Havoc):
         *,
         domain: Domain | None = None,
         budget: int = 50_000,
-        paused: Callable[[], bool] = _never,
+        paused: Callable[[], bool] = lambda: False,
         passes: Callable[[Loc], int] = lambda _: 0,
         frames: Mapping[types.CodeType, tuple[int, Mapping[str, Any]]] | None = None,
         stream: str = "",
@@ -169,7 +164,7 @@ class Evaluation(Calls, Objects, Havoc):
         self.handled: list[Any] = []
         self.tries = 0
         self.explores, self.exploring = explores, 0  # how many arms deep it is
-        self.depth = self.steps = self.resumed = 0
+        self.depth = self.steps = 0
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
@@ -181,7 +176,7 @@ class Evaluation(Calls, Objects, Havoc):
         self._asks: dict[int, bool] = {}
 
     def run(self) -> Outcome:
-        """Evaluates. Raises nothing of the program's; EvaluatorError and the like are faults of the evaluator."""
+        """Evaluates. Raises nothing of the program's: what it raises is a fault of the evaluator."""
         outcome, token = self.outcome, place.set(lambda: self.loc)
         try:
             state = State(self.emitter, stream=self.stream, name=self.function.name)

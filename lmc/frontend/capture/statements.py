@@ -375,15 +375,12 @@ def _assert(node: ast.Assert, scope: Scope) -> Eval:
     return run
 
 
-# -- match -----------------------------------------------------------------------------------------------------------
+# -- definitions -----------------------------------------------------------------------------------------------------
 
 
 def _match(node: ast.Match, scope: Scope) -> Eval:
     scope.bindings.bound.add(SUBJECT)
     return block(as_ifs(node), scope)
-
-
-# -- definitions -----------------------------------------------------------------------------------------------------
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval:
@@ -403,28 +400,21 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eva
 def _class(node: ast.ClassDef, scope: Scope) -> Eval:
     """A class that a program defines is unknown until Python has made it."""
     bind = _bind_name(scope.mangled(node.name), scope.kind(node.name))
-
-    def run(frame: Frame) -> None:
-        frame.ev.outcome.entire = False
-        bind(frame, Unknown(None))
-
-    return run
+    return lambda frame: bind(frame, frame.ev.operation("class", (), None))
 
 
 def _import(node: ast.Import | ast.ImportFrom, scope: Scope) -> Eval:
     found: list[tuple[Bind, str, str | None]] = []
     for alias in node.names:
         name = alias.asname or alias.name.split(".")[0]
-        bind = _bind_name(scope.mangled(name), scope.kind(name))
-        if isinstance(node, ast.ImportFrom):
-            found.append((bind, "" if node.level else node.module or "", alias.name))
-        else:
-            found.append((bind, alias.name if alias.asname else name, None))
+        from_module = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+        module, part = (from_module, alias.name) if isinstance(node, ast.ImportFrom) else (alias.name if alias.asname else name, None)
+        found.append((_bind_name(scope.mangled(name), scope.kind(name)), module, part))
 
     def run(frame: Frame) -> None:
-        for bind, module, name in found:
-            held = sys.modules.get(module)  # importing it here would run its code
-            bind(frame, Unknown(None) if held is None else held if name is None else frame.ev.attribute(held, name))
+        for bind, module, part in found:
+            held = sys.modules.get(module, Unknown(None))  # importing it here would run its code
+            bind(frame, held if part is None else frame.ev.attribute(held, part))
 
     return run
 

@@ -75,11 +75,10 @@ def _are_inert(annotated: Any, above: tuple[Any, ...]) -> bool:
     """Of all that a class or a function annotates."""
     holders = annotated.__mro__[:-1] if isinstance(annotated, type) else (annotated,)
     said: list[Any] = [hint for holder in holders for hint in getattr(holder, "__annotations__", {}).values()]
-    if quoted := [hint for hint in said if isinstance(hint, str)]:
-        if not all(map(_NAMES.fullmatch, quoted)):
-            return False
-        try:
-            said = [*get_type_hints(annotated, include_extras=True).values()]
-        except (NameError, TypeError, AttributeError, SyntaxError):
-            return False
+    quoted = [hint for hint in said if isinstance(hint, str)]
+    try:
+        if quoted:
+            said = [*get_type_hints(annotated, include_extras=True).values()] if all(map(_NAMES.fullmatch, quoted)) else [object()]
+    except (NameError, TypeError, AttributeError, SyntaxError):
+        return False
     return all(is_inert(hint, above) for hint in said)

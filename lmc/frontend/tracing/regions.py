@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Domain, Loop, Signal
-from lmc.frontend.capture.heap import MISSING, Heap, Slot, get, put, same
+from lmc.frontend.capture.heap import MISSING, Heap
 from lmc.frontend.capture.values import Abandoned, Deps, Object, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tracing.emitter import LATER, Answered, Context, GraphEmitter
+from lmc.frontend.tracing.slots import Slot, changed, get, put, same
 from lmc.ir.core import DEFAULT, Case, Operand, Value
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class GraphDomain(Domain):
         self.depth -= 1
         cases: list[tuple[Case, str]] = [(True, labels[0]), (DEFAULT, labels[1])]
         going = [end for end in ends if not end.left]
-        if values and len(going) == 2 and all(map(b.is_empty, labels)) and not any([*before.changed(end.heap)] for end in ends):
+        if values and len(going) == 2 and all(map(b.is_empty, labels)) and not any([*changed(before, end.heap)] for end in ends):
             undo()
             picked = emitter.operation("choice", (test, *(end.value for end in ends)), test.deps)
             return Ended(home, before, None, picked)
@@ -278,7 +279,7 @@ class GraphDomain(Domain):
         """Where something else is held later; what has no place of its own is lost."""
         slots: dict[tuple[int, Any], Slot] = {}
         for heap in heaps:
-            for x, key in before.changed(heap):
+            for x, key in changed(before, heap):
                 if x is evaluation.lost or x is evaluation.states:
                     continue
                 if key is MISSING:

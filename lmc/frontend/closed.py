@@ -71,11 +71,8 @@ class _Closed:
         if isinstance(node, _REFUSED) or (isinstance(node, ast.FunctionDef) and node.decorator_list):
             return False
         if isinstance(node, ast.With):
-            return all(
-                isinstance(item.context_expr, ast.Call) and isinstance(item.context_expr.func, ast.Attribute)
-                and item.context_expr.func.attr in _SCOPES and body.outside(item.context_expr.func) is None
-                for item in node.items
-            )  # fmt: skip
+            called = [item.context_expr.func if isinstance(item.context_expr, ast.Call) else None for item in node.items]
+            return all(isinstance(func, ast.Attribute) and func.attr in _SCOPES and body.outside(func) is None for func in called)
         if isinstance(node, ast.Call):
             return self._may_call(body, node.func)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not body.is_own(node.id):
@@ -122,25 +119,17 @@ class _Body:
     def __init__(self, fn: types.FunctionType) -> None:
         found = find(fn).node
         self.nodes = [*_walk([found.body] if isinstance(found, ast.Lambda) else found.body)]
-        self.functions = {node.name for node in self.nodes if isinstance(node, ast.FunctionDef)}
-        self.functions |= {
-            target.id for node in self.nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)
-            for target in node.targets if isinstance(target, ast.Name)
-        }  # fmt: skip
-        stored = {node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-        named = {n.name for n in self.nodes if isinstance(n, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and n.name}
-        given = {a.arg for node in (found, *self.nodes) if isinstance(node, ast.FunctionDef | ast.Lambda) for a in _parameters(node.args)}
-        self._own = stored | named | given | self.functions
+        given = {node.arg for node in ast.walk(found) if isinstance(node, ast.arg)}
+        stored = [node for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+        lambdas = [target for node in self.nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) for target in node.targets]
+        named = {node.name for node in self.nodes if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name}
+        functions = {node.name for node in self.nodes if isinstance(node, ast.FunctionDef)} | {node.id for node in lambdas if isinstance(node, ast.Name)}
+        self.functions = functions - given - {node.id for node in stored if node not in lambdas}
+        """Names to which nothing but functions of this one are bound."""
+        self._own = functions | given | named | {node.id for node in stored}
         self._own -= {name for node in self.nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-        self.functions -= {name for name in stored | given if not self._is_function_only(name)}
         self._cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         self._globals = fn.__globals__
-
-    def _is_function_only(self, name: str) -> bool:
-        """Whether nothing but functions is bound to a name."""
-        binds = [n for n in self.nodes if isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Load)]
-        lambdas = [t for n in self.nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Lambda) for t in n.targets]
-        return all(n in lambdas for n in binds)
 
     def is_own(self, name: str) -> bool:
         """Whether a name is bound in the function, or in one within it."""
@@ -177,10 +166,4 @@ def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         for name, child in ast.iter_fields(node):
             if name in ("annotation", "returns"):
                 continue
-            children = child if isinstance(child, list) else [child]
-            yield from _walk(x for x in children if isinstance(x, ast.AST))
-
-
-def _parameters(args: ast.arguments) -> Iterator[ast.arg]:
-    yield from (*args.posonlyargs, *args.args, *args.kwonlyargs)
-    yield from (a for a in (args.vararg, args.kwarg) if a is not None)
+            yield from _walk(x for x in (child if isinstance(child, list) else [child]) if isinstance(x, ast.AST))
