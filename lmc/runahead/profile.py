@@ -30,8 +30,6 @@ TRIALS, PROBE = 3, 32
 """Evaluations at one reading line that may ask nothing before only every so manieth is made."""
 WRONG = 3
 """Guesses of one site that were wrong, and more than were right, before it is turned off."""
-PASSED = 8
-"""Times that a `raise` or `assert` has to be passed without raising before it no longer ends certainty."""
 KEPT = 256
 """Runs whose requests are kept for reports."""
 
@@ -50,7 +48,6 @@ class Profile:
         self.runs: deque[Ledger] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while somebody has it
         self.passed: Counter[Hashable] = Counter()  # sites that may raise, and did not
-        self.arms: Counter[Hashable] = Counter()  # (site, arm) that runs took
         self._lines: dict[Hashable, list[int]] = {}  # reading line: evaluations there, requests that they made
         self._sites: dict[Loc | None, list[int]] = {}  # of an ask: right, wrong
         self.off: set[Loc | None] = set()

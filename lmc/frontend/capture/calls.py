@@ -193,8 +193,6 @@ class Calls:
         if self.depth > DEEPEST:
             raise Stop(f"{DEEPEST} calls within each other")
         try:
-            if code.is_lambda:
-                return code.body(frame)
             code.body(frame)
         except Abandoned as abandoned:
             if abandoned.target is not frame:

@@ -68,8 +68,7 @@ class Code:
     """A function: `body(frame)` runs it."""
 
     def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None) -> None:
-        self.node, self.name, self.python, self.file = node, name, python, scope.file
-        self.loc = scope.loc(node)
+        self.name, self.python, self.is_lambda = name, python, isinstance(node, ast.Lambda)
         a = node.args
         self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
         self.only_positional = len(a.posonlyargs)
@@ -87,18 +86,11 @@ class Code:
         bound = frozenset(scope.bindings.bound)
         self.free_effects = replace(self.effects, touched=self.effects.touched - bound, names=frozenset())
         """Without what it does to its own names."""
-        self.body: Eval
-        from lmc.frontend.capture.expressions import expression  # they compile functions in turn
-        from lmc.frontend.capture.statements import block
-
-        if isinstance(node, ast.Lambda):
-            self.body = expression(node.body, scope)
-        elif self.is_generator and self.is_async:
+        if self.is_generator and self.is_async:
             raise NotUnderstood("an async generator")
-        else:
-            self.body = block(node.body, scope)
-        self.is_lambda = isinstance(node, ast.Lambda)
+        from lmc.frontend.capture.statements import block  # which compiles functions in turn
 
+        self.body: Eval = block([ast.copy_location(ast.Return(node.body), node.body)] if isinstance(node, ast.Lambda) else node.body, scope)
 
     def signature(self, defaults: Sequence[Any], kwdefaults: Mapping[str, Any]) -> Signature:
         """With the defaults of one of the functions that have this code."""

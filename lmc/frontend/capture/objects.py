@@ -186,9 +186,6 @@ class Objects:
         else:
             self.snapshot.changed.add((id(x), name))
 
-    def delete_attribute(self: Evaluation, x: Any, name: str) -> None:
-        self.set_attribute(x, name, Unknown(None))
-
     def special(self: Evaluation, x: Object, name: str) -> Any:
         """The method of the program's that an operator means, bound; None if the class has none."""
         found = self.class_attribute(x.cls, name)
