@@ -10,9 +10,10 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import CO_NEWLOCALS, CO_OPTIMIZED
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
+from lmc.frontend.capture.code import Place, place_of
 from lmc.runahead.profile import is_own
 
 _SHARED = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "stack", "currentframe", "f_locals", "breakpoint"})
@@ -64,26 +65,26 @@ _OURS = 3
 
 
 @contextmanager
-def frames() -> Generator[dict[CodeType, tuple[int, Mapping[str, Any]]]]:
-    """In the block, the line and the locals of each function that runs in this thread, the innermost call of each; not lmc's own."""
+def frames() -> Generator[dict[Place, Mapping[str, Any]]]:
+    """In the block, the locals of each function that runs in this thread, by its place, of the innermost call of each; not of lmc's own."""
     found = _found()
     try:
         yield found
     finally:
-        for _, held in found.values():
+        for held in found.values():
             if isinstance(held, Locals):
                 held.close()
 
 
-def _found() -> dict[CodeType, tuple[int, Mapping[str, Any]]]:
-    found: dict[CodeType, tuple[int, Mapping[str, Any]]] = {}
+def _found() -> dict[Place, Mapping[str, Any]]:
+    found: dict[Place, Mapping[str, Any]] = {}
     frame: FrameType | None = sys._getframe(1)
     traced = sys.gettrace() is not None
     while frame is not None:
         code = frame.f_code
-        if not is_own(frame) and code not in found:
+        if not is_own(frame) and (place := place_of(code)) not in found:
             private = code.co_flags & CO_OPTIMIZED and code.co_flags & CO_NEWLOCALS
             readable = sys.version_info >= (3, 13) or (private and not traced and _SHARED.isdisjoint(code.co_names))
-            found[code] = (frame.f_lineno, Locals(frame) if readable else {})
+            found[place] = Locals(frame) if readable else {}
         frame = frame.f_back
     return found

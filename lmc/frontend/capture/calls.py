@@ -173,8 +173,7 @@ class Calls:
         frame.first = args[0] if args else None
         for name in code.writes_globals:
             self.snapshot.changed.add((id(fn.module), name))
-        if self.frames and code.python is not None and code.python in self.frames:
-            frame.live = self.frames[code.python][1]
+        frame.live = self.frames.get(code.place)
         if code.is_generator:
             from lmc.frontend.capture.generators import Body  # brings greenlets
 

@@ -27,6 +27,14 @@ Eval = Callable[["Frame"], Any]
 """An expression, compiled: its value in a frame. Of a statement: its Signal."""
 
 
+Place = tuple[str, int, str]
+"""Of a function: file, first line and name. A journaled run has code of its own at the same place."""
+
+
+def place_of(code: types.CodeType) -> Place:
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
 class NotUnderstood(Exception):
     """A function whose source is missing, or that uses what the evaluator does not know: unknown code."""
 
@@ -68,7 +76,8 @@ class Code:
     """A function: `body(frame)` runs it."""
 
     def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None) -> None:
-        self.name, self.python, self.is_lambda = name, python, isinstance(node, ast.Lambda)
+        self.name, self.is_lambda = name, isinstance(node, ast.Lambda)
+        self.place = None if python is None else place_of(python)
         a = node.args
         self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
         self.only_positional = len(a.posonlyargs)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import builtins
-import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -140,14 +139,14 @@ class Evaluation(Calls, Objects, Havoc):
         budget: int = 50_000,
         paused: Callable[[], bool] = lambda: False,
         passes: Callable[[Loc], int] = lambda _: 0,
-        frames: Mapping[types.CodeType, tuple[int, Mapping[str, Any]]] | None = None,
+        frames: Mapping[Any, Mapping[str, Any]] = {},
         stream: str = "",
         explores: bool = False,
     ) -> None:
-        """`explores`: it looks into arms of undecided branches, too. `frames`: the line and locals of the frames of Python's that run functions of the program now."""
+        """`explores`: it looks into arms of undecided branches, too. `frames`: locals of the frames of Python's that run functions of the program now, by their places."""
         self.function, self.snapshot, self.emitter = function, arguments, emitter
         self.domain = domain or Domain()
-        self.paused, self.passes, self.frames, self.stream = paused, passes, frames or {}, stream
+        self.paused, self.passes, self.frames, self.stream = paused, passes, frames, stream
         self.outside = Outside(arguments, self)
         self.adopt = self.outside.adopt
         self.locals = Outside(Snapshot(), self)

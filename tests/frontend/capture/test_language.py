@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.frontend.capture.code import place_of
 
 from .comparing import run_evaluation, run_python
 from .recording import evaluate
@@ -361,14 +362,14 @@ def test_locals_that_are_bound_once_are_read_from_pythons_frame():
     asked, outcome = evaluate(resumed, g="/dev/null")
     assert [(a.name, a.prompt) for a in asked] == [("ok", None), ("z", None)] and not outcome.entire
     live = {"plan": "a\nb", "step": "b"}  # `step` is bound in a loop
-    asked, _ = evaluate(resumed, options={"frames": {resumed.func.__code__: (0, live)}}, g="/dev/null")
+    asked, _ = evaluate(resumed, options={"frames": {place_of(resumed.func.__code__): live}}, g="/dev/null")
     assert [(a.name, a.prompt) for a in asked] == [("ok", "Plan: a\nb"), ("c", "[user:a][assistant:"), ("c", "[user:b][assistant:"), ("z", "Plan: a\nb{('', 0)}")]
 
 
 @lmc.function
 def looking(s, q):
     found = opened(q)
-    FRAMES.append({sys._getframe().f_code: (0, sys._getframe().f_locals)})
+    FRAMES.append({place_of(sys._getframe().f_code): sys._getframe().f_locals})
     s += found + lmc.gen("x")
     s += (FRAMES[-1] and "") or lmc.gen("y")
 
