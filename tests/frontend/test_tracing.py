@@ -305,3 +305,18 @@ def test_tracing_runs_nothing_of_the_program() -> None:
 
     assert [op.kind for op in graph_of(acting, q="x").ops() if op.kind == "gen"] == ["gen"]
     assert calls == []
+
+
+@lmc.function
+def answers_calls(s: Any) -> Any:
+    s += lmc.gen("a", tools=[len])
+    for call in s.get_meta_info("a")["tool_calls"]:
+        s += lmc.tool_result(call, "done")
+    s += lmc.gen("b")
+    return s["b"]
+
+
+def test_a_result_of_a_call_that_is_not_known_is_text_that_is_not_known() -> None:
+    """It was drawn as an exception that every turn of the loop raises."""
+    text = body(graph_of(answers_calls))
+    assert "raise(" not in text and "py.tool_result(" in text and 'name = "b"' in text

@@ -475,7 +475,7 @@ def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     return {**bound.arguments, code.more: dict(bound.arguments[code.more])} if code.more else bound.arguments
 
 
-_MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess]
+_MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess, reportDeprecated]
 _NO_OPTIONS = Options()
 _ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
 _LRU = type(functools.lru_cache(len))

@@ -143,7 +143,7 @@ class Object:
         return f"{self.cls.__qualname__}({', '.join([f'{name}={self.attributes[name]!r}' for name in names])})"
 
     def _formatted(self, how: str) -> str:
-        return format(str(self), how)
+        return str(self) if not how else self._refused()
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
         raise Undecided(None)  # copies are unknown

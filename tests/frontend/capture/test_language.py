@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.frontend.capture import operations
 from lmc.frontend.capture.code import place_of
 
 from .comparing import run_evaluation, run_python
@@ -573,3 +574,75 @@ def test_undecided_expressions_are_holes():
     asked, outcome = evaluate(picky, q="q")
     assert [(x.prompt is None, x.certain, x.shifted) for x in asked] == [(False, True, False)] + 3 * [(True, True, False)]
     assert frozenset({("/c0", 0)}) in outcome.waits
+
+
+@lmc.function
+def catches_all(s, q):
+    try:
+        found = [x for x in q if x == "a"]
+    except Exception:
+        found = []
+    s += f"{found}" + lmc.gen("x")
+
+
+def test_a_fault_of_the_evaluator_is_no_exception_of_the_program(monkeypatch):
+    """Much of it runs below native code, whose exceptions are the program's."""
+    assert evaluate(catches_all, q="abc")[0][0].prompt == "['a']"
+    monkeypatch.setattr(operations, "apply", None)
+    with pytest.raises(TypeError):
+        evaluate(catches_all, q="abc")
+
+
+class Money:
+    def __init__(self, n):
+        self.n = n
+
+    def __add__(self, other):
+        return Money(self.n + other.n)
+
+    def __radd__(self, other):
+        return self if other == 0 else NotImplemented
+
+    def __lt__(self, other):
+        return self.n < other.n
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+    def __hash__(self):
+        return self.n
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return iter(range(self.n))
+
+    def __contains__(self, x):
+        return x == self.n
+
+    def __getitem__(self, i):
+        return i * self.n
+
+    def __str__(self):
+        return f"{self.n} €"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        return kind is KeyError
+
+
+@lmc.function
+def operators(s, q):
+    a, b = Money(len(q)), Money(2)
+    with b as entered:
+        {}["x"]
+    found = [str(sum([a, b])), max(a, b).n, a == b, a != Money(a.n), b in [a, Money(2)], len(b), list(b), 2 in b, b[3], {b: 1}[Money(2)], sorted([a, b])[0].n, bool(Money(0)), f"{entered}"]
+    s += f"{found}" + lmc.gen("x")
+
+
+def test_native_code_calls_the_special_methods_of_objects():
+    asked, _ = run_evaluation(operators, {"q": "four"}, {})
+    assert asked == run_python(operators, {"q": "four"}).asked
