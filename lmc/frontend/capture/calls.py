@@ -122,6 +122,7 @@ class Calls:
             found = list(op.iterate(self, items))
         except Undecided as undecided:
             return self.operation("join", (separator, items), undecided.deps)
+        op.fits(sum([len(item) for item in found if type(item) is str]))
         deps = join(NOTHING, *(op.need(self, item) for item in found if type(item) is not str))
         return self.operation("join", (separator, found), deps) if deps is None or deps else op.native(separator.join, found)
 
@@ -179,7 +180,7 @@ class Calls:
 
             frame.generator = Body(frame)
             self.generators.append(frame.generator)
-            return Items(frame.generator, frame.generator)
+            return Items(self, frame.generator, frame.generator)
         if code.is_async and program is None:
             return Coroutine(lambda: self._run(frame))
         frame.is_program = program is not None

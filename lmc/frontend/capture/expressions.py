@@ -419,7 +419,7 @@ def _comprehension(kind: Callable[[Iterator[Any]], Any]) -> Callable[[Any, Scope
 
 def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
     first, frames, (value,), _ = _levels(node, scope, [node.elt])
-    return lambda frame: Items(map(value, frames(frame, first(frame))))
+    return lambda frame: Items(frame.ev, map(value, frames(frame, first(frame))))
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {

@@ -55,8 +55,10 @@ def need(ev: Evaluation, x: Any) -> Deps:
     found = known(ev, x)
     if found is None or found:
         return found
+    if kind is defaultdict and not (x.default_factory is None or (type(x.default_factory) is type and x.default_factory.__module__ == "builtins")):
+        return None  # native code would call it
     if kind in CONTAINERS:
-        ev.count(len(x) >> 3)
+        ev.count(1 + (len(x) >> 3))
         for item in [*x, *x.values()] if kind in MAPPINGS else x:
             if type(item) not in ATOMS:
                 found = join(found, need(ev, item))
@@ -105,6 +107,11 @@ def apply(ev: Evaluation, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         return native(fn, *args)
     except Undecided as undecided:
         return ev.operation(name, args, undecided.deps)
+
+
+def passes(x: Any) -> int:
+    """Steps of native code that goes through a range; other iterators count themselves."""
+    return native(len, x) if type(x) is range else 0
 
 
 # -- binary operators ------------------------------------------------------------------------------------------------
@@ -168,6 +175,7 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
         return Unknown(a.deps)  # forks of an unknown number, maybe
     if kind in CONTAINERS and kind not in (tuple, frozenset) and name in _INPLACE:
         bound(name, a, b)
+        ev.count(passes(b))
         ev.changes(a)
         deps = join(known(ev, a), known(ev, b))
         try:
@@ -291,8 +299,9 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
 
 def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
     """`x[at] = value`."""
-    if type(at) is slice and type(x) is list:
-        value = Unknown(known(ev, value)) if ev.is_lost(value) else value
+    if type(at) is slice:
+        ev.count(passes(value))
+        value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
     _changed(ev, x, [value], operator.setitem, x, at, value)
 
 

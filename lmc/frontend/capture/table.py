@@ -126,7 +126,7 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
     if name.startswith(("re.", ".")) and not _is_quick(fn, name, given, kwargs):
         return ev.operation(name, args, None)
     found = op.apply(ev, name, functools.partial(fn, *given, **kwargs))
-    return Items(found) if type(found).__name__ == "callable_iterator" else found
+    return Items(ev, found) if type(found).__name__ == "callable_iterator" else found
 
 
 _BOUNDED = frozenset({f"{m.__name__}.{n}" for m in (textwrap, html, urllib.parse) for n in _MODULES[m].split()} | {"math.prod"})
@@ -181,21 +181,21 @@ def callback(ev: Evaluation, fn: Any) -> Any:
 # -- what takes iterables and functions ----------------------------------------------------------------------------------
 
 _TAKING: Mapping[Any, str] = {
-    list: "i", tuple: "i", set: "i", collections.deque: "ix", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "i",
+    list: "i", tuple: "i", set: "i", collections.deque: "iv", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "i",
     collections.defaultdict: "dm", sum: "ix", any: "i", all: "i", sorted: "i", functools.reduce: "fix", reversed: "r", zip: "i", enumerate: "ix", map: "fi",
-    filter: "fi", itertools.filterfalse: "fi", itertools.takewhile: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "ix",
-    itertools.chain: "i", itertools.cycle: "i", itertools.count: "x", itertools.repeat: "x", itertools.zip_longest: "i", itertools.pairwise: "i",
-    itertools.product: "i", itertools.permutations: "ix", itertools.combinations: "ix", itertools.combinations_with_replacement: "ix",
-    itertools.accumulate: "if", itertools.groupby: "if", next: "xx", heapq.nlargest: "xi", heapq.nsmallest: "xi",
+    filter: "fi", itertools.filterfalse: "fi", itertools.takewhile: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
+    itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i",
+    itertools.product: "i", itertools.permutations: "iv", itertools.combinations: "iv", itertools.combinations_with_replacement: "iv",
+    itertools.accumulate: "if", itertools.groupby: "if", next: "xx", heapq.nlargest: "vi", heapq.nsmallest: "vi",
 }  # fmt: skip
-"""What they take: i iterables, r sequences, m mappings or iterables, f and d functions, x anything; the last letter stands for all arguments that follow."""
+"""What they take: i iterables, r sequences, m mappings or iterables, f and d functions, v what has to be known, x anything; the last letter stands for all arguments that follow."""
 
 
 def _natively(fn: Any, letters: str) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given = [_TAKEN[letters[min(i, len(letters) - 1)]](ev, a) for i, a in enumerate(args)]
         found = op.native(fn, *given, **{k: callback(ev, v) if k in ("key", "func") else v for k, v in kwargs.items()})
-        return Items(_each(ev, found)) if hasattr(type(found), "__next__") and type(found) not in (Items, Object, Unknown) else found
+        return Items(ev, _each(ev, found)) if hasattr(type(found), "__next__") and type(found) not in (Items, Object, Unknown) else found
 
     return made
 
@@ -206,15 +206,22 @@ def _mapping(ev: Evaluation, x: Any) -> Any:
 
 _TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
     "i": lambda ev, x: op.iterate(ev, x), "m": _mapping, "f": callback, "x": lambda _, x: x, "r": lambda ev, x: list(op.iterate(ev, x)),
-    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x),
+    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
 _END = object()
+
+
+def _known(ev: Evaluation, x: Any) -> Any:
+    deps = op.known(ev, x)
+    if deps is None or deps:
+        raise Undecided(deps)
+    return x
 
 
 def _each(ev: Evaluation, items: Any) -> Any:
     """The items of an iterator of Python's; those of groups are taken at once."""
     while (item := op.native(next, items, _END)) is not _END:
-        yield (item[0], Items(iter(list(item[1])))) if type(items) is itertools.groupby else item
+        yield (item[0], Items(ev, iter(list(item[1])))) if type(items) is itertools.groupby else item
 
 
 for _fn, _letters in _TAKING.items():
@@ -256,7 +263,7 @@ def _fromkeys(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _from_iterable(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(i for a in op.iterate(ev, args[0]) for i in op.iterate(ev, a))
+    return Items(ev, (i for a in op.iterate(ev, args[0]) for i in op.iterate(ev, a)))
 
 
 CLASS_METHODS: dict[tuple[type, str], Rule] = {(dict, "fromkeys"): _fromkeys, (itertools.chain, "from_iterable"): _from_iterable}
@@ -282,12 +289,12 @@ def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: d
     changes = name in MUTATING and name != "copy"
     if changes:
         ev.changes(x)
-    ev.count(len(x) >> 3)
+    ev.count((len(x) >> 3) + sum(op.passes(a) for a in args))
     deps = join(op.known(ev, x), *(op.known(ev, a) for a in args[: _READS.get(name)]))
     if deps == NOTHING:
         try:
             found = op.native(getattr(x, name), *args, **{k: callback(ev, v) for k, v in kwargs.items()})
-            return list(found) if name in _VIEWS else Items(found) if name == "elements" else found
+            return list(found) if name in _VIEWS else Items(ev, found) if name == "elements" else found
         except Undecided as undecided:
             deps = undecided.deps
     if changes:

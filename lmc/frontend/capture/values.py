@@ -214,16 +214,17 @@ class Partial:
 class Items:
     """An iterator: items of a generator or of `map`, `zip`, `iter` …, made as they are taken."""
 
-    __slots__ = ("_items", "generator")
+    __slots__ = ("_ev", "_items", "generator")
 
-    def __init__(self, items: Iterable[Any], generator: Any = None) -> None:
-        self._items = iter(items)
+    def __init__(self, ev: Evaluation, items: Iterable[Any], generator: Any = None) -> None:
+        self._ev, self._items = ev, iter(items)
         self.generator = generator  # whose items they are
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        self._ev.count(1)  # native code may go through it, too
         return next(self._items)
 
 

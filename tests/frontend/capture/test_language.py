@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import sys
 from typing import Any
 
@@ -495,6 +496,38 @@ def test_limits_stop_an_evaluation():
 
     asked, outcome = evaluate(large, q="q")
     assert len(asked) == 1 and "too large" in outcome.reason
+
+
+@lmc.function
+def goes_on(s, way):
+    found, many = [], 10**9
+    if way == "extend":
+        found.extend(range(many))
+    elif way == "append":
+        found += range(many)
+    elif way == "slice":
+        found[:] = range(many)
+    elif way == "iterator":
+        found.extend(itertools.count())
+    elif way == "generator":
+        found.extend(x for x in itertools.cycle([1]))
+    elif way == "in":
+        found = -1 in itertools.count()
+    elif way == "set":
+        found = {1}.union(map(abs, itertools.count()))
+    elif way == "star":
+        found = [*range(many)]
+    elif way == "unpacked":
+        found, *_ = range(many)
+    else:
+        found = sum(range(many)) + max(range(many))
+    s += lmc.gen("x")
+
+
+@pytest.mark.parametrize("way", ["extend", "append", "slice", "iterator", "generator", "in", "set", "star", "unpacked", "sum"])
+def test_native_code_stays_within_the_budget(way):
+    _, outcome = evaluate(goes_on, way=way)
+    assert outcome.reason == "50000 steps"
 
 
 def test_pausing():
