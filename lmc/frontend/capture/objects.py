@@ -257,7 +257,7 @@ class Objects:
         """Whether an `except` of these classes takes an exception."""
         all_ = _classes(kinds)
         if isinstance(value, Unknown):
-            if Exception in all_ or BaseException in all_:
+            if any(k is Exception or k is BaseException for k in all_):
                 return True
             raise Undecided(value.deps)
         if any(k in self.class_of(value).__mro__ for k in all_ if isinstance(k, type)):
