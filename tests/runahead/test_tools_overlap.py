@@ -66,7 +66,7 @@ def prefilled(instructions: str, *, after: str) -> tuple[int, int, Any]:
         ledgers.append(state.emitter.run.ledger)
 
     program._begin = begin
-    runner.may_run = lambda work: bool(ledgers and ledgers[-1].evaluations)  # Python waits for the answer, and what comes next is evaluated meanwhile
+    runner.may_run = lambda work: program.profile.evaluations > 0  # Python waits for the answer, and what comes next has been evaluated meanwhile
     with engine:
         assert program(task="Look.")["end"]
         engine.check()

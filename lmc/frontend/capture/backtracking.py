@@ -149,6 +149,8 @@ class _Reader:
 
     def repeat(self, argument: Any, after: First) -> _Bound:
         low, high, nodes = int(argument[0]), int(argument[1]), list(argument[2])
+        if high == 0:
+            return _Bound(1)
         first = self.first(nodes, None)
         decided = low == high or _are_apart([first, after])
         if len(nodes) == 1 and nodes[0][0] in _CHARACTERS:

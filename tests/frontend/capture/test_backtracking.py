@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import lmc
@@ -136,6 +136,7 @@ TREES = st.recursive(
 )
 
 
+@example(("repeat", ("repeat", ("seq",), 0, None, False), 0, 0, False), "", False)
 @given(TREES, st.text("abc", max_size=10), st.booleans())
 def test_the_bound_holds(tree: Tree, text: str, full: bool) -> None:
     bound = work(written(tree), 0, text, "fullmatch" if full else "match")
