@@ -1,10 +1,11 @@
 """An evaluation runs no code of the user's, and changes nothing outside."""
 
-# ruff: noqa: UP031, C405, F841 (programs are written as people write them)
+# ruff: noqa: UP030, UP031, UP032, C405, F841 (programs are written as people write them)
 
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -136,6 +137,22 @@ def test_each_operation_leaves_an_outside_object_alone(text: str):
     for argument in (poisoned(), Sly("a"), WithGetattr(), [poisoned()], {"k": Sly("b")}, (poisoned(),)):
         evaluate(program, p=argument)
         assert not RAN
+
+
+MADE = defaultdict(lambda: RAN.append("a factory"))
+
+
+@lmc.function
+def makes(s, d):
+    texts = ["{0[a]}".format(d), "%(a)s" % d, f"{d['c']}", "{0[a]}".format(MADE), f"{MADE['e']}", str(d), list(map(d.get, "ab")), sorted(d)]
+    s += f"{texts}" + lmc.gen("x")
+
+
+def test_no_factory_of_an_outside_mapping_is_called_natively():
+    RAN.clear()
+    given = defaultdict(lambda: RAN.append("a factory"))
+    evaluate(makes, d=given)
+    assert not RAN and not given and not MADE
 
 
 def _made(text: str) -> Any:
