@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import error, getcurrent, greenlet
 
 from lmc.frontend.capture.operations import iterate
-from lmc.frontend.capture.values import Abandoned, Items, Undecided
+from lmc.frontend.capture.values import Abandoned, Items, Raised, Undecided
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Frame
@@ -39,7 +40,9 @@ class Body:
 
     def give(self, x: Any) -> None:
         """In the body: hand an item to who takes it."""
-        self._steps.parent.switch((True, x))
+        raised = self._steps.parent.switch((True, x))
+        if raised is not None:
+            raise raised
 
     def give_all(self, x: Any) -> Any:
         """In the body: `yield from x`."""
@@ -58,18 +61,30 @@ class Body:
         return self
 
     def __next__(self) -> Any:
+        return self.resume(None)
+
+    def resume(self, raised: Raised | None) -> Any:
+        """Run up to the next item; `raised` is raised where it waits."""
         if self._steps.dead:
             raise StopIteration
         self._steps.parent = getcurrent()
-        more, x = self._steps.switch(None)
+        more, x = self._steps.switch(raised)
         if not more:
             raise StopIteration(x)
         return x
 
+    def drop(self) -> None:
+        """Nobody takes the rest: as Python closes a generator, its `finally` clauses are evaluated."""
+        try:
+            if self._steps:
+                self.resume(Raised(GeneratorExit()))
+        except BaseException:  # a destructor raises nothing; where the evaluation has to stop, its next step says so again
+            with suppress(error):  # collected on another thread
+                self.kill()
+
     def kill(self) -> None:
-        """The evaluation is over: nothing more of it is evaluated, whatever Python would do when it closes the generator."""
+        """The evaluation is over: nothing more of it is evaluated."""
         if self._steps:
-            self._frame.ev.outcome.entire = False
             self._steps.parent = getcurrent()
             self._steps.throw()
 

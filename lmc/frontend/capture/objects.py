@@ -110,8 +110,11 @@ class Objects:
             return Method(found.__func__, cls)
         if x is None:
             return found
-        if type(found) in (property, functools.cached_property):
-            return self.call(found.fget if type(found) is property else found.func, [x], {})
+        if type(found) is property:
+            return self.call(found.fget, [x], {})
+        if type(found) is functools.cached_property and type(x) is Object:
+            x.attributes[str(found.attrname)] = value = self.call(found.func, [x], {})
+            return value
         if isinstance(found, Function) and found.is_method:
             return found.bound_to(cls if found.is_class_method else x)
         return Method(found, x) if type(found) is types.FunctionType else found

@@ -345,10 +345,24 @@ def deep_copy(ev: Evaluation, x: Any) -> Any:
 
 
 def manager_of(ev: Evaluation, items: Any) -> Any:
-    """The context manager that a generator is; where its body raises, what is behind the `yield` is not evaluated."""
+    """The context manager that a generator is."""
     if type(items) is not Items or items.generator is None:
         return Unknown(None)
-    return Manager(lambda: op.native(next, items), lambda error: error is None and op.native(next, items, False))
+
+    def leave(error: Any) -> bool:
+        if error is None:
+            op.native(next, items, None)
+            return False
+        try:
+            items.generator.resume(Raised(error))
+        except StopIteration:
+            return True
+        except Raised as raised:
+            if raised.value is not error:
+                raise
+        return False
+
+    return Manager(lambda: op.native(next, items), leave)
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------

@@ -220,6 +220,10 @@ class Items:
         self._ev, self._items = ev, iter(items)
         self.generator = generator  # whose items they are
 
+    def __del__(self) -> None:
+        if self.generator is not None:
+            self.generator.drop()
+
     def __iter__(self) -> Iterator[Any]:
         return self
 
