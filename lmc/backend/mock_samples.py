@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from lmc.errors import ConstraintError
 from lmc.fsm.charset import Ranges
-from lmc.fsm.regex import Chars, Concat, Graph, Node, Ref, Repeat, Union, parse, parts_of, shown
+from lmc.fsm.counted import Counts
+from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parse, parts_of, shown
 
 if TYPE_CHECKING:
     from lmc.fsm.grammar import Grammar
@@ -178,6 +179,8 @@ class _Drawer:
         elif isinstance(node, Repeat):
             for _ in range(self.turns(node, rng, depth)):
                 yield from self.drawn(node.body, rng, depth)
+        elif isinstance(node, Counted):
+            yield from self.counted(node, rng, depth)
         else:
             yield from self.walked(node, rng, depth)
 
@@ -200,6 +203,18 @@ class _Drawer:
             steps += 1
             short = steps > _STEPS or depth > _DEPTH
             edges = [e for e in ways.edges[state] if not short or ways.distance[e[1]] < ways.distance[state]]
+            wide = [e for e in edges if _is_wide(e[0])]
+            body, state = rng.choice(wide if wide and rng.random() < _PLAIN else edges)
+            yield from self.drawn(body, rng, depth)
+
+    def counted(self, node: Counted, rng: random.Random, depth: int) -> Iterator[str]:
+        """As `walked`, by ways of so many edges."""
+        counts, state, low, high = Counts(node.graph, node.low, node.high), 0, node.low, node.high
+        while high != 0 and not (low == 0 and state in counts.final and rng.random() < 0.3):
+            low, high = max(low - 1, 0), None if high is None else high - 1
+            edges = [e for e in counts.edges.get(state, ()) if counts.lead_to_an_end(e[1], low, high)]
+            if not edges:
+                return
             wide = [e for e in edges if _is_wide(e[0])]
             body, state = rng.choice(wide if wide and rng.random() < _PLAIN else edges)
             yield from self.drawn(body, rng, depth)
