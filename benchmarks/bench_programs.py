@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import resource
 import statistics
 import subprocess
@@ -260,10 +261,17 @@ def where() -> dict[str, str]:
                          cwd=Path(__file__).parent)
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
         "commit": git.stdout.strip() or "unknown",
     }
+
+
+def _processor() -> str:
+    """What the processor calls itself; its architecture where the system does not say."""
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*:\s*(.+)$", info.read_text("utf-8"), re.MULTILINE) if info.is_file() else None
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def peak(name: str, n: int) -> float:

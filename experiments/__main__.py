@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--load-format", default=own.load_format, choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--n", type=int, default=own.n, help=f"items of a workload at most; 0: as many as it has (default {own.n})")
     parser.add_argument("--scale", type=float, default=own.scale, help=f"factor on lengths of prompts and answers (default {own.scale})")
+    parser.add_argument("--pool", type=int, metavar="TOKENS", help="size of an engine's KV pool (default: a part of the free memory)")
     parser.add_argument("--reps", type=int, default=own.reps, help=f"repetitions (default {own.reps})")
     parser.add_argument("--seed", type=int, default=own.seed, help="of the synthetic text")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME", help="a backend that runs the same programs beside, such as sglang:http://127.0.0.1:30000; repeatable")
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not names and not given.report:
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name:16} {experiment.question}")
-    setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data)
+    setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data, given.pool)
     for name in names:
         found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh, note=given.note)
         columns, lines = table(found.all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 
 from benchmarks.agent_traces import traces
@@ -22,7 +22,7 @@ JOBS = 3
     reads="A closed loop of agents with recorded lengths and tool times (median 23 to 43 turns, tools 0.1 to 30 s). On a CPU no model runs: passes cost what they do on an H200, "
     "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes; lru: requests by themselves.",
 )  # fmt: skip
-def memory(setup: Setup) -> Iterator[Point]:
+def memory(setup: Setup) -> Generator[Point]:
     for policy in POLICIES:
         for over in (1, 2, 4, 8):
             yield Point(f"{policy} {over}", lambda policy=policy, over=over: _point(setup, policy, over))

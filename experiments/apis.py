@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -29,9 +29,9 @@ ANSWERS = {"name": " The Wood", "author": " A. Writer", "year": " 1927", "genre"
 @experiment(
     "look-ahead", "How many calls does an API take for a chain of answers with constant text between them?", Plot("Calls an item", "way", "requests/item"),
     reads="Six fields, one after another, against a stand-in of a completions server that answers with the whole card when it is let. Counters; the same in each run.",
-    paper="Section 3: API speculative execution (GPT-4 example)",
+    paper="Section 3: API speculative execution (GPT-4 example)", on_device=False,
 )  # fmt: skip
-def look_ahead(setup: Setup) -> Iterator[Point]:
+def look_ahead(setup: Setup) -> Generator[Point]:
     yield Point("card", lambda: list(_cards(setup)))
 
 

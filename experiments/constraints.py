@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ from lmc.measuring import compiled, measure
     reads="Constrained answers with forced tokens and with every token sampled. The texts are the same but where the model alone would have cut a fixed text into other tokens.",
     paper="Figure 4, Section 6.3: compressed finite state machine",
 )  # fmt: skip
-def forced_tokens(setup: Setup) -> Iterator[Point]:
+def forced_tokens(setup: Setup) -> Generator[Point]:
     for workload in figures(Size(setup.scale)):
         if workload.name in ("json", "judge"):
             yield Point(workload.name, lambda workload=workload: list(_forced(setup, workload)))
@@ -45,7 +45,7 @@ def _forced(setup: Setup, workload: Workload) -> Iterator[Row]:
     reads="The first constrained answer of an engine: with an empty store of automata, with what another engine has left on disk, and again on the same engine.",
     paper="Section 6.3: preprocessing of the finite state machine is reused",
 )  # fmt: skip
-def automata_reuse(setup: Setup) -> Iterator[Point]:
+def automata_reuse(setup: Setup) -> Generator[Point]:
     yield Point("character", lambda: list(_reuse(setup)))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,6 +17,13 @@ from lmc.errors import LmcError
 
 Row = dict[str, Any]
 """One line of figures: text, numbers, None where something does not apply."""
+
+
+NOT_REACHED = "not reached yet: the same command goes on"
+"""Why a point has no figures of which nothing else is known: the experiment was interrupted, or is running."""
+
+
+ALL = "nothing: all points were measured"
 
 
 class Unmeasured(Exception):
@@ -30,6 +38,7 @@ class Setup:
     scale  factor on the lengths of prompts and answers
     peers  names of backends that run the same programs beside (lmc/named.py)
     data   a folder with data sets, for `quality`
+    pool   tokens that an engine's KV pool holds; None: a part of the free memory
     """
 
     backend: str = "smollm2"
@@ -41,6 +50,7 @@ class Setup:
     seed: int = 0
     peers: tuple[str, ...] = ()
     data: str | None = None
+    pool: int | None = None
 
     def count(self, own: int) -> int:
         """Items of a workload that has so many by itself."""
@@ -52,11 +62,35 @@ class Setup:
             if options:
                 raise Unmeasured(f"{self.backend} takes no options of an engine ({', '.join(options)})")
             return named.open_backend(self.backend)
-        return lmc.Engine(self.backend, device=self.device, load_format=self.load_format, **options)
+        return lmc.Engine(self.backend, device=self.device, load_format=self.load_format, **{"max_tokens": self.pool, **options})
+
+    def card(self) -> Row:
+        """What the device is called, where it is a GPU."""
+        if not self.device.startswith("cuda"):
+            return {}
+        import torch
+
+        return {"gpu": torch.cuda.get_device_name(self.device) if torch.cuda.is_available() else "none"}
 
     def peer(self, name: str) -> Any:
         """Open a peer. The caller closes it."""
         return named.open_backend(name)
+
+
+class Opened:
+    """A backend that several points share: opened when the first of them asks for it, so that none is where all are measured already."""
+
+    def __init__(self, setup: Setup, options: Mapping[str, Any] = {}) -> None:
+        self._setup, self._options, self._backend = setup, options, None
+
+    def __call__(self) -> Any:
+        if self._backend is None:
+            self._backend = self._setup.engine(**self._options)
+        return self._backend
+
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
 
 
 @dataclass(frozen=True)
@@ -86,24 +120,30 @@ class Experiment:
 
     reads  what a reader should know to read the figures
     paper  the figure or table of the SGLang paper (arXiv 2312.07104) that it repeats; "" where it is ours
+    beside     it runs peers, too
+    on_device  its figures are of a device; False where a stand-in, or a clock of its own, takes a model's place
     """
 
     name: str
     question: str
-    points: Callable[[Setup], Iterator[Point]]
+    points: Callable[[Setup], Generator[Point]]
     plots: tuple[Plot, ...]
     reads: str
     paper: str = ""
+    beside: bool = False
+    on_device: bool = True
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
 
 
-def experiment(name: str, question: str, *plots: Plot, reads: str, paper: str = "") -> Callable[[Callable[[Setup], Iterator[Point]]], Experiment]:
+def experiment(
+    name: str, question: str, *plots: Plot, reads: str, paper: str = "", beside: bool = False, on_device: bool = True,
+) -> Callable[[Callable[[Setup], Generator[Point]]], Experiment]:  # fmt: skip
     """Make an experiment of a function that gives its points."""
 
-    def register(points: Callable[[Setup], Iterator[Point]]) -> Experiment:
-        EXPERIMENTS[name] = Experiment(name, question, points, plots, reads, paper)
+    def register(points: Callable[[Setup], Generator[Point]]) -> Experiment:
+        EXPERIMENTS[name] = Experiment(name, question, points, plots, reads, paper, beside, on_device)
         return EXPERIMENTS[name]
 
     return register
@@ -145,25 +185,31 @@ def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, not
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{wanted.name}.json"
-    now = Found(asdict(setup), where() | ({"note": note} if note else {}))
+    now = Found(asdict(setup), where() | setup.card() | ({"note": note} if note else {}))
     if path.exists() and not fresh:
         before = Found.of(path)
         if _same(before, now):
             now.rows = before.rows
         else:
             say(f"{wanted.name}: {path} is of another setup or commit, and is measured anew")
-    for point in _points(wanted, setup, now, say):
-        if point.key in now.rows:
-            continue
-        say(f"{wanted.name}: {point.key} …")
-        try:
-            rows = point.measure()
-            now.rows[point.key] = _listed(rows)
-        except (Unmeasured, LmcError, OSError, ImportError) as error:
-            now.unmeasured[point.key] = " ".join(str(error).split())
-            say(f"{wanted.name}: {point.key} was not measured: {now.unmeasured[point.key]}")
-        now.save(wanted.name, path)
+    try:
+        now.unmeasured = {point.key: NOT_REACHED for point in wanted.points(setup) if point.key not in now.rows}
+    except Unmeasured as error:
+        now.unmeasured = {"all": str(error)}
+        say(f"{wanted.name}: nothing was measured: {error}")
     now.save(wanted.name, path)
+    with closing(wanted.points(setup)) as points:
+        for point in points if "all" not in now.unmeasured else ():
+            if point.key in now.rows:
+                continue
+            say(f"{wanted.name}: {point.key} …")
+            try:
+                now.rows[point.key] = _listed(point.measure())
+                del now.unmeasured[point.key]
+            except (Unmeasured, LmcError, OSError, ImportError) as error:
+                now.unmeasured[point.key] = " ".join(str(error).split())
+                say(f"{wanted.name}: {point.key} was not measured: {now.unmeasured[point.key]}")
+            now.save(wanted.name, path)
     return now
 
 
@@ -172,20 +218,23 @@ def _listed(rows: Row | Iterable[Row]) -> list[Row]:
     return [cast(Row, rows)] if isinstance(rows, dict) else [*rows]
 
 
-def _points(wanted: Experiment, setup: Setup, now: Found, say: Callable[[str], object]) -> Iterator[Point]:
-    """The points of an experiment; none, with the reason noted, where all of it needs what is not here."""
-    try:
-        yield from wanted.points(setup)
-    except Unmeasured as error:
-        now.unmeasured["all"] = str(error)
-        say(f"{wanted.name}: nothing was measured: {error}")
+def missing(wanted: Experiment, found: Found) -> list[str]:
+    """What these figures do not say: points that were not measured and why, peers and devices that were not there."""
+    by_reason = dict[str, list[str]]()
+    for key, why in found.unmeasured.items():
+        by_reason.setdefault(why, []).append(key)
+    lines = [f"{', '.join(keys)}: {why}" for why, keys in by_reason.items()]
+    if wanted.beside and not found.setup.get("peers"):
+        lines.append("other systems: no peer was given (`--peer`)")
+    if wanted.on_device and found.setup.get("device", "cpu") == "cpu":
+        lines.append("a GPU: these figures are of a CPU (`--device cuda`)")
+    return lines
 
 
 def _same(before: Found, now: Found) -> bool:
     """Of one setup, commit and machine: figures of different ones do not belong into one table."""
-    about = lambda found: json.dumps([found.setup, *(found.info.get(k) for k in ("commit", "machine", "python"))], default=list)
+    about = lambda found: json.dumps([found.setup, *(found.info.get(k) for k in ("commit", "machine", "gpu", "python"))], default=list)
     return about(before) == about(now) and not str(now.info["commit"]).endswith("-dirty")
-
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from random import Random
 from statistics import median
@@ -25,7 +25,7 @@ def _devices(setup: Setup) -> int:
     "scaling", "How much faster are more GPUs?", Plot("Programs a second", "gpus", "programs/s", "workload · how", kind="lines"),
     reads="tp: each layer on all GPUs; dp: an engine on each GPU, with as many times the items.", paper="Figure 7: larger models with tensor parallelism",
 )  # fmt: skip
-def scaling(setup: Setup) -> Iterator[Point]:
+def scaling(setup: Setup) -> Generator[Point]:
     _devices(setup)
     for workload in figures(Size(setup.scale)):
         for how in ("tp", "dp"):
@@ -45,7 +45,7 @@ def _scaled(setup: Setup, workload: Workload, how: str, gpus: int) -> Row:
 
 
 @experiment("energy", "How many joules does a program take?", Plot("Joules a program", "workload", "J/program"), reads="The GPU's own counter (NVML), idle power included, over a compiled batch.")
-def energy(setup: Setup) -> Iterator[Point]:
+def energy(setup: Setup) -> Generator[Point]:
     _devices(setup)
     for workload in figures(Size(setup.scale)):
         yield Point(workload.name, lambda workload=workload: _joules(setup, workload))
@@ -74,7 +74,7 @@ def _joules(setup: Setup, workload: Workload) -> Row:
     "pictures", "How many pictures a second, with several questions about each?", Plot("Programs a second", "cache", "programs/s"),
     reads="One picture a program, and six questions by fork. The vision tower looks at a picture once.", paper="Table 2: LLaVA, multi-modal benchmarks",
 )  # fmt: skip
-def pictures(setup: Setup) -> Iterator[Point]:
+def pictures(setup: Setup) -> Generator[Point]:
     for cache in ("tree", "off"):
         yield Point(cache, lambda cache=cache: _pictures(setup, cache))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from experiments.core import Experiment, Found, Plot, Row, cell, table
+from experiments.core import ALL, Experiment, Found, Plot, Row, cell, missing, table
 from lmc import pages
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 220, 56, 26
@@ -28,8 +28,7 @@ def page(wanted: Experiment, found: Found) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join("<tr>" + "".join(f"<td{'' if _is_text(value) else ' class=n'}>{escape(value)}</td>" for value in line) + "</tr>" for line in lines)
     figures = f"<h2 id=figures>Figures</h2><div class=scroll><table class=small><tr>{head}</tr>{body}</table></div>" if rows else ""
-    missing = [f"{key}: {why}" for key, why in found.unmeasured.items()]
-    absent = f"<h2 id=missing>Not measured</h2>{pages.facts(missing)}" if missing else ""
+    absent = f"<h2 id=missing>Not measured</h2>{pages.facts(missing(wanted, found) or [ALL])}"
     about = [f"{key}: {value}" for key, value in (found.info | {k: v for k, v in found.setup.items() if v not in (None, "", [], ())}).items()]
     return pages.page(wanted.name, f"{STYLE}<h1>{escape(wanted.question)}</h1><p>{escape(wanted.reads)}</p>{plots}{figures}{absent}<h2 id=setup>Setup</h2>{pages.facts(about)}")
 

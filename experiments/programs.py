@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from random import Random
 from statistics import median
 from typing import Any
@@ -13,8 +14,8 @@ from benchmarks import bench_ahead
 from benchmarks.ahead_programs import WORKLOADS
 from benchmarks.bench_programs import ABLATIONS, POLICIES, ablated
 from benchmarks.workloads import Size, Workload, figures
-from experiments.core import Plot, Point, Row, Setup, experiment
-from lmc.measuring import Line, Measured, arriving, compare, compiled, interpreted, measure
+from experiments.core import Opened, Plot, Point, Row, Setup, experiment
+from lmc.measuring import Line, Measured, Way, arriving, compare, compiled, interpreted, measure
 
 
 def systems(setup: Setup) -> Iterator[tuple[str, Any]]:
@@ -27,14 +28,14 @@ def systems(setup: Setup) -> Iterator[tuple[str, Any]]:
 def timed(line: Line) -> Row:
     """The columns of a comparison."""
     return {
-        "way": line.way, "n": line.items, "reps": line.reps, "seconds": line.seconds, "least": line.least, "most": line.most, "programs/s": line.items / line.seconds,
+        "way": line.way, "n": line.items, "reps": line.reps, "seconds": line.seconds, "least": line.least, "most": line.most, "cpu s": line.cpu, "programs/s": line.items / line.seconds,
         "first p50": line.first.p50, "first p95": line.first.p95, "first p99": line.first.p99, "total p50": line.total.p50, "total p95": line.total.p95,
         "total p99": line.total.p99, "requests": line.requests, "prompt": line.prompt_tokens, "computed": line.computed_tokens, "generated": line.generated_tokens,
         "passes": line.passes, "same": line.same,
     }  # fmt: skip
 
 
-def by_system(setup: Setup, ways: tuple[str, ...], *, one: bool = False) -> Iterator[Point]:
+def by_system(setup: Setup, ways: tuple[str, ...], *, one: bool = False) -> Generator[Point]:
     """Each of the ten workloads on each system."""
     for system, opened in systems(setup):
         for workload in figures(Size(setup.scale)):
@@ -50,17 +51,17 @@ def by_system(setup: Setup, ways: tuple[str, ...], *, one: bool = False) -> Iter
 @experiment(
     "throughput", "How many programs a second, as a batch?", Plot("Programs a second, compiled", "workload", "programs/s", "system · way"),
     reads="Ten shapes of programs. first: an item's first answer; total: its last, both from the start of the batch. computed: prompt tokens that no cache held. "
-    "same: items with the interpreter's texts.", paper="Figure 5",
+    "same: items with the interpreter's texts.", paper="Figure 5", beside=True,
 )  # fmt: skip
-def throughput(setup: Setup) -> Iterator[Point]:
+def throughput(setup: Setup) -> Generator[Point]:
     return by_system(setup, ("interpreted", "compiled"))
 
 
 @experiment(
     "latency", "How long does one program take on a warm, otherwise idle engine?", Plot("Seconds of one program", "workload", "seconds", "system · way"),
-    reads="One program at a time, with an empty cache. first: until its first token.", paper="Figure 6",
+    reads="One program at a time, with an empty cache. first: until its first token.", paper="Figure 6", beside=True,
 )  # fmt: skip
-def latency(setup: Setup) -> Iterator[Point]:
+def latency(setup: Setup) -> Generator[Point]:
     return by_system(setup, ("loop", "one by one"), one=True)
 
 
@@ -72,47 +73,70 @@ def _workloads(setup: Setup, names: tuple[str, ...]) -> list[Workload]:
     return [w for w in figures(Size(setup.scale)) if w.name in names]
 
 
-def _row(workload: Workload, variant: str, runs: list[Measured], reference: list[Measured]) -> Row:
-    last, seconds = runs[-1], median(run.seconds for run in runs)
-    same = [a == b for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts)]
-    return {
-        "workload": workload.name, "without": variant, "n": len(last.texts), "reps": len(runs), "seconds": seconds, "least": min(run.seconds for run in runs),
-        "most": max(run.seconds for run in runs), "times": seconds / median(run.seconds for run in reference), "requests": last.counters.calls,
-        "computed": last.counters.prefilled_tokens, "unique": last.counters.unique_tokens, "optimality": last.counters.prefill_optimality,
-        "generated": last.counters.generated_tokens, "forced": last.counters.forced_tokens, "passes": last.counters.passes, "same": sum(same) / len(same),
-    }  # fmt: skip
+@dataclass(frozen=True)
+class Variant:
+    """An engine, or a way of running a program on it, that does one thing otherwise.
+
+    own      options of the engine that does it
+    without  options of the one that does not
+    way      runs a workload without it; None: as with it, compiled
+    """
+
+    own: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    without: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    way: Callable[[Workload], Way] | None = None
 
 
-ENGINES: Mapping[str, Mapping[str, Any]] = {
-    "nothing": {}, "cache": {"cache": "off"}, "tree (a table instead)": {"cache": "table"}, "order (first come first served)": {"schedule": "fcfs"},
-    "order (random)": {"schedule": "random"}, "programs (longest prefix first)": {"schedule": "lpm"}, "next use (least recently used)": {"eviction": "lru"},
-    "forced tokens": {"forced": False},
+VARIANTS: Mapping[str, Variant] = {
+    "cache": Variant(without={"cache": "off"}), "tree (a table instead)": Variant(without={"cache": "table"}),
+    "order (first come first served)": Variant(without={"schedule": "fcfs"}), "order (random)": Variant(without={"schedule": "random"}),
+    "programs (longest prefix first)": Variant(without={"schedule": "lpm"}), "next use (least recently used)": Variant(without={"eviction": "lru"}),
+    "forced tokens": Variant(without={"forced": False}), "drafts (off by themselves)": Variant(own={"drafts": "auto"}),
+    "run-ahead": Variant(way=lambda workload: compiled(workload.program, ahead="off")), "compiling (interpreted)": Variant(way=lambda workload: interpreted(workload.program)),
+    "parallelism (one after another)": Variant(way=lambda workload: lambda items, backend: workload.program.run_batch(
+        list(items), backend=backend, temperature=0, num_threads=1)),
+    **{f"pass {name.removeprefix('without-')}": Variant(way=lambda workload, name=name: lambda items, backend: ablated(workload, backend, name)(list(items))) for name in ABLATIONS},
 }  # fmt: skip
 
 
 @experiment(
-    "ablations", "What is each part worth?", Plot("Time without it, over the time with everything", "without", "times", per="workload"),
-    reads="Compiled batches on an engine that does one thing otherwise, in the same run. times: over everything.", paper="Figure 8c",
+    "ablations", "What is each part worth?", Plot("Time without it, over the time with it", "without", "times", per="workload"),
+    Plot("CPU time without it, over that with it", "without", "cpu times", per="workload"), Plot("Passes without it, over those with it", "without", "passes times", per="workload"),
+    reads="Compiled batches with a part and without it, in turns, on two engines of one process. times: seconds without over seconds with it; cpu times: the same of CPU time, which other "
+    "work on the machine moves less; same: items with the same text.", paper="Figure 8c",
 )  # fmt: skip
-def ablations(setup: Setup) -> Iterator[Point]:
-    for workload in _workloads(setup, (*SHARED, "json")):
-        yield Point(workload.name, lambda workload=workload: _ablated(setup, workload))
+def ablations(setup: Setup) -> Generator[Point]:
+    with closing(Opened(setup)) as base:
+        for name, variant in VARIANTS.items():
+            with ExitStack() as stack:
+                own, without = [stack.enter_context(closing(Opened(setup, options))) if options else base for options in (variant.own, variant.without)]
+                for workload in _workloads(setup, (*SHARED, "json")):
+                    yield Point(f"{workload.name} {name}", lambda workload=workload, name=name, own=own, without=without: _ablated(setup, workload, name, own(), without()))
 
 
-def _ablated(setup: Setup, workload: Workload) -> list[Row]:
-    count, found = setup.count(workload.n), dict[str, list[Measured]]()
-    draws = [workload.items(count, setup.seed + rep) for rep in range(setup.reps)]
-    for variant, options in ENGINES.items():
-        with closing(setup.engine(**options)) as engine:
-            ways = {variant: compiled(workload.program)}
-            if variant == "nothing":
-                ways |= {"run-ahead": compiled(workload.program, ahead="off"), "compiling (interpreted)": interpreted(workload.program)}
-                ways |= {f"pass {name.removeprefix('without-')}": lambda items, backend, name=name: ablated(workload, backend, name)(list(items)) for name in ABLATIONS}
-                ways |= {"parallelism (one after another)": lambda items, backend: workload.program.run_batch(list(items), backend=backend, temperature=0, num_threads=1)}
-            for name, way in ways.items():
-                measure(way, workload.items(min(2, count), setup.seed - 1), engine)
-                found[name] = [measure(way, items, engine) for items in draws]
-    return [_row(workload, name, runs, found["nothing"]) for name, runs in found.items()]
+def _ablated(setup: Setup, workload: Workload, name: str, engine: Any, other: Any) -> Row:
+    count, way = setup.count(workload.n), VARIANTS[name].way
+    whole, without = compiled(workload.program), way(workload) if way else compiled(workload.program)
+    for run, backend in ((whole, engine), (without, other)):
+        measure(run, workload.items(min(2, count), setup.seed - 1), backend)
+    pairs: list[tuple[Measured, Measured]] = []
+    for rep in range(setup.reps):
+        items = workload.items(count, setup.seed + rep)
+        if rep % 2:
+            second, first = measure(without, items, other), measure(whole, items, engine)
+        else:
+            first, second = measure(whole, items, engine), measure(without, items, other)
+        pairs.append((first, second))
+    spent, less = pairs[-1][0].counters, pairs[-1][1].counters
+    same = [a == b for one, other in pairs for a, b in zip(one.texts, other.texts)]
+    over = lambda of: median(of(b) / of(a) for a, b in pairs)
+    return {
+        "workload": workload.name, "without": name, "n": count, "reps": setup.reps, "seconds": median(b.seconds for _, b in pairs), "times": over(lambda m: m.seconds),
+        "cpu times": over(lambda m: m.cpu), "passes times": less.passes / spent.passes, "requests": less.calls, "computed with": spent.prefilled_tokens,
+        "computed": less.prefilled_tokens, "unique": less.unique_tokens, "passes with": spent.passes, "passes": less.passes, "generated": less.generated_tokens,
+        "forced with": spent.forced_tokens, "forced": less.forced_tokens, "drafted with": spent.drafted_tokens, "accepted with": spent.accepted_tokens,
+        "same": sum(same) / len(same),
+    }  # fmt: skip
 
 
 @experiment(
@@ -120,7 +144,7 @@ def _ablated(setup: Setup, workload: Workload) -> list[Row]:
     reads="A pool with room for about two programs, so that the order decides what is computed twice. unique: tokens of the trie of all prompts. Counters; the same in each run.",
     paper="Theorem 3.1, Section 6.3",
 )  # fmt: skip
-def order(setup: Setup) -> Iterator[Point]:
+def order(setup: Setup) -> Generator[Point]:
     for workload in _workloads(setup, SHARED):
         for policy, options in POLICIES.items():
             yield Point(f"{workload.name} {policy}", lambda workload=workload, policy=policy, options=options: _ordered(setup, workload, policy, options))
@@ -142,7 +166,7 @@ def _ordered(setup: Setup, workload: Workload, policy: str, options: Mapping[str
     Plot("Seconds to the first token, median", "shared", "first p50", "cache", kind="lines"),
     reads="One gen behind a prompt of fixed length, of which a share is the same in all items.", paper="Figure 8a and 8b",
 )  # fmt: skip
-def hit_rate(setup: Setup) -> Iterator[Point]:
+def hit_rate(setup: Setup) -> Generator[Point]:
     for cache in ("tree", "off"):
         for share in (0.0, 0.25, 0.5, 0.75, 0.95):
             yield Point(f"{cache} {share:.0%}", lambda cache=cache, share=share: _shared(setup, cache, share))
@@ -176,7 +200,7 @@ def _shared(setup: Setup, cache: str, share: float) -> Row:
     reads="Chats with nothing in common, and nothing to be found again but their own turns (chat-short), and single gens of fresh text (agents), with the cache and without.",
     paper="Section 6.3, overhead of RadixAttention",
 )  # fmt: skip
-def radix_overhead(setup: Setup) -> Iterator[Point]:
+def radix_overhead(setup: Setup) -> Generator[Point]:
     for workload in _workloads(setup, ("agents", "chat-short")):
         yield Point(workload.name, lambda workload=workload: list(_overhead(setup, workload)))
 
@@ -197,7 +221,7 @@ def _overhead(setup: Setup, workload: Workload) -> Iterator[Row]:
     Plot("Seconds to the first token, 95th percentile", "load", "first p95", "workload · arrivals", kind="lines"),
     reads="load: arrivals a second over the programs a second of a batch. poisson: at random; bursts: eight at once. Times count from an item's arrival.",
 )  # fmt: skip
-def arrivals(setup: Setup) -> Iterator[Point]:
+def arrivals(setup: Setup) -> Generator[Point]:
     for workload in _workloads(setup, ("react", "judge", "chat-short")):
         yield Point(workload.name, lambda workload=workload: list(_arrivals(setup, workload)))
 
@@ -236,9 +260,9 @@ def _bursts(rate: float, count: int, size: int = 8) -> list[float]:
     "run-ahead", "What is run-ahead worth on programs that read as they go, beside an expert's asyncio?",
     Plot("Seconds over the expert's", "program", "times the expert's", "mode"),
     reads="Ten programs as people write them on a mock of an API (0.3 s ± 30 % an answer, scaled by a third), interpreted, compiled, and rewritten by hand with asyncio.gather. "
-    "more tokens: beyond the interpreter's.",
+    "more tokens: beyond the interpreter's.", on_device=False,
 )  # fmt: skip
-def run_ahead(setup: Setup) -> Iterator[Point]:
+def run_ahead(setup: Setup) -> Generator[Point]:
     for workload in WORKLOADS:
         for temperature in (0.0, None):
             yield Point(f"{workload.name} {'default' if temperature is None else temperature}", lambda workload=workload, temperature=temperature: [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +90,9 @@ DATA: dict[str, tuple[str, Callable[[Path], list[Question]], Any]] = {
 
 @experiment(
     "quality", "Are the answers right, and as right when compiled?", Plot("Share of right answers", "data", "accuracy", "system · way"),
-    reads="Five worked examples before each question. Accuracy beside the speed of the same run.", paper="Section 6.1: MMLU, HellaSwag and GSM-8K",
+    reads="Five worked examples before each question. Accuracy beside the speed of the same run.", paper="Section 6.1: MMLU, HellaSwag and GSM-8K", beside=True,
 )  # fmt: skip
-def quality(setup: Setup) -> Iterator[Point]:
+def quality(setup: Setup) -> Generator[Point]:
     from experiments.programs import systems
 
     for system, opened in systems(setup):

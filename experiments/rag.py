@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -29,7 +29,7 @@ WAYS = ("http", "engine", "template")
     reads="Retrieval by words, then ChainOfThought over three passages, eight threads. http: DSPy's own client and adapter against `lmc serve`; engine: lmc.dspy.LM; template: with "
     "lmc.dspy.Adapter. unparsed: answers that DSPy could not read.", paper="Section 6.1: DSPy RAG pipeline",
 )  # fmt: skip
-def dspy_rag(setup: Setup) -> Iterator[Point]:
+def dspy_rag(setup: Setup) -> Generator[Point]:
     yield Point("rag", lambda: list(_rag(setup)))
 
 

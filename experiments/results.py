@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.core import EXPERIMENTS, Experiment, Found, table
+from experiments.core import ALL, EXPERIMENTS, Experiment, Found, missing, table
 
 ROOT = Path(__file__).parent.parent
 FOUND, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
@@ -66,8 +66,5 @@ def section(experiment: Experiment, found: Found | None) -> str:
     rows = "\n".join(f"| {' | '.join(value.replace('|', chr(92) + '|') for value in line)} |" for line in lines)
     figures = f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}\n{rows}\n" if lines else ""
     more = f"\n{len(found.all()) - MOST_ROWS} more rows in `docs/results/{experiment.name}.json`.\n" if len(found.all()) > MOST_ROWS else ""
-    missing = dict[str, list[str]]()
-    for key, why in found.unmeasured.items():
-        missing.setdefault(why, []).append(key)
-    absent = "\nNot measured:\n\n" + "\n".join(f"* {', '.join(keys)}: {why}" for why, keys in missing.items()) + "\n" if missing else ""
+    absent = "\nNot measured:\n\n" + "\n".join(f"* {line}" for line in missing(experiment, found) or [ALL]) + "\n"
     return head + "\n" + "; ".join(f"{key}: {value}" for key, value in about.items()) + "\n" + figures + more + absent

@@ -81,11 +81,13 @@ class Measured:
     """All items once, in one way.
 
     seconds   wall time until every item is done
+    cpu       CPU seconds that this process spent meanwhile, on all its threads: less moved by other work on the machine than wall time
     first, total  from the start (of an item, where one runs after another; else of all) to its first text, and to its last answer
     texts     what each item's conversation was, and what it returned
     """
 
     seconds: float
+    cpu: float
     counters: Counters
     usage: Usage
     first: Spread
@@ -134,17 +136,17 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
     backend.flush_cache()
     gc.collect()
     watched = Watched(backend, streams=streams)
-    before, began = backend.counters(), time.perf_counter()
+    before, began, cpu = backend.counters(), time.perf_counter(), time.process_time()
     states = way(items, watched)
     for state in states:
         state.sync()
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     times = sorted(watched.times().values(), key=lambda t: t[1])
     starts = [began, *(end for _, end in times[:-1])] if in_turn else [began] * len(times)
     spent = sum((state.usage for state in states), Usage())
     answered = [(first - start, end - start) for start, (first, end) in zip(starts, times)] or [(seconds, seconds)]  # a program may ask nothing
     return Measured(
-        seconds, backend.counters() - before, spent, Spread.of([first for first, _ in answered]), Spread.of([total for _, total in answered]),
+        seconds, cpu, backend.counters() - before, spent, Spread.of([first for first, _ in answered]), Spread.of([total for _, total in answered]),
         tuple((state.text(), repr(state.ret_value)) for state in states),
     )  # fmt: skip
 
@@ -167,7 +169,7 @@ def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, s
         except BaseException as error:  # raised below, in the thread that waits
             failures.append(error)
 
-    before, began = backend.counters(), time.perf_counter()
+    before, began, cpu = backend.counters(), time.perf_counter(), time.process_time()
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(items))]
     for thread, due in zip(threads, at):
         time.sleep(max(0.0, began + due - time.perf_counter()))
@@ -176,10 +178,10 @@ def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, s
         thread.join()
     if failures:
         raise failures[0]
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     seen = watched.times()
     times = [(seen[str(i)][0] - began - due, seen[str(i)][1] - began - due) for i, due in enumerate(at) if str(i) in seen] or [(seconds, seconds)]
-    return Measured(seconds, backend.counters() - before, sum((state.usage for state in states), Usage()), Spread.of([first for first, _ in times]),
+    return Measured(seconds, cpu, backend.counters() - before, sum((state.usage for state in states), Usage()), Spread.of([first for first, _ in times]),
                     Spread.of([total for _, total in times]), tuple((state.text(), repr(state.ret_value)) for state in states))  # fmt: skip
 
 
@@ -197,6 +199,7 @@ class Line:
     seconds: float
     least: float
     most: float
+    cpu: float
     first: Spread
     total: Spread
     requests: int
@@ -234,7 +237,7 @@ def _line(name: str, runs: Sequence[Measured], reference: Sequence[Measured], pr
     run = runs[times.index(middle)]
     pairs = [(a, b) for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts)]
     return Line(
-        name, len(run.texts), len(runs), middle, min(times), max(times), run.first, run.total, run.counters.calls, run.counters.prompt_tokens,
+        name, len(run.texts), len(runs), middle, min(times), max(times), run.cpu, run.first, run.total, run.counters.calls, run.counters.prompt_tokens,
         run.counters.prefilled_tokens, run.counters.generated_tokens, run.counters.forced_tokens, run.counters.passes, run.usage.ahead_asked, run.usage.ahead_used,
         None if prices is None else prices.of(run.usage), sum(a == b for a, b in pairs) / len(pairs), statistics.median_low([r.seconds for r in reference]) / middle,
     )  # fmt: skip

@@ -1,13 +1,29 @@
 """Experiments: what is kept and resumed, what is said of what cannot be measured, pages and the report."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from experiments import __main__ as command
 from experiments.apis import ANSWERS, card
-from experiments.core import EXPERIMENTS, Experiment, Found, Plot, Point, Setup, Unmeasured, cell, run, table
+from experiments.core import (
+    ALL,
+    EXPERIMENTS,
+    NOT_REACHED,
+    Experiment,
+    Found,
+    Plot,
+    Point,
+    Setup,
+    Unmeasured,
+    cell,
+    missing,
+    run,
+    table,
+)
 from experiments.page import page
+from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, mmlu
 from experiments.results import PAPER, report, section
 from experiments.stand_in import completions_server
@@ -23,7 +39,7 @@ def fixed(monkeypatch):
 
 
 def an_experiment(points):
-    return Experiment("own", "Does it?", lambda setup: iter(points), (Plot("A plot", "x", "y", "kind"), Plot("Lines", "x", "y", "kind", kind="lines")), "So it reads.")
+    return Experiment("own", "Does it?", lambda setup: (point for point in points), (Plot("A plot", "x", "y", "kind"), Plot("Lines", "x", "y", "kind", kind="lines")), "So it reads.")
 
 
 def test_what_was_measured_is_not_measured_again_unless_the_commit_differs(fixed, tmp_path, monkeypatch):
@@ -55,6 +71,41 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(fixed, tmp_path, e
     assert any(str(error) in line for line in said)
     again = Found.of(tmp_path / "own.json")
     assert again.unmeasured == found.unmeasured and again.all() == found.all()
+
+
+def test_an_interrupted_experiment_keeps_what_it_has_says_what_is_missing_and_goes_on(fixed, tmp_path):
+    calls = []
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    points = lambda b: an_experiment([Point("a", lambda: calls.append("a") or {"x": 1, "y": 1}), Point("b", b), Point("c", lambda: calls.append("c") or {"x": 3, "y": 1})])
+    with pytest.raises(KeyboardInterrupt):
+        run(points(interrupted), Setup(), tmp_path, say=lambda line: None)
+    found = Found.of(tmp_path / "own.json")
+    assert list(found.rows) == ["a"] and found.unmeasured == dict.fromkeys(["b", "c"], NOT_REACHED)
+    assert f"* b, c: {NOT_REACHED}" in section(points(interrupted), Found({"backend": "b", "scale": 1, "n": 0, "reps": 3}, {}, found.rows, found.unmeasured))
+    found = run(points(lambda: calls.append("b") or {"x": 2, "y": 1}), Setup(), tmp_path, say=lambda line: None)
+    assert calls == ["a", "b", "c"] and list(found.rows) == ["a", "b", "c"] and not found.unmeasured
+
+
+def test_what_no_point_could_say_is_said_of_the_whole():
+    wanted = replace(an_experiment([]), beside=True)
+    assert [line.split(":")[0] for line in missing(wanted, Found({"device": "cpu"}, {}))] == ["other systems", "a GPU"]
+    assert missing(wanted, Found({"device": "cuda", "peers": ["sglang:x"]}, {})) == []
+    assert ALL in page(wanted, Found({"device": "cuda", "peers": ["sglang:x"]}, {})) and "--peer" in page(wanted, Found({}, {}))
+
+
+def test_every_part_is_left_out_of_five_workloads(fixed, tmp_path):
+    wanted = EXPERIMENTS["ablations"]
+    keys = [point.key for point in wanted.points(Setup())]
+    assert len(keys) == 5 * len(VARIANTS) and {f"{name} {part}" for name in ("few-shot", "react", "tree", "judge", "json") for part in (
+        "cache", "tree (a table instead)", "order (first come first served)", "order (random)", "parallelism (one after another)", "pass plan-prefix", "run-ahead", "forced tokens",
+        "drafts (off by themselves)")} <= set(keys)
+    some = replace(wanted, points=lambda setup: (point for point in wanted.points(setup) if point.key in ("react run-ahead", "react cache")))
+    found = run(some, Setup(backend="mock", n=2, reps=2, scale=0.02), tmp_path, say=lambda line: None)
+    (row,) = found.all()
+    assert (row["n"], row["same"], row["requests"]) == (2, 1.0, 18) and "takes no options of an engine" in found.unmeasured["react cache"]
 
 
 def test_an_error_of_the_experiment_itself_is_raised(fixed, tmp_path):
