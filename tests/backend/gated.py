@@ -15,15 +15,15 @@ PATIENCE = 20.0
 
 
 class Gated(Mock):
-    """The gate opens when `together` requests wait at it, or by `open()`; what comes later passes at once.
+    """The gate opens when `together` requests wait at it, or by `open()`; what comes later passes at once, and so do the first `behind` requests.
 
     A program that waits for one answer before it asks for the next never opens it: what waits then fails, with an
     error that says how many were there.
     """
 
-    def __init__(self, together: int | None = None, answers: Any = None) -> None:
+    def __init__(self, together: int | None = None, answers: Any = None, *, behind: int = 0) -> None:
         super().__init__(answers, latency=1e-3)
-        self._together = together
+        self._together, self._behind = together, behind
         self._held: list[Callable[[], object]] = []
         self._gate = threading.Lock()
         self._opened = False
@@ -47,7 +47,8 @@ class Gated(Mock):
     def _later(self, handle: Any, *rest: Any) -> None:
         later = super()._later
         with self._gate:
-            held = not self._opened
+            self._behind -= 1
+            held = not self._opened and self._behind < 0
             if held:
                 self._held.append(lambda: later(handle, *rest))
             full = self._together is not None and len(self._held) >= self._together

@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 import lmc
+from tests.backend.gated import Gated
 
 dspy = pytest.importorskip("dspy", minversion="3.4")
 pytestmark = pytest.mark.api
@@ -167,6 +168,36 @@ def test_requests_of_later_predictors_are_made_while_python_waits():
     assert state.usage.ahead_used >= 4 and state.usage.ahead_wasted == 0
     assert state.usage.calls == len(mock.call_log) == 8
     assert state.ret_value.notes and "ahead" in compiled.explain()
+
+
+class Article(dspy.Module):
+    """What is asked next comes out of an answer: of a list in it, and of a text."""
+
+    def __init__(self):
+        super().__init__()
+        self.outline = dspy.ChainOfThought("topic -> title: str, headings: list[str]")
+        self.draft = dspy.Predict("title, heading -> text")
+
+    def forward(self, topic):
+        outline = self.outline(topic=topic)
+        sections = []
+        for heading in outline.headings:
+            sections.append(self.draft(title=outline.title, heading=f"## {heading}").text)
+        return dspy.Prediction(title=outline.title, sections=sections)
+
+
+def test_requests_that_come_out_of_an_answer_are_made_together():
+    def script(prompt, ask):
+        texts = {"reasoning": "so", "title": "Tea", "headings": '["a", "b", "c"]'} if "`[[ ## headings ## ]]`" in prompt else {"text": "of " + prompt.rpartition("## ")[2][:1]}
+        return "".join(f"[[ ## {name} ## ]]\n{text}\n\n" for name, text in texts.items()) + "[[ ## completed ## ]]"
+
+    using(script, adapter=dspy.ChatAdapter(), max_tokens=99)
+    expected = Article()(topic="tea").sections
+    gated = Gated(3, script, behind=1)  # fails where a section waits for the one before it
+    dspy.configure(lm=lmc.dspy.LM(gated, temperature=0, max_tokens=99), adapter=dspy.ChatAdapter())
+    state = lmc.compile(Article()).run({"topic": "tea"})
+    assert state.ret_value.sections == expected and len(expected) == 3
+    assert gated.opened and (state.usage.calls, state.usage.ahead_used, state.usage.ahead_wasted) == (4, 2, 0)
 
 
 def test_dspys_own_adapter_is_followed_too():

@@ -47,6 +47,8 @@ class Predictor:
 class Prediction:
     """Stands for a `dspy.Prediction`."""
 
+    __module__ = "dspy.lowered"  # a class of lmc's would be none of the program's: what a predictor gave would be unknown
+
 
 class Desk:
     """What the predictors of a run share: its state, and DSPy's part of a request (`spec`, `values`)."""
