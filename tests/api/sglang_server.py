@@ -19,6 +19,7 @@ WORDS = FakeWords()
 _SAMPLING = {
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
     "presence_penalty", "ignore_eos", "n", "regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed", "stream_interval",
+    "skip_special_tokens", "spaces_between_special_tokens",
 }  # fmt: skip
 _SGLANG_CHAT = {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "stop_regex", "regex", "ebnf", "continue_final_message", "add_generation_prompt"}
 _VLLM_CHAT = VLLM | {"return_token_ids"}
@@ -34,12 +35,12 @@ def answer(model: TextModel, mock: Mock, prompt: str, params: Body) -> list[tupl
     wanted = SamplingParams(
         max_new_tokens=params.get("max_new_tokens", 128),
         n=params.get("n", 1),
-        stop=tuple(stop),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_regex=tuple(params.get("stop_regex") or ()),
         temperature=params.get("temperature", 1.0),
         ignore_eos=params.get("ignore_eos", False),
     )
-    kind = next((k for k in ("regex", "json_schema") if k in params), None)
+    kind = next((k for k in ("regex", "json_schema") if params.get(k) is not None), None)
     constraint = Constraint(kind, params[kind]) if kind else None  # type: ignore[arg-type]
     output = mock.submit(None, (Text((prompt,)), Gen(wanted, constraint, params.get("sampling_seed", 0)))).results[0].output()
     return [(text, dict(meta["finish_reason"])) for text, meta in zip(output.texts, output.metas)]
