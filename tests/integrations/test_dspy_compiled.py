@@ -321,3 +321,15 @@ def test_compiling_twice_compiles_once():
     assert not isinstance(lmc.compile(lmc.compile(Inner("x"))).module, type(lmc.compile(Inner("x"))))
 
 
+@pytest.mark.parametrize("name, needs", [("BootstrapFewShot", "dspy"), ("MIPROv2", "optuna"), ("GEPA", "gepa")])
+def test_optimizers_ask_the_same_of_a_compiled_module_as_of_a_plain_one(name, needs, monkeypatch):
+    pytest.importorskip(needs)
+    from experiments import rag
+    from experiments.core import Setup
+
+    monkeypatch.setattr(rag, "LATENCY", 0.0)
+    plain, compiled, templates = [rag._optimized(Setup(n=2), name, way) for way in rag.OPTIMIZED]
+    assert {key: compiled[key] for key in ("requests", "prompt", "generated", "score")} == {key: plain[key] for key in ("requests", "prompt", "generated", "score")}
+    assert compiled["requests"] == templates["requests"] > 2 and compiled["score"] == templates["score"] == 1.0
+    assert plain["unparsed"] == compiled["unparsed"] == templates["unparsed"] == 0
+    assert max(row["computed"] for row in (plain, compiled)) < plain["prompt"]
