@@ -1,4 +1,4 @@
-"""DSPy, tutorial "Extracting information from emails": classify, extract, summarize, list what is to be done."""
+"""DSPy, tutorial "Extracting information from emails": classify, extract, summarize, list what is to be done. Its loop over samples is a module here."""
 
 from typing import Literal
 

@@ -39,5 +39,4 @@ def make(url):
 
 
 def main(url):
-    workflow = make(url)
-    return [workflow.invoke(topic) for topic in ("cats", "trains", "a question")]
+    return make(url).batch(["cats", "trains", "a question"])
