@@ -1,4 +1,4 @@
-"""Draw the pictures of the README from what the docs say: docs/pictures/*.svg.
+"""Draw the pictures of the README from what the docs say, and from what experiments have written (docs/results/*.json): docs/pictures/*.svg.
 
     python docs/make_pictures.py            # write them
     python docs/make_pictures.py --check    # fail if one is out of date
@@ -8,6 +8,7 @@ A picture brings its own background, and follows the reader's light or dark sche
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -99,6 +100,32 @@ def speed() -> str:
     return picture.svg()
 
 
+def programs() -> str:
+    """Published programs beside themselves on lmc: a bar is the time of one run (docs/results/elsewhere.json)."""
+    found = json.loads((DOCS / "results" / "elsewhere.json").read_text("utf-8"))
+    pairs = list(found["rows"].values())
+    left, bar, gap, top = 400, 13, 12, 82
+    picture = Picture(800, top + len(pairs) * (2 * bar + gap) + 6, "Time of published programs: as they are, and on lmc")
+    picture.text(20, 28, "Seconds of a published program (shorter is better)", "text title")
+    info = found["info"]
+    picture.text(20, 48, f"A stand-in of a server takes 0.3 s for every answer; medians of {pairs[0][0]['reps']} runs, {info['date'].split()[0]}, commit {info['commit']}", "faint small")
+    if note := info.get("note"):
+        picture.text(20, 66, note, "faint small")
+    for at, name, kind in ((572, "as published", "vllm"), (700, "on lmc", "lmc")):
+        picture.rect(at, 18, 12, 12, kind)
+        picture.text(at + 17, 28, name)
+    scale = (800 - left - 60) / max(row["seconds"] for pair in pairs for row in pair)
+    y = top
+    for pair in pairs:
+        picture.text(left - 12, y + bar + 4.5, pair[0]["source"], "text small", "end")
+        for row, kind in zip(pair, ("vllm", "lmc")):
+            picture.rect(left, y + 1, row["seconds"] * scale, bar - 2, kind)
+            picture.text(left + row["seconds"] * scale + 6, y + bar - 2.5, f"{row['seconds']:.1f}", "text small" if kind == "lmc" else "faint small")
+            y += bar
+        y += gap
+    return picture.svg()
+
+
 def ahead() -> str:
     """A loop of four requests, plain and compiled."""
     picture = Picture(800, 250, "A loop of four requests: plain, one after another; compiled, made ahead while Python waits for the first")
@@ -137,16 +164,22 @@ def ahead() -> str:
     return picture.svg()
 
 
-PICTURES = {"speed.svg": speed, "run-ahead.svg": ahead}
+PICTURES = {"speed.svg": speed, "run-ahead.svg": ahead, "programs.svg": programs}
+
+
+def write() -> None:
+    for name, draw in PICTURES.items():
+        (DOCS / "pictures" / name).write_text(draw(), "utf-8")
 
 
 def main() -> None:
+    if "--check" not in sys.argv:
+        write()
+        return
     stale: list[str] = []
     for name, draw in PICTURES.items():
         path = DOCS / "pictures" / name
-        if "--check" not in sys.argv:
-            path.write_text(draw(), "utf-8")
-        elif not path.exists() or path.read_text("utf-8") != draw():
+        if not path.exists() or path.read_text("utf-8") != draw():
             stale.append(name)
     sys.exit(f"out of date: {', '.join(stale)}; run python docs/make_pictures.py" if stale else 0)
 

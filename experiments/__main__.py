@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import experiments
-from experiments.core import EXPERIMENTS, Setup, run, table
+from docs import make_pictures
+from experiments.core import EXPERIMENTS, NotAResult, Setup, run, table
 from experiments.page import page
 from experiments.results import PAGE, report
 
@@ -34,10 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/experiments"), help="where JSON and pages go; what is there is not measured again (default build/experiments)")
     parser.add_argument("--note", default="", help="what a reader should know of the circumstances, such as what else the machine does")
     parser.add_argument("--fresh", action="store_true", help="measure again")
-    parser.add_argument("--report", action="store_true", help="write docs/results.md from docs/results/*.json")
+    parser.add_argument("--report", action="store_true", help="write docs/results.md, and the pictures of the README, from docs/results/*.json")
     given = parser.parse_args(argv)
     if given.report:
         PAGE.write_text(report(), "utf-8")
+        make_pictures.write()
         print(PAGE)
     names = list(EXPERIMENTS) if given.names == ["all"] else given.names
     if unknown := [name for name in names if name not in EXPERIMENTS]:
@@ -48,15 +50,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         for experiment in EXPERIMENTS.values():
             print(f"{experiment.name:16} {experiment.question}")
     setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data, given.pool)
+    failed = 0
     for name in names:
-        found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh, note=given.note)
-        columns, lines = table(found.all())
-        widths = [max(map(len, column)) for column in zip(columns, *lines)]
-        print("\n".join("  ".join(value.ljust(w) for value, w in zip(line, widths)).rstrip() for line in ([columns, *lines] if lines else [])))
-        path = given.out / f"{name}.html"
-        path.write_text(page(EXPERIMENTS[name], found), "utf-8")
-        print(f"{path}{f'; {len(found.unmeasured)} points were not measured' if found.unmeasured else ''}\n")
-    return 0
+        try:
+            _measured(name, setup, given)
+        except (NotAResult, OSError) as error:  # of the files that results go to; what a point meets is noted in them
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = 1
+        except KeyboardInterrupt:
+            print(f"\n{name}: interrupted. What was measured is kept in {given.out}; the same command goes on", file=sys.stderr)
+            return 130
+    return failed
+
+
+def _measured(name: str, setup: Setup, given: argparse.Namespace) -> None:
+    """Run an experiment, print its figures and write its page."""
+    found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh, note=given.note)
+    columns, lines = table(found.all())
+    widths = [max(map(len, column)) for column in zip(columns, *lines)]
+    print("\n".join("  ".join(value.ljust(w) for value, w in zip(line, widths)).rstrip() for line in ([columns, *lines] if lines else [])))
+    path = given.out / f"{name}.html"
+    path.write_text(page(EXPERIMENTS[name], found), "utf-8")
+    print(f"{path}{f'; {len(found.unmeasured)} points were not measured' if found.unmeasured else ''}\n")
 
 
 if __name__ == "__main__":

@@ -149,6 +149,10 @@ def experiment(
     return register
 
 
+class NotAResult(Exception):
+    """A file in the way of results holds something else."""
+
+
 @dataclass
 class Found:
     """What an experiment has found so far: rows by point, and why others are missing."""
@@ -160,12 +164,12 @@ class Found:
 
     @staticmethod
     def of(path: Path) -> Found:
-        """Read from a file. Raises ValueError where it holds something else."""
+        """Read from a file. Raises NotAResult where it holds something else."""
         try:
             read = json.loads(path.read_text("utf-8"))
             return Found(read["setup"], read["info"], {k: list(v) for k, v in read["rows"].items()}, dict(read["unmeasured"]))
         except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"{path} is not the result of an experiment ({error!r}); delete it, or choose another --out") from None
+            raise NotAResult(f"{path} is not the result of an experiment ({error!r}); delete it, or choose another --out") from None
 
     def all(self) -> list[Row]:
         return [row for rows in self.rows.values() for row in rows]

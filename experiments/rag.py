@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.core import Plot, Point, Row, Setup, experiment
 
-PASSAGES = (
+PASSAGES: tuple[str, ...] = (
     "The harbour of Aldery was dug in 1874. It holds forty ships, and is closed from December to March because of the ice.",
     "Aldery's lighthouse stands on the northern pier. It is 31 metres high, and its light is seen for 22 kilometres.",
     "The ferry to Norhavn leaves Aldery at seven in the morning and at four in the afternoon. The crossing takes ninety minutes.",
@@ -121,7 +121,7 @@ def _optimized(setup: Setup, name: str, way: str) -> Row:
         lm = dspy.LM("openai/model", api_base=url, api_key="none", **options) if way == "http" else lmc.dspy.LM(engine, **options)
         unparsed = Unparsed()
         dspy.configure(lm=lm, adapter=lmc.dspy.Adapter() if way.endswith("template") else None, callbacks=[unparsed])
-        module = Notes() if way == "http" else lmc.compile(Notes())
+        module: Any = Notes() if way == "http" else lmc.compile(Notes())
         module(question=QUESTIONS[0])  # what is imported and compiled the first time is not the optimizer's
         data = {"trainset": examples, **({"valset": examples} if name != "BootstrapFewShot" else {}), **COMPILING.get(name, {})}
         times, spent, found, failed = list[tuple[float, float]](), engine.counters(), module, 0

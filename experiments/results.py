@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.core import ALL, EXPERIMENTS, Experiment, Found, missing, table
+from experiments.core import ALL, EXPERIMENTS, Experiment, Found, Row, missing, table
 
 ROOT = Path(__file__).parent.parent
 FOUND, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
 MOST_ROWS = 60
 """Of a table on the page; all of them are in the JSON file."""
 
+@dataclass(frozen=True)
+class Figure:
+    """A figure or an ablation of the paper, and what repeats it here.
+
+    experiment  its name; "" where none does
+    differs     in what it is another measurement, or why there is none
+    without     of the ablations, the part that it leaves out
+    """
+
+    name: str
+    experiment: str
+    differs: str = ""
+    without: str = ""
+
+
 PAPER = (
-    ("Figure 4: compressed finite state machines", "forced-tokens", "on a GPU the effect is in `docs/performance.md`"),
-    ("Figure 5: throughput on Llama-7B", "throughput", "the shapes of its workloads with synthetic text, not its data sets; beside SGLang and vLLM by `--peer`"),
-    ("Figure 6: latency", "latency", ""),
-    ("Figure 7: larger models on several GPUs", "scaling", "needs several GPUs"),
-    ("Table 2: LLaVA on images and video", "pictures", "needs a vision model; video is not part of it"),
-    ("Section 6.2: production traffic of Chatbot Arena", "", "its traces are not public; `arrivals` has synthetic ones"),
-    ("Figure 8a, 8b: hit rate against throughput and first token", "hit-rate", ""),
-    ("Figure 8c: ablations of RadixAttention and of the frontend", "ablations", ""),
-    ("Section 6.3: overhead of RadixAttention where nothing is shared", "radix-overhead", ""),
-    ("Section 6.3: the automaton is built once for a batch", "automata-reuse", ""),
-    ("Theorem 3.1, Section 6.3: cache hits against the optimum", "order", ""),
-    ("Section 3, 6.1: API speculative execution", "look-ahead", "on a stand-in of a server: calls and tokens, not money"),
-    ("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "needs the data sets in a folder (`--data`)"),
-    ("Section 6.1: DSPy RAG pipeline", "dspy-rag", "needs the extra `dspy`"),
-    ("Appendix D.2: moving arguments behind constants", "", "`lmc.compile(fn, aggressive=True)`; counted in [passes](passes.md)"),
+    Figure("Figure 4: compressed finite state machines decode several tokens at once", "forced-tokens"),
+    Figure("Figure 5: throughput, Llama-7B", "throughput", "shapes of its workloads with synthetic text, not its data sets; its systems but SGLang and vLLM are not run, and those on one H200 in "
+           "[performance](performance.md#beside-sglang-and-vllm)"),
+    Figure("Figure 6: latency, Llama-7B", "latency", "the same workloads; a loop is what it is compared with, other systems by `--peer`"),
+    Figure("Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B", "scaling", "needs several GPUs"),
+    Figure("Table 2: throughput on images and video, LLaVA", "pictures", "needs a vision model; video is not part of it"),
+    Figure("Section 6.2: production traffic, Chatbot Arena", "arrivals", "its traces are not public: arrivals are synthetic, and say nothing of hit rates there"),
+    Figure("Section 6.2: API models, GPT-3.5", "look-ahead", "a stand-in of a server: requests and tokens, not the model's quality"),
+    Figure("Figure 8a: cache hit rate against first token and latency", "hit-rate"),
+    Figure("Figure 8b: cache hit rate against throughput and batch size", "hit-rate", "throughput; batch sizes are not columns"),
+    Figure("Figure 8c: no cache", "ablations", without="cache"),
+    Figure("Figure 8c: no tree structure", "ablations", without="tree (a table instead)"),
+    Figure("Figure 8c: FCFS schedule", "ablations", "with room for all items the order changes nothing; `order` has a pool for two", "order (first come first served)"),
+    Figure("Figure 8c: random schedule", "ablations", "with room for all items the order changes nothing; `order` has a pool for two", "order (random)"),
+    Figure("Figure 8c: no frontend parallelism", "ablations", without="parallelism (one after another)"),
+    Figure("Figure 8c: no frontend hint", "ablations", without="pass plan-prefix"),
+    Figure("Section 6.3: overhead of RadixAttention where nothing is shared", "radix-overhead"),
+    Figure("Section 6.3: without the compressed finite state machine", "ablations", without="forced tokens"),
+    Figure("Section 6.3: the automaton is built once for a batch", "automata-reuse"),
+    Figure("Theorem 3.1, appendix: achieved hit rate against the optimum", "order"),
+    Figure("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "needs the data sets in a folder (`--data`)"),
+    Figure("Section 6.1: DSPy RAG pipeline", "dspy-rag", "retrieval by words, six passages"),
+    Figure("Appendix D.2: moving arguments behind constants", "", "`lmc.compile(fn, aggressive=True)` does it, counted in [passes](passes.md)"),
 )  # fmt: skip
-"""What the paper measures, the experiment that repeats it, and in what it differs."""
+"""What the paper measures, and what repeats it."""
+OWN = ("run-ahead", "compiling (interpreted)", "drafts (off by themselves)")
+"""Ablations of what the paper does not have."""
 
 
 def report(folder: Path = FOUND) -> str:
@@ -37,23 +63,36 @@ def report(folder: Path = FOUND) -> str:
     parts = [
         "# Results\n\nMade by `python -m experiments --report` from the files in `docs/results/`, which the experiments have written. Each experiment is one command "
         "([experiments](../experiments/README.md)); figures of other machines, and of GPUs, are in [performance](performance.md).\n",
-        "## The paper's figures\n\nSGLang: Efficient Execution of Structured Language Model Programs (arXiv 2312.07104).\n\n| figure | command | repeated |\n|---|---|---|",
-        *(_paper(*row, found) for row in PAPER), "",
+        "## The paper's figures\n\nSGLang: Efficient Execution of Structured Language Model Programs (arXiv 2312.07104). *Reproduced*: its measurement, on the model and machine of the row's "
+        "section, where counters and shares are to compare and seconds are not.\n\n| figure or ablation | command | reproduced / partly / not, because |\n|---|---|---|",
+        *(_paper(figure, found.get(figure.experiment)) for figure in PAPER),
+        *(_paper(Figure(f"ours: no {part}", "ablations", without=part), found.get("ablations")) for part in OWN), "",
     ]  # fmt: skip
     for name, experiment in EXPERIMENTS.items():
         parts.append(section(experiment, found.get(name)))
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _paper(figure: str, name: str, differs: str, found: dict[str, Found]) -> str:
-    here = found.get(name)
-    if not name:
-        state = "not"
-    elif here is None or not here.rows:
-        state = "not here"
-    else:
-        state = "partly" if differs or here.unmeasured else "yes"
-    return f"| {figure} | {f'`python -m experiments {name}`' if name else ''} | {state}{': ' + differs if differs else ''} |"
+def _paper(figure: Figure, found: Found | None) -> str:
+    command = f"`python -m experiments {figure.experiment}`" if figure.experiment else ""
+    rows = [row for row in found.all() if not figure.without or row.get("without") == figure.without] if found else []
+    reasons = [figure.differs] if figure.differs else []
+    if figure.without and found:
+        lacking = [key for key in found.unmeasured if key.endswith(f" {figure.without}")]
+        reasons += [f"not measured: {', '.join(lacking)}"] if lacking else []
+    elif found:
+        reasons += [f"{len(found.unmeasured)} of its points were not measured"] if rows and found.unmeasured else []
+    if not rows:
+        return f"| {figure.name} | {command} | not, because: {'; '.join(reasons) or 'it has not run'} |"
+    state = "partly, because: " + "; ".join(reasons) if reasons else "measured" if figure.without in OWN else "reproduced"
+    return f"| {figure.name} | {command} | {state}{'. ' + _worth(rows) if figure.without else ''} |"
+
+
+def _worth(rows: list[Row]) -> str:
+    """What a part is worth, over the workloads that were run without it."""
+    over = lambda name: sum(row[name] for row in rows) / sum(row[f"{name} with"] for row in rows)
+    times = sorted(row["cpu times"] for row in rows)
+    return f"Without it: {over('computed'):.2f} × prompt tokens computed, {over('passes'):.2f} × passes, {times[len(times) // 2]:.2f} × CPU time ({len(rows)} workloads)"
 
 
 def section(experiment: Experiment, found: Found | None) -> str:

@@ -13,6 +13,7 @@ from experiments.core import (
     NOT_REACHED,
     Experiment,
     Found,
+    NotAResult,
     Plot,
     Point,
     Setup,
@@ -25,7 +26,7 @@ from experiments.core import (
 from experiments.page import page
 from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, mmlu
-from experiments.results import PAPER, report, section
+from experiments.results import OWN, PAPER, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
 
@@ -115,7 +116,7 @@ def test_an_error_of_the_experiment_itself_is_raised(fixed, tmp_path):
 
 def test_a_file_that_is_no_result_is_named(tmp_path):
     (tmp_path / "own.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"own\.json is not the result of an experiment"):
+    with pytest.raises(NotAResult, match=r"own\.json is not the result of an experiment"):
         run(an_experiment([]), Setup(), tmp_path)
 
 
@@ -142,8 +143,20 @@ def test_columns_in_which_nothing_is_are_left_out():
 
 def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_path):
     text = report(tmp_path)
-    assert all(f"## {name}" in text for name in EXPERIMENTS) and all(figure in text for figure, *_ in PAPER)
-    assert {name for _, name, _ in PAPER if name} <= set(EXPERIMENTS)
+    assert all(f"## {name}" in text for name in EXPERIMENTS) and all(f"| {figure.name} |" in text for figure in PAPER)
+    assert {figure.experiment for figure in PAPER if figure.experiment} <= set(EXPERIMENTS)
+    assert {*OWN, *(figure.without for figure in PAPER if figure.without)} <= set(VARIANTS)
+    assert text.count("not, because: ") == len(PAPER) + len(OWN)  # nothing is in this folder
+
+
+def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
+    row = lambda workload, **more: {"workload": workload, "without": "cache", "computed with": 10, "passes with": 4, "cpu times": 2.0, **more}
+    rows = {"react cache": [row("react", computed=30, passes=4)], "tree cache": [row("tree", computed=20, passes=8)]}
+    Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, rows, {"judge drafts (off by themselves)": "no time"}).save("ablations", tmp_path / "ablations.json")
+    text = report(tmp_path)
+    assert "| Figure 8c: no cache | `python -m experiments ablations` | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 workloads) |" in text
+    assert "| ours: no drafts (off by themselves) | `python -m experiments ablations` | not, because: not measured: judge drafts (off by themselves) |" in text
+    assert "| Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B | `python -m experiments scaling` | not, because: needs several GPUs |" in text
 
 
 def test_a_section_says_what_was_not_measured():
@@ -164,6 +177,28 @@ def test_the_command_lists_runs_and_refuses(capsys, tmp_path):
     for wrong in (["nonsense"], ["order", "--reps", "0"], ["order", "--scale", "0"]):
         with pytest.raises(SystemExit):
             command.main(wrong)
+
+
+def test_the_command_says_what_is_in_the_way_and_goes_on(capsys, tmp_path):
+    (tmp_path / "scaling.json").write_text("[]")
+    assert command.main(["scaling", "energy", "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "scaling.json is not the result of an experiment" in said.err and "energy.html; 1 points" in said.out
+    assert command.main(["energy", "--out", str(tmp_path / "scaling.json" / "folder")]) == 1
+    assert "scaling.json" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_how_it_goes_on(capsys, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.apis.interpreted", interrupted)
+    assert command.main(["look-ahead", "scaling", "--n", "2", "--out", str(tmp_path)]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert json.loads((tmp_path / "look-ahead.json").read_text())["unmeasured"] == {"card": NOT_REACHED} and not (tmp_path / "scaling.json").exists()
+    monkeypatch.undo()
+    assert command.main(["look-ahead", "--n", "2", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "look-ahead.json").read_text())["unmeasured"] == {}
 
 
 def test_a_peer_that_does_not_answer_is_said(fixed, tmp_path):
