@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -78,19 +78,40 @@ class Setup:
 
 
 class Opened:
-    """A backend that several points share: opened when the first of them asks for it, so that none is where all are measured already."""
+    """A backend that several points share: opened when the first of them asks for it, so that none is where all are measured already.
 
-    def __init__(self, setup: Setup, options: Mapping[str, Any] = {}) -> None:
-        self._setup, self._options, self._backend = setup, options, None
+    One that could not be opened is not tried again: a peer that does not answer is waited for once.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._backend = make, None
+        self._failed: Exception | None = None
 
     def __call__(self) -> Any:
+        if self._failed is not None:
+            raise self._failed
         if self._backend is None:
-            self._backend = self._setup.engine(**self._options)
+            try:
+                self._backend = self._make()
+            except (Unmeasured, LmcError, OSError, ImportError) as error:
+                self._failed = error
+                raise
         return self._backend
+
+    @contextmanager
+    def using(self) -> Generator[Any]:
+        """The backend for one point; what a failed point has left of it is closed, and the next point opens another."""
+        backend = self()
+        try:
+            yield backend
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._backend is not None:
             self._backend.close()
+        self._backend = None
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from experiments.core import Opened, Plot, Point, Row, Setup, experiment
 from lmc.measuring import Line, Measured, Way, arriving, compare, compiled, interpreted, measure
 
 
-def systems(setup: Setup) -> Iterator[tuple[str, Any]]:
-    """Names of what is measured, and how each is opened: lmc, then the peers."""
-    yield "lmc", setup.engine
-    for name in setup.peers:
-        yield name.partition(":")[0], lambda name=name: setup.peer(name)
+def systems(setup: Setup) -> Generator[tuple[str, Opened]]:
+    """Names of what is measured, and each opened, while it is its turn: lmc, then the peers."""
+    for name, make in (("lmc", setup.engine), *((name.partition(":")[0], lambda name=name: setup.peer(name)) for name in setup.peers)):
+        with closing(Opened(make)) as opened:
+            yield name, opened
 
 
 def timed(line: Line) -> Row:
@@ -39,9 +39,9 @@ def by_system(setup: Setup, ways: tuple[str, ...], *, one: bool = False) -> Gene
     """Each of the ten workloads on each system."""
     for system, opened in systems(setup):
         for workload in figures(Size(setup.scale)):
-            def rows(workload: Workload = workload, opened: Any = opened, system: str = system) -> list[Row]:
+            def rows(workload: Workload = workload, opened: Opened = opened, system: str = system) -> list[Row]:
                 count = 1 if one else setup.count(workload.n)
-                with closing(opened()) as backend:
+                with opened.using() as backend:
                     lines = compare(workload.program, lambda rep: workload.items(count, setup.seed + rep), backend, ways=ways, reps=setup.reps, streams=one)
                 return [{"workload": workload.name, "system": system, **timed(line)} for line in lines]
 
@@ -106,10 +106,10 @@ VARIANTS: Mapping[str, Variant] = {
     "work on the machine moves less; same: items with the same text.", paper="Figure 8c",
 )  # fmt: skip
 def ablations(setup: Setup) -> Generator[Point]:
-    with closing(Opened(setup)) as base:
+    with closing(Opened(setup.engine)) as base:
         for name, variant in VARIANTS.items():
             with ExitStack() as stack:
-                own, without = [stack.enter_context(closing(Opened(setup, options))) if options else base for options in (variant.own, variant.without)]
+                own, without = [stack.enter_context(closing(Opened(lambda options=options: setup.engine(**options)))) if options else base for options in (variant.own, variant.without)]
                 for workload in _workloads(setup, (*SHARED, "json")):
                     yield Point(f"{workload.name} {name}", lambda workload=workload, name=name, own=own, without=without: _ablated(setup, workload, name, own(), without()))
 

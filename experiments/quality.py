@@ -11,13 +11,12 @@ import csv
 import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lmc
-from experiments.core import Plot, Point, Row, Setup, Unmeasured, experiment
+from experiments.core import Opened, Plot, Point, Row, Setup, Unmeasured, experiment
 from lmc.measuring import compiled, interpreted, measure
 
 SHOTS = 5
@@ -101,7 +100,7 @@ def quality(setup: Setup) -> Generator[Point]:
                 _answered(setup, system, opened, name, file, read, program)))
 
 
-def _answered(setup: Setup, system: str, opened: Callable[[], Any], name: str, file: str, read: Callable[[Path], list[Question]], program: Any) -> Iterator[Row]:
+def _answered(setup: Setup, system: str, opened: Opened, name: str, file: str, read: Callable[[Path], list[Question]], program: Any) -> Iterator[Row]:
     if setup.data is None:
         raise Unmeasured(f"give a folder with {file} by --data (formats: experiments/quality.py)")
     path = Path(setup.data) / file
@@ -111,7 +110,7 @@ def _answered(setup: Setup, system: str, opened: Callable[[], Any], name: str, f
     if not questions:
         raise Unmeasured(f"{path} has no more than the {SHOTS} questions that are shown as examples")
     items: Sequence[dict[str, Any]] = [question.arguments for question in questions]
-    with closing(opened()) as backend:
+    with opened.using() as backend:
         for way, run in (("interpreted", interpreted(program)), ("compiled", compiled(program))):
             found = measure(run, items, backend)
             right = sum(value == repr(question.right) for (_, value), question in zip(found.texts, questions))

@@ -14,6 +14,7 @@ from experiments.core import (
     Experiment,
     Found,
     NotAResult,
+    Opened,
     Plot,
     Point,
     Setup,
@@ -207,6 +208,36 @@ def test_a_peer_that_does_not_answer_is_said(fixed, tmp_path):
     some = Experiment("own", "", lambda setup: (p for p in wanted.points(setup) if p.key.endswith("agents")), (), "")
     found = run(some, setup, tmp_path, say=lambda line: None)
     assert list(found.rows) == ["lmc agents"] and "127.0.0.1:9" in found.unmeasured["vllm agents"]
+
+
+def test_a_backend_is_opened_once_for_its_points_and_again_behind_one_that_failed():
+    made, closed = [], []
+
+    class Backend:
+        close = lambda self: closed.append(self)
+
+    opened = Opened(lambda: made.append(1) or Backend())
+    with opened.using() as first, opened.using() as second:
+        assert first is second
+    with pytest.raises(BackendError), opened.using():
+        raise BackendError("it broke")
+    assert (len(made), closed) == (1, [first])
+    with opened.using() as third:
+        assert third is not first
+    opened.close()
+    assert (len(made), closed) == (2, [first, third])
+
+
+def test_a_peer_that_does_not_answer_is_waited_for_once(fixed, tmp_path, monkeypatch):
+    tried = []
+
+    def peer(self, name):
+        tried.append(name)
+        raise BackendError(f"{name} does not answer")
+
+    monkeypatch.setattr(Setup, "peer", peer)
+    found = run(EXPERIMENTS["latency"], Setup(backend="mock", n=1, reps=1, scale=0.02, peers=("vllm:http://127.0.0.1:9",)), tmp_path, say=lambda line: None)
+    assert len(found.rows) == len(found.unmeasured) == 10 and len(tried) == 1
 
 
 SETS = {
