@@ -227,7 +227,7 @@ def _beside(program: Program, reps: int) -> list[Row]:
     for way, found in runs.items():
         times, run, own = sorted(one.seconds for one in found), found[0], way == "original"
         rows.append({
-            "program": program.name, "source": program.source, "way": ", ".join(program.packages) if own else "lmc", "lines": len(lines(program, way)), "gone": None if own else gone,
+            "program": program.name, "source": program.source, "way": "original" if own else "lmc", "package": ", ".join(program.packages) if own else "lmc", "lines": len(lines(program, way)), "gone": None if own else gone,
             "new": None if own else new, "reps": reps, "seconds": median(times), "least": times[0], "most": times[-1], "requests": run.usage.calls,
             "at once": max(one.at_once for one in found), "prompt": run.usage.prompt_tokens, "generated": run.usage.completion_tokens, "dollars": PRICES.of(run.usage),
             "same": all((one.answer, one.prompts) == (first.answer, first.prompts) for one in found),

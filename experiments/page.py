@@ -10,7 +10,7 @@ from typing import Any
 from experiments.core import ALL, Experiment, Found, Plot, Row, cell, missing, table
 from lmc import pages
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 640, 220, 56, 26
+WIDTH, HEIGHT, LEFT, BOTTOM = 960, 260, 72, 40
 COLOURS = ("decode", "computed", "shared", "tool", "wait", "ahead")
 """Of series, in the words of lmc's pages."""
 STYLE = """<style>.plot{max-width:70rem}.plot svg{width:100%;height:auto}.plot text{font:11px system-ui,sans-serif;fill:var(--quiet)}.plot .axis{stroke:var(--line)}
@@ -29,8 +29,9 @@ def page(wanted: Experiment, found: Found) -> str:
     body = "".join("<tr>" + "".join(f"<td{'' if _is_text(value) else ' class=n'}>{escape(value)}</td>" for value in line) + "</tr>" for line in lines)
     figures = f"<h2 id=figures>Figures</h2><div class=scroll><table class=small><tr>{head}</tr>{body}</table></div>" if rows else ""
     absent = f"<h2 id=missing>Not measured</h2>{pages.facts(missing(wanted, found) or [ALL])}"
+    noted = f"<p><strong>{escape(found.info['note'])}</strong></p>" if found.info.get("note") else ""
     about = [f"{key}: {value}" for key, value in (found.info | {k: v for k, v in found.setup.items() if v not in (None, "", [], ())}).items()]
-    return pages.page(wanted.name, f"{STYLE}<h1>{escape(wanted.question)}</h1><p>{escape(wanted.reads)}</p>{plots}{figures}{absent}<h2 id=setup>Setup</h2>{pages.facts(about)}")
+    return pages.page(wanted.name, f"{STYLE}<h1>{escape(wanted.question)}</h1><p>{escape(wanted.reads)}</p>{noted}{plots}{figures}{absent}<h2 id=setup>Setup</h2>{pages.facts(about)}")
 
 
 def _is_text(value: str) -> bool:
@@ -59,7 +60,7 @@ def _one(plot: Plot, rows: Sequence[Row], title: str) -> str:
     axis = "".join(
         f'<line class=axis x1={LEFT} x2={WIDTH} y1={_y(most * share, most):.1f} y2={_y(most * share, most):.1f} /><text x={LEFT - 6} y={_y(most * share, most) + 4:.1f} text-anchor=end>'
         f"{cell(float(most * share))}</text>" for share in (0, 0.5, 1))  # fmt: skip
-    names = "".join(f'<text x={_x(i, len(ticks)):.1f} y={HEIGHT - 8} text-anchor=middle>{escape(pages.short(cell(tick), 22 if len(ticks) < 6 else 12))}<title>{escape(cell(tick))}</title></text>'
+    names = "".join(f'<text x={_x(i, len(ticks)):.1f} y={HEIGHT - 22 + 14 * (i % 2)} text-anchor=middle>{escape(pages.short(cell(tick), max(11, 220 // len(ticks))))}<title>{escape(cell(tick))}</title></text>'
                     for i, tick in enumerate(ticks))  # fmt: skip
     keys = "".join(f"<span class='key s{i % len(COLOURS)}'></span>{escape(name)}" for i, name in enumerate(series)) if len(series) > 1 else ""
     said = f"{title}: {plot.y} by {plot.x}"

@@ -123,10 +123,10 @@ def test_a_file_that_is_no_result_is_named(tmp_path):
 
 def test_a_page_has_plots_figures_and_what_is_missing():
     rows = [{"x": 1, "y": 0.5, "kind": "<a>"}, {"x": 2, "y": 1.5, "kind": "<a>"}, {"x": 1, "y": 1.0, "kind": "b"}]
-    found = Found({"backend": "mock"}, {"commit": "abc"}, {"p": rows}, {"q": "because"})
+    found = Found({"backend": "mock"}, {"commit": "abc", "note": "beside other work"}, {"p": rows}, {"q": "because"})
     text = page(an_experiment([]), found)
     assert text.count("<svg") == 2 and text.count("<rect") == 3 and text.count("<polyline") == 2
-    assert "q: because" in text and "&lt;a&gt;" in text and "<a>" not in text
+    assert "q: because" in text and text.index("beside other work") < text.index("<svg") and "&lt;a&gt;" in text and "<a>" not in text
 
 
 def test_a_page_of_nothing_is_a_page():
