@@ -103,7 +103,7 @@ VARIANTS: Mapping[str, Variant] = {
     "ablations", "What is each part worth?", Plot("Passes of the model without it, over those with it", "without", "passes times", per="workload"),
     Plot("CPU time without it, over that with it", "without", "cpu times", per="workload"), Plot("Time without it, over the time with it", "without", "times", per="workload"),
     reads="Compiled batches with a part and without it, in turns, on two engines of one process. times: seconds without over seconds with it; cpu times: the same of CPU time, which other "
-    "work on the machine moves less; same: items with the same text.", paper="Figure 8c",
+    "work on the machine moves less; passes vary with what happens to come together; same: items with the same text.", paper="Figure 8c",
 )  # fmt: skip
 def ablations(setup: Setup) -> Generator[Point]:
     with closing(Opened(setup.engine)) as base:

@@ -153,10 +153,12 @@ def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_pat
 def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
     row = lambda workload, **more: {"workload": workload, "without": "cache", "computed with": 10, "passes with": 4, "cpu times": 2.0, **more}
     rows = {"react cache": [row("react", computed=30, passes=4)], "tree cache": [row("tree", computed=20, passes=8)]}
+    rows["react run-ahead"] = [row("react", computed=10, passes=5) | {"without": "run-ahead"}]
     Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, rows, {"judge drafts (off by themselves)": "no time"}).save("ablations", tmp_path / "ablations.json")
     text = report(tmp_path)
     assert "| Figure 8c: no cache | `python -m experiments ablations` | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 workloads) |" in text
     assert "| ours: no drafts (off by themselves) | `python -m experiments ablations` | not, because: not measured: judge drafts (off by themselves) |" in text
+    assert "| ours: no run-ahead | `python -m experiments ablations` | partly, because: at this size it makes no difference. Without it: 1.00 ×" in text
     assert "| Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B | `python -m experiments scaling` | not, because: needs several GPUs |" in text
 
 
