@@ -67,11 +67,13 @@ def _rag(setup: Setup) -> Iterator[Row]:
                    "computed": spent.prefilled_tokens, "generated": spent.generated_tokens, "passes": spent.passes, "answers": sum(one is not None for one in found)}  # fmt: skip
 
 
+THREADS = 8
+"""Of optimizers, whose way may depend on which of them is first."""
 OPTIMIZERS: Mapping[str, Callable[[Any], Any]] = {
     "BootstrapFewShot": lambda lm: _dspy().BootstrapFewShot(metric=overlap, max_bootstrapped_demos=2, max_labeled_demos=2),
     "MIPROv2": lambda lm: _dspy().MIPROv2(
-        metric=overlap, prompt_model=lm, task_model=lm, auto=None, num_candidates=2, max_bootstrapped_demos=1, max_labeled_demos=1, num_threads=8, init_temperature=0.5),
-    "GEPA": lambda lm: _dspy().GEPA(metric=overlap, reflection_lm=lm, max_metric_calls=12, reflection_minibatch_size=2, num_threads=8),
+        metric=overlap, prompt_model=lm, task_model=lm, auto=None, num_candidates=2, max_bootstrapped_demos=1, max_labeled_demos=1, num_threads=THREADS, init_temperature=0.5),
+    "GEPA": lambda lm: _dspy().GEPA(metric=overlap, reflection_lm=lm, max_metric_calls=12, reflection_minibatch_size=2, num_threads=THREADS),
 }  # fmt: skip
 """How each is made small enough for a model on a CPU."""
 COMPILING: Mapping[str, Mapping[str, Any]] = {
