@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -34,6 +34,7 @@ class Settings:
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
+    adapters   LoRA adapters of such a model, directories by name; as text NAME=PATH,NAME=PATH
     host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
     otel       runs, requests, tools and batches are OpenTelemetry spans (the extra `otel`)
     """
@@ -49,6 +50,7 @@ class Settings:
     device: str = ""
     tp: int = 1
     dp: int = 1
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     host_threads: int | None = None
     otel: bool = False
 
@@ -67,6 +69,7 @@ class Changes(TypedDict, total=False):
     device: str
     tp: int | str
     dp: int | str
+    adapters: str | Mapping[str, str]
     host_threads: int | str | None
     otel: bool | str
 
@@ -118,6 +121,15 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
+def _paths(name: str, value: Any) -> dict[str, str]:
+    """Paths by name: a mapping, or text that writes one."""
+    pairs = value.items() if isinstance(value, Mapping) else [part.partition("=")[::2] for part in str(value).split(",") if part.strip()]
+    found = {str(key).strip(): str(path).strip() for key, path in pairs}
+    if not all(key and path for key, path in found.items()):
+        raise ParameterError(f"{name}={value!r}: must be NAME=PATH, with commas between several")
+    return found
+
+
 _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "debug": _whole(0, 5),
     "log": _channels,
@@ -130,6 +142,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "tp": _whole(1, 64),
     "dp": _whole(1, 64),
+    "adapters": _paths,
     "host_threads": _threads,
     "otel": _switch,
 }

@@ -100,6 +100,7 @@ class SamplingParams(_Hashed):
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
+    adapter: str = field(default="", repr=False)  # by its name; "" is the model itself. Not in what journals have checked before there were any
 
     def __hash__(self) -> int:
         try:
@@ -178,6 +179,7 @@ class Select:
     seed: int = 0
     name: str | None = None
     loc: Loc | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +306,12 @@ def _bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         raise _wrong_type(name, value, "a mapping from token ids to numbers") from None
 
 
+def _adapter(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong_type(name, value, "the name of an adapter, as text")
+    return plain_text(value)
+
+
 # argument → (field of SamplingParams, check); `gen` and `run` differ only in the names of the first two
 _PARAMETERS: Mapping[str, tuple[str, _Check]] = {
     "max_tokens": ("max_new_tokens", _integer(0)),
@@ -326,6 +334,7 @@ _PARAMETERS: Mapping[str, tuple[str, _Check]] = {
     "top_logprobs_num": ("top_logprobs_num", _integer(0)),
     "return_text_in_logprobs": ("return_text_in_logprobs", _flag),
     "logit_bias": ("logit_bias", _bias),
+    "adapter": ("adapter", _adapter),
 }
 
 RUN_SAMPLING = tuple(name for name in _PARAMETERS if name not in ("max_tokens", "min_tokens"))  # run-level names
@@ -712,6 +721,7 @@ def make_select(
     origin: Origin | None = None,
     name: str | None = None,
     loc: Loc | None = None,
+    adapter: Any = "",
 ) -> Select:
     """The request of one `select`; raises at `loc` when the choices are not texts or there are none."""
     if not choices:
@@ -722,8 +732,13 @@ def make_select(
     method = _method(method or ChoicesMethod.TOKEN_LENGTH_NORMALIZED, loc)
     if temperature.__class__ is not float:
         temperature = resolve(SamplingParams(), {"temperature": temperature}, loc)[0].temperature
+    if adapter.__class__ is not str:
+        try:
+            adapter = _adapter("adapter", adapter)
+        except LmcError as error:
+            raise _at(error, loc) from None
     seed = origin.seed if origin is not None and temperature > 0 else 0
-    return Select(tuple([c if c.__class__ is str else plain_text(c) for c in choices]), method, temperature, seed, name, loc)
+    return Select(tuple([c if c.__class__ is str else plain_text(c) for c in choices]), method, temperature, seed, name, loc, adapter)
 
 
 def plain_text(text: str) -> str:

@@ -15,6 +15,7 @@ import typer
 
 from lmc import cli
 from lmc.cli.run import states_of
+from lmc.config import reset
 
 COMMAND = typer.main.get_command(cli.app)  # a process makes it once
 ROOT = Path(__file__).parent.parent
@@ -305,6 +306,24 @@ def test_env_lists_several_gpus(lmc_cli, monkeypatch):
     out = lmc_cli("env")[1]
     assert "card 0, card 1, card 2" in out and "1.0 of 80.0 GiB free; reads directly from: 0" in out
     assert "2.0 of 80.0 GiB free; reads directly from: none" in out and "tp × dp may be 3 at most" in out
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (("--adapter", "sql"), "--adapter sql: expected NAME=PATH"),
+    (("--adapter", "=path"), "--adapter =path: expected NAME=PATH"),
+    (("--adapter", "a=x", "--adapter", "a=y"), "two adapters have the name a"),
+    (("--adapter", "a=x", "--backend", "mock"), "--adapter is about models of this machine, and mock is none"),
+])  # fmt: skip
+def test_adapters_are_named_with_a_path(lmc_cli, folder, options, says):
+    for command in (("run", "prog.py:echo", "--arg", "text=x"), ("serve", "--port", "0")):
+        code, _, err = lmc_cli(*command, *options)
+        assert code == 2 and says in err
+
+
+def test_a_model_and_an_adapter_have_two_names(lmc_cli, request):
+    request.addfinalizer(reset)
+    code, _, err = lmc_cli("serve", "--port", "0", "--name", "sql", "--adapter", "sql=path")
+    assert code == 2 and "the model and an adapter are both called sql; give the model another name by --name" in err
 
 
 def test_version(lmc_cli):

@@ -48,12 +48,20 @@ def test_environment_gives_settings() -> None:
     [
         ({"LMC_DEBUG": "9"}, "LMC_DEBUG='9': must be 0 to 5"),
         ({"LMC_DEBUG": "x"}, "LMC_DEBUG='x': must be a whole number"),
+        ({"LMC_ADAPTERS": "sql"}, "LMC_ADAPTERS='sql': must be NAME=PATH, with commas between several"),
         ({"LMC_LOG": "ahed"}, "LMC_LOG: no channel 'ahed'; there are ahead, backend"),
     ],
 )
 def test_bad_environment_names_the_variable(environ: dict[str, str], says: str) -> None:
     with pytest.raises(ParameterError, match=says):
         from_environment(environ)
+
+
+def test_adapters_are_paths_by_name() -> None:
+    assert from_environment({"LMC_ADAPTERS": "sql=a/b, tone = c=d,"}).adapters == {"sql": "a/b", "tone": "c=d"}
+    assert from_environment({"LMC_ADAPTERS": ""}).adapters == {}
+    config(adapters={"x": "y"})
+    assert settings().adapters == {"x": "y"}
 
 
 def test_code_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lmc import forking
 from lmc.chat import ChatTemplate
-from lmc.errors import UnsupportedOpError
-from lmc.prompt import DOCUMENT, Gen, Image, Segment, Select, Text
+from lmc.errors import Loc, ParameterError, UnsupportedOpError
+from lmc.prompt import DOCUMENT, Gen, Image, Segment, Select, Text, suggestion
 from lmc.waiting import Signal
 
 
@@ -517,7 +517,7 @@ class Hints(NamedTuple):
     more     further submissions follow at once: what begins now would begin without them
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
-    namespace  cached KV is shared within one only: a cache salt, an adapter. "" is that of the handle it goes on from
+    namespace  cached KV is shared within one only: a cache salt. "" is that of the handle it goes on from
     guess    asked ahead of a decision: in rows that others leave, and the first to give up its place. If its handle is cancelled, it
              was in vain; `handle.needed()`, where a handle has it, says that it is no guess any more
     spare    a prefill that may not be needed: only where rows of a pass are nearly free
@@ -527,6 +527,7 @@ class Hints(NamedTuple):
     shared   beginnings of the prompt that requests to come have in common with it: whole messages (-1: all of them), and how many
              requests. Of a prompt of messages; what is not listed is not known
     trace    headers with which a server of HTTP goes on with the trace that the request is part of
+    adapter  of a prefill: the adapter that what follows is asked with
     """
 
     pin: bool = False
@@ -547,6 +548,7 @@ class Hints(NamedTuple):
     shared: tuple[tuple[int, float], ...] = ()
     growth: int | None = None
     trace: tuple[tuple[str, str], ...] = ()
+    adapter: str = ""
 
     @property
     def owner(self) -> str:
@@ -568,6 +570,7 @@ class Capabilities:
     n: bool = False
     streams: bool = False
     tools: bool = False  # a gen may return calls of tools
+    adapters: tuple[str, ...] = ()  # that `gen(adapter=…)` may name; ("*",): any
     raw_text: bool = True  # takes text outside of chat messages
     lookahead: bool = False  # one request can cover a chain of gens (an API); there is no cache of ours to prefill
     local: bool = False  # in this process: plans reach its memory, and are made before the first request
@@ -575,6 +578,11 @@ class Capabilities:
     max_context: int | None = None
     prices: Prices | None = None  # for budgets of cost
     seed: int | None = None  # of runs that are given none; None: one never seen before
+
+    @property
+    def listed_adapters(self) -> tuple[str, ...]:
+        """Adapters that there are; none of a target that takes any name."""
+        return () if self.adapters == ANY_ADAPTER else self.adapters
 
 
 @runtime_checkable
@@ -644,6 +652,18 @@ def seed_of(backend: Backend, given: int | None) -> int:
 _READERS = "use an API that reads PDFs: lmc.OpenAI, lmc.Anthropic or lmc.LiteLLM; or append its text"
 
 
+def check_adapter(able: Capabilities, name: str, what: str, loc: Loc | None = None) -> None:
+    """Refuses an adapter that a target has not; `what` asks with it."""
+    if not name or name in able.adapters or able.adapters == ANY_ADAPTER:
+        return
+    if not able.adapters:
+        raise UnsupportedOpError(f"{what} with adapter={name!r}", able.name, 'adapters are for lmc.Engine(adapters={"name": "path"})', loc=loc)
+    raise ParameterError(f"adapter={name!r}: {able.name} has no adapter of that name{suggestion(name, able.adapters)}", loc=loc)
+
+
+ANY_ADAPTER = ("*",)
+
+
 def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
     """Refuses what a target's capabilities do not name, before the model is asked."""
     for seg in segments:
@@ -655,9 +675,12 @@ def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
             raise UnsupportedOpError("video input", able.name, "append some of its frames as images", loc=seg.loc)
         if isinstance(seg, Image) and seg.detail == DOCUMENT and not able.documents:
             raise UnsupportedOpError("document input", able.name, _READERS, loc=seg.loc)
-        if isinstance(seg, Select) and not able.select:
-            raise UnsupportedOpError("select", able.name, loc=seg.loc)
+        if isinstance(seg, Select):
+            if not able.select:
+                raise UnsupportedOpError("select", able.name, loc=seg.loc)
+            check_adapter(able, seg.adapter, "select", seg.loc)
         if isinstance(seg, Gen):
+            check_adapter(able, seg.params.adapter, "gen", seg.loc)
             if seg.constraint is not None and seg.constraint.kind not in able.constraints:
                 raise UnsupportedOpError(f"gen({seg.constraint.kind}=…)", able.name, loc=seg.loc)
             if seg.tools and not able.tools:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -35,6 +36,7 @@ from lmc.backend.base import (
     Scored,
     Usage,
     charge,
+    check_adapter,
     check_supported,
 )
 from lmc.backend.conversing import Trail, spoken
@@ -217,13 +219,15 @@ class LocalBackend:
         mover: Mover | None = None,
         drafts: Setting = "off",
         draft_row: float = 0.0,
+        adapters: Sequence[str] = (),
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
-        self._name, self._words, self._template = name, vocabulary, chat_template
+        self._name, self._words, self._template, self._adapters = name, vocabulary, chat_template, tuple(adapters)
         self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
         self._asker = Asker(
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
+            adapters=self._adapters,
         )  # fmt: skip
         self._recorded: Callable[[str], str | None] | None = None
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
@@ -257,6 +261,7 @@ class LocalBackend:
             streams=True,
             tools=self._asker.compiler is not None,
             local=True,
+            adapters=self._adapters,
             max_context=self._asker.max_context,
         )
 
@@ -288,6 +293,7 @@ class LocalBackend:
         if any(isinstance(segment, Gen | Select) for segment in segments):
             raise ParameterError("prefill takes literal segments only; submit the others")
         hints = hints or Hints()
+        check_adapter(self.capabilities, hints.adapter, "prefill")
         self._core.give_way()
         self._core.more = hints.more
         steps = self._steps(parent, segments, hints)
@@ -451,7 +457,7 @@ class LocalBackend:
         try:
             step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Picture)))
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
-            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached, before.pictures))
+            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached, before.pictures, before.adapter))
         except Exception as error:
             self._fail(step, error)
             raise
@@ -468,7 +474,7 @@ class LocalBackend:
         elif isinstance(step.ask, Given):
             return self._complete(step, self._asker.given(step.ask, place), None)
         else:
-            request = self._asker.prefill(place, order, step.hints.spare) if step.wants_prefill else None
+            request = self._asker.prefill(place, order, step.hints.spare, step.hints.adapter) if step.wants_prefill else None
             step.requests = (request,) if request is not None else ()
             for req in step.requests:
                 self._tag(req, step)
@@ -632,6 +638,18 @@ def check_count(option: str, value: object) -> None:
         raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number from 1 on")
 
 
+def check_adapters(given: object) -> Mapping[str, str]:
+    """Adapters by name. Raises ParameterError for what is no mapping from names to paths."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ParameterError(f"Engine: adapters is {given!r:.80}; it must map names to directories, as in {{'sql': 'path/to/adapter'}}")
+    for name, path in given.items():
+        if not (isinstance(name, str) and name and name.isprintable()) or not isinstance(path, str | os.PathLike):
+            raise ParameterError(f"Engine: adapters has {name!r:.80}: {path!r:.80}; a name is text, and names a directory")
+    return {name: os.fspath(path) for name, path in given.items()}
+
+
 def _bounded(ask: Gen, most: int | None) -> Gen:
     """The ask with room for no more tokens than its answer can have, which is all that admission then waits for."""
     p = ask.params
@@ -723,6 +741,7 @@ class Engine(LocalBackend):
     model_path   SGLang's name for `model`
     drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
                  answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md)
+    adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
     Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
@@ -762,10 +781,14 @@ class Engine(LocalBackend):
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
         drafts: Setting = "off",
+        adapters: Mapping[str, str] | None = None,
         tp: int = 1,
         dp: int = 1,
     ) -> None:
         check_setting(drafts)
+        adapters = check_adapters(adapters)
+        if adapters and tp > 1:
+            raise ParameterError("Engine: adapters are for one device; leave them out where tp is more than 1, or take dp=…")
         check_count("tp", tp)
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
@@ -796,6 +819,10 @@ class Engine(LocalBackend):
             loaded = load(source, device=device, **options)
             slots = default_pool(loaded) if max_tokens is None else max_tokens
             check_pool(slots, kv_bytes(loaded), loaded.device)
+            if adapters:
+                from lmc.backend.engine.models import lora
+
+                lora.load(adapters, loaded)
             pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         config, words = loaded.config, loaded.tokenizer
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
@@ -831,6 +858,7 @@ class Engine(LocalBackend):
             mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
             drafts=drafts,
             draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
+            adapters=tuple(adapters),
         )
         self.whole_template = loaded.whole_template
         self._topology: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from typing import Any
 
 from lmc import videos
 from lmc.backend.base import (
+    ANY_ADAPTER,
     HEALTHY,
     Capabilities,
     Counters,
@@ -61,7 +62,8 @@ from lmc.images import digest, read
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
-    "mock", KINDS, select=True, logprobs=True, images=True, videos=True, documents=True, n=True, streams=True, tools=True, seed=0
+    "mock", KINDS, select=True, logprobs=True, images=True, videos=True, documents=True, n=True, streams=True, tools=True, seed=0,
+    adapters=ANY_ADAPTER,
 )
 
 # -- what is recorded ------------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ class Call:
 def _ask_key(ask: Ask) -> tuple[Any, ...]:
     if isinstance(ask, Gen):
         return ask.params, ask.constraint, ask.tools, ask.seed if ask.params.temperature > 0 else 0
-    return ask.choices, ask.method, ask.temperature, ask.seed if ask.temperature > 0 else 0
+    return ask.choices, ask.method, ask.temperature, ask.adapter, ask.seed if ask.temperature > 0 else 0
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

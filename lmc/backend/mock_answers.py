@@ -38,8 +38,8 @@ def _ask_bytes(key: tuple[Any, ...]) -> bytes:
 def _plain(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(_plain(item) for item in x)
-    if isinstance(x, (SamplingParams, Constraint)):
-        return tuple(_plain(getattr(x, f.name)) for f in fields(x))
+    if isinstance(x, (SamplingParams, Constraint)):  # without the adapter, which `_digest` adds where there is one
+        return tuple(_plain(getattr(x, f.name)) for f in fields(x) if f.repr)
     return float(x) if isinstance(x, int) else str(x) if isinstance(x, str) else x
 
 
@@ -53,6 +53,8 @@ def _digest(prompt: Any, ask: Ask, sample: int = 0) -> bytes:
     else:
         made.update(_ask_bytes((ask.choices, ask.method, ask.temperature)))
         sampled = ask.temperature > 0
+    if adapter := ask.adapter if isinstance(ask, Select) else ask.params.adapter:
+        made.update(b"\xff" + adapter.encode("utf-8", "surrogatepass"))
     if sampled:
         made.update(b"\xff%d.%d" % (ask.seed, sample))
     return made.digest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +39,23 @@ def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) 
     for line in getattr(opened, "topology", ()):
         say(line)
     return opened
+
+
+def use_adapters(name: str, given: Sequence[str] | None) -> None:
+    """`--adapter`: how models are opened from now on."""
+    if not given:
+        return
+    if not named.is_model(name):
+        raise UsageError(f"--adapter is about models of this machine, and {name} is none")
+    found: dict[str, str] = {}
+    for each in given:
+        key, equals, path = each.partition("=")
+        if not (key and equals and path):
+            raise UsageError(f"--adapter {each}: expected NAME=PATH, the directory of a LoRA adapter")
+        if key in found:
+            raise UsageError(f"--adapter: two adapters have the name {key}")
+        found[key] = path
+    config(adapters=found)
 
 
 def use_devices(name: str, tp: int | None, dp: int | None) -> None:

@@ -21,6 +21,8 @@ TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metav
                                                     help="Spread a model of --backend over N GPUs (docs/several-gpus.md).")]
 Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
                                               help="N engines of that model, each on --tp GPUs, behind one.")]
+Adapters = Annotated[list[str] | None, typer.Option("--adapter", metavar="NAME=PATH", show_default="LMC_ADAPTERS, else none",
+                                                    help="A LoRA adapter of a model of --backend, in PEFT's format; repeatable (docs/adapters.md).")]
 InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,
                                                 help="Items: JSONL, one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.")]
 NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave the places in the source out.")]

@@ -17,8 +17,9 @@ from lmc import userfiles
 from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
-from lmc.cli.models import open_backend, use_devices
+from lmc.cli.models import open_backend, use_adapters, use_devices
 from lmc.cli.options import (
+    Adapters,
     Arguments,
     InputFile,
     MaxTokens,
@@ -42,6 +43,7 @@ def run(
     backend: ModelName = None,
     tp: TensorParallel = None,
     dp: Replicas = None,
+    adapter: Adapters = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
@@ -98,6 +100,7 @@ def run(
     userfiles.check_output(output, input_file)
     name = backend or config().model or "smollm2"
     use_devices(name, tp, dp)
+    use_adapters(name, adapter)
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)

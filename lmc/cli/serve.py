@@ -13,8 +13,8 @@ import typer
 from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
-from lmc.cli.models import open_backend, use_devices
-from lmc.cli.options import ModelName, Replicas, TensorParallel
+from lmc.cli.models import open_backend, use_adapters, use_devices
+from lmc.cli.options import Adapters, ModelName, Replicas, TensorParallel
 from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
@@ -33,6 +33,7 @@ def serve(
     backend: ModelName = None,
     tp: TensorParallel = None,
     dp: Replicas = None,
+    adapter: Adapters = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
@@ -71,6 +72,7 @@ def serve(
       lmc serve
       lmc serve --backend path/to/model --port 8001 --api-keys keys.txt
       lmc serve --backend path/to/model --tp 2 --dp 2      (four GPUs)
+      lmc serve --backend path/to/model --adapter sql=path/to/adapter      (requests say "model": "sql")
       lmc serve examples/judge.py:judge examples/classify.py:classify
       lmc serve examples/judge.py:judge --workers 8 --worker-memory 512
     """
@@ -90,6 +92,10 @@ def serve(
         say(f"warning: {host} can be reached from the network, and requests need no key; use --api-keys FILE")
     model = backend or config().model or "smollm2"
     use_devices(model, tp, dp)
+    use_adapters(model, adapter)
+    names = tuple(name) if name else (named.public(model),)
+    if both := sorted(set(names) & config().adapters.keys()):
+        raise UsageError(f"the model and an adapter are both called {both[0]}; give the model another name by --name")
     where = supervisor.inherited()
     if where is None:
         with as_usage():
@@ -97,7 +103,6 @@ def serve(
         if restart:
             with closing(where):
                 raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
-    names = tuple(name) if name else (named.public(model),)
     settings = Settings(
         names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
         lenient=lenient, journals=journals, media_hosts=frozenset(map(str.lower, allow_remote_media or ())),

@@ -42,7 +42,9 @@ def of_text(text: str) -> int:
 
 
 def _of_request(ask: Gen | Select) -> int:
-    return _of_choices(ask.choices, ask.method) if ask.__class__ is Select else _of_gen(ask)  # type: ignore[arg-type]
+    found = _of_choices(ask.choices, ask.method) if ask.__class__ is Select else _of_gen(ask)  # type: ignore[arg-type]
+    adapter = ask.adapter if isinstance(ask, Select) else ask.params.adapter
+    return found if not adapter else found ^ of_text(f"adapter {adapter}")
 
 
 def _of_gen(ask: Gen) -> int:

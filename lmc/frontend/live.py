@@ -17,7 +17,7 @@ from lmc.config import settings
 from lmc.errors import CancelledError, LmcError, Loc
 from lmc.frontend.emitter import taken
 from lmc.frontend.host import host
-from lmc.frontend.primitives import GenExpr, SelectExpr, typed
+from lmc.frontend.primitives import GenExpr, SelectExpr, adapter_of, typed
 from lmc.frontend.values import Symbolic
 from lmc.images import MOST_BYTES, bytes_of_file, is_path
 from lmc.images import read as read_image
@@ -170,7 +170,7 @@ class LiveEmitter:
     def select(self, ctx: Prompt, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
         origin = Origin(run.seed, run.item, stream, ordinal)
-        ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
+        ask = make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc, adapter_of(expr, run.defaults))
         return self._submit(ctx, ask, (stream, ordinal))
 
     def _submit(self, ctx: Prompt, ask: Gen | Select, place: tuple[str, int]) -> tuple[Prompt, Result]:

@@ -30,6 +30,7 @@ from lmc.prompt import (
     REGEX_INT,
     REGEX_STR,
     ChoicesMethod,
+    SamplingParams,
     fixed,
     plain_text,
     resolve,
@@ -175,6 +176,7 @@ class SelectExpr(Expr):
     temperature: float | Symbolic = 0.0
     choices_method: ChoicesMethod | Symbolic = token_length_normalized
     loc: Loc | None = field(default=None, compare=False)
+    adapter: str | Symbolic | None = None  # None: the run's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,6 +312,7 @@ def gen(
     seed: int | None = None,
     logit_bias: Mapping[int, float] | None = None,
     tools: Any = None,
+    adapter: str | None = None,
     **unknown: Never,
 ) -> GenExpr | SelectExpr:
     """An answer of the model, stored under `name`.
@@ -318,7 +321,8 @@ def gen(
     `structural_tag` constrain the answer, at most one of them. JSON may be written on one line, compact or indented, as the model begins;
     `json_whitespace="compact"` leaves out all white space, "any" allows it wherever JSON does. `strict=True` refuses schemas with keywords that
     would be ignored or could only be checked when the answer ends. `choices` makes it a `select`. `tools` are functions that the
-    model may ask to have called: `get_meta_info(name)["tool_calls"]`, answered with `tool_result`.
+    model may ask to have called: `get_meta_info(name)["tool_calls"]`, answered with `tool_result`. `adapter` names one of the engine's LoRA adapters, which
+    answers in the place of the model itself; "" is the model itself.
     """
     given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}
     if unknown:
@@ -334,6 +338,11 @@ def typed(given: Mapping[str, Any]) -> Any:
     """The type or schema that a gen's arguments give its answer; None if none."""
     dtype = given.get("dtype")
     return given.get("json_schema") if dtype is None else dtype
+
+
+def adapter_of(expr: SelectExpr, defaults: SamplingParams) -> Any:
+    """The adapter that a select is asked with."""
+    return defaults.adapter if expr.adapter is None else expr.adapter
 
 
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
@@ -369,13 +378,13 @@ def _is_symbolic(x: Any) -> bool:
 
 
 def _gen_choices(name: str | None, given: dict[str, Any]) -> SelectExpr:
-    ignored = sorted(given.keys() - {"choices", "choices_method", "temperature"})
+    ignored = sorted(given.keys() - {"choices", "choices_method", "temperature", "adapter"})
     if ignored:
         raise ParameterError(
             f"gen(choices=…) is a select and would ignore {', '.join(k + '=' for k in ignored)}; leave it out",
             loc=caller_loc(),
         )
-    return _select("gen", name, given["choices"], given.get("temperature", 0.0), given.get("choices_method"))
+    return _select("gen", name, given["choices"], given.get("temperature", 0.0), given.get("choices_method"), given.get("adapter"))
 
 
 @users_frames
@@ -440,15 +449,16 @@ def select(
     choices: list[str] | tuple[str, ...] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod | str = token_length_normalized,
+    adapter: str | None = None,
     **unknown: Never,
 ) -> SelectExpr:
-    """The choice that the model finds most likely here, stored under `name`."""
+    """The choice that the model finds most likely here, stored under `name`. `adapter`: as in `gen`."""
     if unknown:
         _refuse_unknown("select", unknown)
-    return _select("select", name, choices, temperature, choices_method)
+    return _select("select", name, choices, temperature, choices_method, adapter)
 
 
-def _select(what: str, name: str | None, choices: Any, temperature: Any, method: Any) -> SelectExpr:
+def _select(what: str, name: str | None, choices: Any, temperature: Any, method: Any, adapter: Any) -> SelectExpr:
     loc = caller_loc()
     _check_name(what, name, loc)
     if choices is None or isinstance(choices, str) or not isinstance(choices, Iterable):
@@ -461,8 +471,10 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
             raise ArgumentError(f"{what}(choices=…): {choice!r} is {an(type(choice).__name__)}; choices must be text", loc=loc)
     if not isinstance(temperature, Symbolic):
         resolve(ANY_RUN, {"temperature": temperature}, loc)
+    if adapter is not None and not isinstance(adapter, Symbolic):
+        adapter = resolve(ANY_RUN, {"adapter": adapter}, loc)[0].adapter
     choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever class the choice was of
-    return SelectExpr(name, choices, temperature, _method(what, method, loc), loc)
+    return SelectExpr(name, choices, temperature, _method(what, method, loc), loc, adapter)
 
 
 def _method(what: str, method: Any, loc: Loc | None) -> ChoicesMethod | Symbolic:

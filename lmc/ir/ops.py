@@ -34,7 +34,7 @@ class OpSpec:
 
 GEN_PARAMS = (
     "max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos "
-    "return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype regex json_schema json_whitespace strict ebnf lark structural_tag seed logit_bias tools"
+    "return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype regex json_schema json_whitespace strict ebnf lark structural_tag seed logit_bias tools adapter"
 ).split()
 
 ATTRS: dict[str, str] = {
@@ -54,6 +54,7 @@ ATTRS: dict[str, str] = {
     "lazy": "nothing is known to read the answer: it is asked when it is read",
     "method": "how log-probabilities become a choice",
     "temperature": "0 takes the likeliest",
+    "adapter": "the adapter that answers in the model's place",
     "role": "the message's role",
     "previous": "the role of the message before, or none",
     "kwargs": "names of the trailing operands that are passed by name",
@@ -89,7 +90,7 @@ OPS: dict[str, OpSpec] = {
         OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
                (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead", "shared", "lazy")),
         OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
-               (*_ASK, "method", "temperature", "order", "group", "trie", "shared", "lazy")),
+               (*_ASK, "method", "temperature", "adapter", "order", "group", "trie", "shared", "lazy")),
         OpSpec("unknown", ("*any",), ("any",), "opaque", "A value that only Python knows, made of the operands among others. A prompt among them is one that "
                "unknown code may read or extend.", ("calls", "reason")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),

@@ -20,7 +20,7 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.live import Run
 from lmc.frontend.options import Options
-from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.primitives import GenExpr, SelectExpr, adapter_of
 from lmc.frontend.state import State
 from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make_gen, make_select
 from lmc.runahead.calls import is_data
@@ -117,8 +117,8 @@ class AheadEmitter:
 
     def select(self, ctx: Any, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Any, Pending]:
         choices = expr.choices
-        deps = choices.deps if isinstance(choices, Unknown) else _deps_of([*choices, expr.temperature, expr.choices_method])
-        make = lambda origin: make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc)
+        deps = choices.deps if isinstance(choices, Unknown) else _deps_of([*choices, expr.temperature, expr.choices_method, expr.adapter])
+        make = lambda origin: make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc, adapter_of(expr, self.run.defaults))
         return self._ask(ctx, make, deps, expr, stream, ordinal)
 
     def _ask(

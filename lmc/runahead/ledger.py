@@ -250,7 +250,7 @@ class Ledger:
             if self.closed or key in self._prefilled or len(self._prefilled) >= MAX_OPEN:
                 return
             try:
-                self._prefilled[key] = prompt.prefill(run.backend, (run.hints() or Hints())._replace(spare=True))
+                self._prefilled[key] = prompt.prefill(run.backend, (run.hints() or Hints())._replace(spare=True, adapter=run.defaults.adapter))
             except LmcError as error:  # raised where Python asks, if it does
                 log("ahead", f"not prefilled: {error}")
                 return
@@ -482,7 +482,7 @@ def same_request(a: Gen | Select, b: Gen | Select) -> bool:
     if isinstance(a, Gen) and isinstance(b, Gen):
         return a.params == b.params and a.constraint == b.constraint and a.seed == b.seed and a.tools == b.tools and a.name == b.name
     assert isinstance(a, Select) and isinstance(b, Select)
-    return a.choices == b.choices and a.method == b.method and a.temperature == b.temperature and a.seed == b.seed and a.name == b.name
+    return a.choices == b.choices and a.method == b.method and a.temperature == b.temperature and a.seed == b.seed and a.adapter == b.adapter and a.name == b.name
 
 
 def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:

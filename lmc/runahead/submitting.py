@@ -42,7 +42,7 @@ class RunPlan:
     def __init__(self, annotations: Annotations, pins: Pins, backend: Backend, stream: str = "") -> None:
         self.annotations, self.shared, self.backend, self.stream = annotations, pins, backend, stream
         self.number = next(_numbers)
-        self._pinned: dict[tuple[int, int], Pinned] = {}  # (id of the handle before, number of the pin): its own pins
+        self._pinned: dict[tuple[int, int, str], Pinned] = {}  # (id of the handle before, number of the pin, adapter): its own pins
 
     def submit(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
         """Return `before` followed by the answer to a request, which the backend gets now or when it is read."""
@@ -81,7 +81,7 @@ class RunPlan:
         if annotation.move is not None and before.handle is None:
             before = Prompt(before, (), None, None, annotation.move.apply(before.tail))
         for pin in annotation.pins:
-            pinned = self._prefilled(before, pin, run, hints)
+            pinned = self._prefilled(before, pin, run, hints, ask.adapter if isinstance(ask, Select) else ask.params.adapter)
             if pinned is before:
                 break  # the texts of inner pins follow this one's
             before = pinned
@@ -89,23 +89,23 @@ class RunPlan:
         assert handle is not None
         return handle
 
-    def _prefilled(self, before: Prompt, pin: Pin, run: Run, hints: Hints) -> Prompt:
+    def _prefilled(self, before: Prompt, pin: Pin, run: Run, hints: Hints, adapter: str) -> Prompt:
         """The prompt with the text of a pin handed to the backend, which keeps it."""
         parent, backend = before.handle, run.backend
         if parent is not None and hasattr(parent, "begin"):
             return before
-        key = (id(parent), pin.number)
+        key = (id(parent), pin.number, adapter)
         known = self._pinned.get(key)
         cut = pin.cut(before.tail) if known is None else without(before.tail, known.text)
         if cut is None or not cut[0]:
             return before
         head, rest = cut
         owner = None if pin.shared else hints.run
-        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, more=True, run=owner))
+        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, more=True, run=owner, adapter=adapter))
         if known is not None:
             handle = known.handle
         elif pin.shared and parent is None:
-            handle = self.shared.get(backend, head, prefill)
+            handle = self.shared.get(backend, (head, adapter), prefill)
         else:
             known = self._pinned.setdefault(key, Pinned(parent, head, prefill()))
             if known.text != head:  # another thread was first, with another text

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -47,11 +47,20 @@ class OpenAIApi:
         self._started = int(time.time())
 
     async def models(self, call: Call) -> Reply:
-        return Reply({"object": "list", "data": [self._model(name) for name in self._settings.models]})
+        return Reply({"object": "list", "data": [self._model(name) for name in self._names]})
 
     async def model(self, call: Call) -> Reply:
         self._check_model(call.path["model"])
         return Reply(self._model(call.path["model"]))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """What requests may give as `model`: the model's own names, and its adapters'."""
+        return (*self._settings.models, *self._backend.capabilities.listed_adapters)
+
+    def _adapter(self, request: Sampled) -> str:
+        """The adapter that a request asks, by its name; "" for the model itself."""
+        return "" if request.model is None or request.model in self._settings.models else request.model
 
     def _model(self, name: str) -> dict[str, Any]:
         context = self._backend.capabilities.max_context
@@ -62,7 +71,7 @@ class OpenAIApi:
     async def completions(self, call: Call) -> Reply | Events:
         request = self._parsed(CompletionRequest, call.body)
         stamp = self._stamp(request, "text_completion")
-        params, constraint = await self._in_pool(_meaning, request, _COMPLETION_TOKENS)
+        params, constraint = await self._in_pool(_meaning, request, _COMPLETION_TOKENS, self._adapter(request))
         self._check_choices(len(request.prompts) * request.choices)
         prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
         asks = [
@@ -123,7 +132,7 @@ class OpenAIApi:
         """The answer to a chat completion, or the chunks in which it comes."""
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices)
-        params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens)
+        params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens, self._adapter(request))
         asked = await self._in_pool(prompt_of, request, self._backend, self._settings.media_hosts)
         family = asked.family
         if family is not None and (called := tools_called(request)):
@@ -177,8 +186,8 @@ class OpenAIApi:
         return Stamp(request.model or self._settings.models[0], kind)
 
     def _check_model(self, name: str) -> None:
-        if name not in self._settings.models:
-            known = ", ".join(self._settings.models)
+        if name not in self._names:
+            known = ", ".join(self._names)
             raise ApiError(404, f"there is no model {name!r}; this server has {known}", param="model", code="model_not_found")
 
     def _check_choices(self, asked: int) -> None:
@@ -236,9 +245,9 @@ def _chat_of(body: dict[str, Any]) -> ChatRequest:
         raise of_validation(error, tuple(ChatRequest.model_fields)) from None
 
 
-def _meaning(request: ChatRequest | CompletionRequest, most: int) -> tuple[SamplingParams, Constraint | None]:
+def _meaning(request: ChatRequest | CompletionRequest, most: int, adapter: str) -> tuple[SamplingParams, Constraint | None]:
     """How answers are sampled, and their language: long regexes and schemas take a while to read."""
-    return request.asked_params(most), request.constraint()
+    return replace(request.asked_params(most), adapter=adapter), request.constraint()
 
 
 def _item_seed(seed: int | None, item: int) -> int | None:

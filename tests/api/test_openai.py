@@ -215,6 +215,13 @@ def test_a_server_that_does_not_score_is_asked_for_the_choice(openai):
     assert sum("echo" in s.body for s in server.seen) == 1, "learnt once"
 
 
+def test_adapters_are_refused_before_anything_is_asked(openai):
+    backend, server = openai(says("ab"))
+    with pytest.raises(lmc.UnsupportedOpError, match="does not support gen with adapter='sql': adapters are for lmc.Engine"):
+        ask("Q", adapter="sql", backend=backend)
+    assert not server.seen
+
+
 # -- what models refuse is learnt
 
 

@@ -113,10 +113,10 @@ SEGMENTS = [
     Image("https://example.org/a.png", loc=Loc("f.py", 2)),
     Gen(),
     Gen(
-        SamplingParams(max_new_tokens=3, stop=("a", "b"), stop_token_ids=(5,), logit_bias=((3, float("-inf")), (4, 1.5)), top_logprobs_num=2, n=2),
+        SamplingParams(max_new_tokens=3, stop=("a", "b"), stop_token_ids=(5,), logit_bias=((3, float("-inf")), (4, 1.5)), top_logprobs_num=2, n=2, adapter="x"),
         Constraint("json_schema", '{"type": "object"}'), 7, "x", Loc("f.py", 3, 4), '[{"name": "f"}]',
     ),
-    Select(("yes", "no"), ChoicesMethod.GREEDY_TOKEN_SELECTION, 0.5, 9, "y", Loc("f.py", 5)),
+    Select(("yes", "no"), ChoicesMethod.GREEDY_TOKEN_SELECTION, 0.5, 9, "y", Loc("f.py", 5), "x"),
 ]  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_every_kind_of_request_and_answer_crosses_as_it_is():
     found = wire.read_segments(crossed(wire.write_segments(SEGMENTS)))
     assert found == SEGMENTS and [type(s) for s in found] == [type(s) for s in SEGMENTS]
     assert {type(s) for s in SEGMENTS} == set(wire._WRITE), "each kind is tried"
-    hints = Hints(True, (1, 2), (3, 4), 5, (1, 2), 6, True, lmc.backend.base.Beyond(3, 1, ("x",)), True, "salt", True, True, None, 2.0, "alice", ((-1, 2.0), (1, 0.5)), 7, (("traceparent", "00-1-2-01"),))
+    hints = Hints(True, (1, 2), (3, 4), 5, (1, 2), 6, True, lmc.backend.base.Beyond(3, 1, ("x",)), True, "salt", True, True, None, 2.0, "alice", ((-1, 2.0), (1, 0.5)), 7, (("traceparent", "00-1-2-01"),), "x")
     assert [name for name, a, b in zip(Hints._fields, hints, Hints()) if a == b] == ["run"], "each hint is tried"
     of_run = Hints(run=lmc.backend.base.ProgramRun("program", priority=2.0, account="alice"))
     assert wire.read_hints(crossed(wire.write_hints(of_run))) == Hints(priority=2.0, account="alice"), "a run belongs to its process"

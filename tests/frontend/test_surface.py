@@ -34,10 +34,10 @@ GEN = (
 WHAT_IS_THERE: dict[Any, str] = {
     lmc.function: "func=None, num_api_spec_tokens=None",
     lmc.gen: GEN.format(min_tokens="min_tokens=None, ") + ", dtype=None, choices=None, choices_method=None, regex=None, json_schema=None, json_whitespace=None, strict=None, "
-    "ebnf=None, lark=None, structural_tag=None, seed=None, logit_bias=None, tools=None",
+    "ebnf=None, lark=None, structural_tag=None, seed=None, logit_bias=None, tools=None, adapter=None",
     lmc.gen_int: GEN.format(min_tokens=""),
     lmc.gen_string: GEN.format(min_tokens=""),
-    lmc.select: "name=None, choices=None, temperature=0.0, choices_method=token_length_normalized",
+    lmc.select: "name=None, choices=None, temperature=0.0, choices_method=token_length_normalized, adapter=None",
     lmc.video: "path, num_frames=None, fps=None",
     lmc.system: "expr=None",
     lmc.user: "expr=None",

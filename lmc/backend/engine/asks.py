@@ -35,7 +35,7 @@ Order = tuple[int, ...]
 class Place:
     """A place in a prompt: ids that never change again, then an open run of literal parts, encoded as one.
 
-    cached    where the KV of its closed ids, or of the first of them, was left in the tree
+    cached    where the KV of its closed ids, or of the first of them, was left in the tree, as `adapter` computes it
     pictures  that the closed ids are of, in order
     """
 
@@ -43,10 +43,11 @@ class Place:
     run: tuple[Part | Picture, ...] = ()
     cached: weakref.ref[Node] | None = None
     pictures: tuple[Picture, ...] = ()
+    adapter: str = ""
 
-    @property
-    def node(self) -> Node | None:
-        return self.cached() if self.cached is not None else None
+    def node(self, adapter: str) -> Node | None:
+        """Where what this adapter has computed was left."""
+        return self.cached() if self.cached is not None and self.adapter == adapter else None
 
     @property
     def all_pictures(self) -> tuple[Picture, ...]:
@@ -54,7 +55,7 @@ class Place:
 
     def followed(self, *parts: Part) -> Place:
         """The same with more literal parts."""
-        return Place(self.closed, (*self.run, *parts), self.cached, self.pictures)
+        return Place(self.closed, (*self.run, *parts), self.cached, self.pictures, self.adapter)
 
 
 ROOT = Place(NO_IDS)
@@ -78,6 +79,7 @@ class Asker:
     near     tokens beyond which the model turns positions otherwise (Request)
     embedded tokens that the model knows; None: all that the vocabulary has
     seam     "token": an answer's ids stay as generated.  "text": its text joins the literal run
+    adapters  the model's, by name
     """
 
     def __init__(
@@ -94,12 +96,14 @@ class Asker:
         near: int | None = None,
         embedded: int | None = None,
         eyes: Eyes | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         if seam not in ("token", "text"):
             raise ParameterError(f'seam is {seam!r}; it can be "token" or "text"')
         self.name, self.words, self.compiler, self.seam, self.seed = name, words, compiler, seam, seed
         self.max_context, self.pool, self.limit = max_context, pool, min(max_context, pool)
         self.near, self.eyes = near, eyes
+        self._numbers = {"": 0, **{name: i for i, name in enumerate(adapters, 1)}}
         self.use_template(template)
         self.encoder = Encoder(words, embedded=embedded)
         self._shown: dict[int, str] = {}  # texts of single tokens; no more than the vocabulary has
@@ -143,7 +147,8 @@ class Asker:
                 logprobs=scores[item],
                 score_from=_scored_from(params) if item == 0 else None,
                 priority=order,
-                behind=place.node,
+                behind=place.node(params.adapter),
+                adapter=self._numbers[params.adapter],
                 gen=(ask.loc, ask.params.max_new_tokens),
                 near=self.near,
                 pictures=pictures,
@@ -250,7 +255,8 @@ class Asker:
             branches=tuple(branches),
             choose=scoring.choose,
             priority=order,
-            behind=place.node,
+            behind=place.node(ask.adapter),
+            adapter=self._numbers[ask.adapter],
             gen=(ask.loc, "select"),
             near=self.near,
             pictures=pictures,
@@ -267,7 +273,7 @@ class Asker:
 
     # -- prefill -----------------------------------------------------------------------------------------------
 
-    def prefill(self, place: Place, order: Order, spare: bool) -> Request | None:
+    def prefill(self, place: Place, order: Order, spare: bool, adapter: str = "") -> Request | None:
         """Computes the prompt but for its last tokens, which the text that follows may still change."""
         prompt = self.ids(place)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
@@ -276,8 +282,8 @@ class Asker:
         if not len(stable):
             return None
         return Request(
-            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, passing=spare, behind=place.node, near=self.near,
-            pictures=pictures,
+            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, passing=spare, behind=place.node(adapter), near=self.near,
+            pictures=pictures, adapter=self._numbers[adapter],
         )  # fmt: skip
 
     # -- pictures ----------------------------------------------------------------------------------------------
@@ -378,7 +384,7 @@ class _Sampling:
             return self._place.followed(first.ending.text)
         answer = np.asarray(first.ending.ids, np.int32)
         begun = len(self._ids) == self._prompt_len  # not by a token that a model needs to start from
-        return Place(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures)
+        return Place(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures, first.params.adapter)
 
 
 def _phases(req: Request) -> tuple[float, float] | None:
@@ -425,7 +431,7 @@ class _Scoring:
         ids = self._wholes[index][self._padding :]
         if self._asker.seam == "text":
             return self._on_done(Finished(output, self._place.followed(self._ask.choices[index])))
-        self._on_done(Finished(output, Place(ids, (), None if self._padding else req.kept, self._place.all_pictures)))
+        self._on_done(Finished(output, Place(ids, (), None if self._padding else req.kept, self._place.all_pictures, self._ask.adapter)))
 
     def _meta(self, req: Request, decision: Decision) -> dict[str, Any]:
         conditional, unconditional = self._rows

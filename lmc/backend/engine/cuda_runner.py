@@ -4,7 +4,8 @@
 
 A bucket is a number of rows; a pass of T rows takes the next larger one. Rows beyond T compute on token 0, read nothing and
 write to the pool's scratch slot. Which rows belong together (decode, constants, prompt chunks, choices) is in the plan and not
-in the graph, so that mixed passes replay too; a graph only knows whether there may be rows that read slots together.
+in the graph, so that mixed passes replay too; a graph only knows whether there may be rows that read slots together, and whether
+there may be rows with adapters.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
-from lmc.backend.engine.model_runner import ModelRunner, positions_of, read, tokens_of, wanted_rows
+from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_of, read, tokens_of, wanted_rows
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.products import Products
@@ -64,6 +65,7 @@ class _Layout:
     lengths     rows of each
     contexts    slots of each
     wanted      rows whose logits are wanted, in this order
+    adapters    of each row the number of its adapter; None: no row has one
     """
 
     spans: list[Rows]
@@ -73,6 +75,7 @@ class _Layout:
     cuts: np.ndarray
     wanted: np.ndarray
     shared: tuple[Shared, ...]
+    adapters: np.ndarray | None
 
 
 class CudaRunner(ModelRunner):
@@ -93,7 +96,7 @@ class CudaRunner(ModelRunner):
         self._flash = _flash(shape, model.device)
         self._stage, self._partials = self._tiled_stage(BUCKETS[-1], _MOST_INDICES), self._tiled.partials(BUCKETS[-1])
         self._large: Stage | None = None  # grows with the passes
-        self._graphs: dict[tuple[int, bool], _Captured] = {}
+        self._graphs: dict[tuple[int, bool, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._staged = torch.cuda.Event()
         self._begun = torch.cuda.Event(enable_timing=True)  # when the device takes what is staged
@@ -108,7 +111,8 @@ class CudaRunner(ModelRunner):
             self._products.measure(self._fused.matrices, BUCKETS)
         for rows in BUCKETS:
             for wide in (False, True) if rows in _SMALL else (True,):
-                self._captured(rows, wide=wide)
+                for adapted in (False, True) if self._fused.adapters is not None else (False,):
+                    self._captured(rows, wide=wide, adapted=adapted)
         if self._flash is not None and not self._flash.wait(_MOMENT):
             log.info("FlashInfer's kernels are compiled for this model, once on this machine (some two minutes); until then our own read long prompts")
         self.settle()
@@ -168,7 +172,7 @@ class CudaRunner(ModelRunner):
 
     def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
         self._staged.synchronize()  # what was staged last is on the device
-        captured = self._captured(rows, wide=len(plan.wide) > 0)  # a graph that nobody needed yet is captured over the stage
+        captured = self._captured(rows, wide=len(plan.wide) > 0, adapted=layout.adapters is not None)  # a graph that nobody needed yet is captured over the stage
         self._fill(self._stage, layout, known, rows)
         self._send(self._stage, put(plan, self._stage))
         self._staged.record()
@@ -187,7 +191,8 @@ class CudaRunner(ModelRunner):
             attend = self._tiled.over(stage, self._partials_of(rows), known, wide=True, beside=False)
         self._staged.record()
         wanted = stage.device("logits", len(layout.wanted))
-        return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted, seen))
+        adapters = None if layout.adapters is None else stage.device("adapters", known)
+        return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted, seen, adapters))
 
     def _apart(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attention:
         """Short spans by tiles, the others by FlashInfer."""
@@ -228,6 +233,9 @@ class CudaRunner(ModelRunner):
         else:
             np.concatenate([positions_of(s) for s in spans], out=positions[:known], casting="same_kind")
         ids[known:], positions[known:], slots[known:] = 0, 0, self._pool.scratch
+        if layout.adapters is not None:
+            adapters = stage.array("adapters", rows)
+            adapters[:known], adapters[known:] = layout.adapters, 0
         wanted, logits = layout.wanted, stage.array("logits", rows)
         logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
 
@@ -240,15 +248,15 @@ class CudaRunner(ModelRunner):
         few = [group for group in found if len(group.spans) <= self._tiled.few]
         return few if sum(group.saves for group in few) >= self.share_from // 8 else []
 
-    def _captured(self, rows: int, *, wide: bool) -> _Captured:
-        if (rows, wide) not in self._graphs:
-            self._graphs[rows, wide] = self._capture(rows, wide)
-        return self._graphs[rows, wide]
+    def _captured(self, rows: int, *, wide: bool, adapted: bool = False) -> _Captured:
+        if (rows, wide, adapted) not in self._graphs:
+            self._graphs[rows, wide, adapted] = self._capture(rows, wide, adapted)
+        return self._graphs[rows, wide, adapted]
 
-    def _capture(self, rows: int, wide: bool) -> _Captured:
+    def _capture(self, rows: int, wide: bool, adapted: bool) -> _Captured:
         """What is captured is the shape: a pass over the scratch slot in which nothing is attended to."""
         stage = self._stage
-        for name, value in (("ids", 0), ("positions", 0), ("slots", self._pool.scratch), ("logits", 0)):
+        for name, value in (("ids", 0), ("positions", 0), ("slots", self._pool.scratch), ("logits", 0), ("adapters", 0)):
             stage.array(name, rows)[:] = value
         for name in ("narrow_shares", "wide_shares", "indptr"):
             stage.array(name, stage.capacity(name))[:] = 0
@@ -256,7 +264,8 @@ class CudaRunner(ModelRunner):
         attend = self._tiled.over(stage, self._partials, rows, wide=wide)
 
         def forward() -> Tensor:
-            hidden = self._fused.hidden(_inputs(stage, rows), self._sampled, self._pool, attend)
+            adapters = stage.device("adapters", rows) if adapted else None
+            hidden = self._fused.hidden(_inputs(stage, rows), self._sampled, self._pool, attend, adapters=adapters)
             return hidden.index_select(0, stage.device("logits", rows))
 
         side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
@@ -298,7 +307,7 @@ class Landing:
 
 
 def _of_rows(rows: int) -> dict[str, int]:
-    return dict.fromkeys(("ids", "positions", "slots", "logits"), rows)
+    return dict.fromkeys(("ids", "positions", "slots", "logits", "adapters"), rows)
 
 
 def _inputs(stage: Stage, rows: int) -> Inputs:
@@ -340,7 +349,7 @@ def _arranged(work: Pass, wanted: list[int], shared: list[Group], few: int) -> _
     rows = rows + (moved - begins)[np.searchsorted(begins, rows, side="right") - 1]
     spans, lengths, short = [spans[i] for i in order.tolist()], lengths[order], int((rank < 2).sum())
     contexts = np.fromiter((len(s.slots) for s in spans), np.int64, len(spans))
-    return _Layout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)))
+    return _Layout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)), adapters_of(spans))
 
 
 def _read_together(work: Pass, shared: list[Group]) -> Iterator[Shared]:

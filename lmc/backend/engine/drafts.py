@@ -293,7 +293,7 @@ _MOST_IDLE = 4
 def _key(req: Request) -> Hashable:
     """Which answers may be alike. None: nobody knows. Never those of another namespace or account: who is faster could tell what others were told."""
     loc = req.gen[0] if isinstance(req.gen, tuple) else None
-    return None if loc is None else (req.namespace, req.account, req.gen)
+    return None if loc is None else (req.namespace, req.account, req.adapter, req.gen)
 
 
 def _room(req: Request) -> int:

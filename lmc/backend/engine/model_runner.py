@@ -61,6 +61,7 @@ class ModelRunner:
             spans=tuple(spans),
             logit_rows=self._tensor(np.asarray(wanted, dtype=np.int64)),
             seen=self._seen(work.spans),
+            adapters=None if (adapters := adapters_of(work.spans)) is None else self._tensor(adapters),
         )
 
     def _seen(self, spans: Sequence[Rows]) -> Seen | None:
@@ -95,6 +96,12 @@ def tokens_of(spans: Sequence[Rows]) -> np.ndarray:
     ids = np.concatenate([s.ids for s in spans])
     ids[ids >= PICTURE] = 0
     return ids
+
+
+def adapters_of(spans: Sequence[Rows]) -> np.ndarray | None:
+    """Of each row the number of its adapter, int64; None where no row has one."""
+    numbers = [s.request.adapter for s in spans]
+    return np.repeat(np.asarray(numbers, np.int64), [len(s.ids) for s in spans]) if any(numbers) else None
 
 
 def positions_of(rows: Rows) -> np.ndarray:

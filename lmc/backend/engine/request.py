@@ -102,6 +102,7 @@ class Request:
     score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
     priority: tuple[int, ...] = ()  # the plan's visit order
     namespace: str = ""  # shares cached KV with requests of the same one only
+    adapter: int = 0  # the number of its adapter; 0: none
     near: int | None = None  # tokens beyond which the model turns the positions of all of a sequence otherwise (longrope)
     gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
@@ -282,8 +283,9 @@ class Request:
 
     @property
     def space(self) -> str:
-        """Of the radix tree: what one turn of positions has computed is of no use to the other."""
-        return f"{self.namespace}\0far" if self.is_far else self.namespace
+        """Of the radix tree: what one adapter or turn of positions has computed is of no use to another."""
+        own = f"\0adapter {self.adapter}" if self.adapter else ""
+        return f"{self.namespace}{own}\0far" if self.is_far else self.namespace + own
 
     @property
     def is_outgrown(self) -> bool:

@@ -35,7 +35,7 @@ from lmc.prompt import (
     Text,
 )
 
-VERSION = 3
+VERSION = 4
 Message = list[Any]
 
 
@@ -89,11 +89,11 @@ def _read_gen(params: dict[str, Any], constraint: list[str] | None, seed: int, n
 
 
 def _write_select(ask: Select) -> list[Any]:
-    return ["select", list(ask.choices), str(ask.method), ask.temperature, ask.seed, ask.name, _write_loc(ask.loc)]
+    return ["select", list(ask.choices), str(ask.method), ask.temperature, ask.seed, ask.name, _write_loc(ask.loc), ask.adapter]
 
 
-def _read_select(choices: list[str], method: str, temperature: float, seed: int, name: str | None, loc: Any) -> Select:
-    return Select(tuple(choices), ChoicesMethod(method), temperature, seed, name, _read_loc(loc))
+def _read_select(choices: list[str], method: str, temperature: float, seed: int, name: str | None, loc: Any, adapter: str) -> Select:
+    return Select(tuple(choices), ChoicesMethod(method), temperature, seed, name, _read_loc(loc), adapter)
 
 
 _WRITE: Mapping[type, Callable[[Any], list[Any]]] = {

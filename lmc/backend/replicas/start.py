@@ -17,11 +17,12 @@ def start(model: str, count: int, options: Mapping[str, Any]) -> Replicas:
 
     from lmc.backend.engine.distributed.start import devices_of
     from lmc.backend.engine.models.loader import local_source, words
-    from lmc.backend.local import Engine, check_count
+    from lmc.backend.local import Engine, check_adapters, check_count
 
     inspect.signature(Engine.__init__).bind(None, model, **options)  # a wrong name is a TypeError here
+    options = {**options, "adapters": dict(check_adapters(options.get("adapters")))}
     for name, value in options.items():
-        if not isinstance(value, str | int | float | bool | None):
+        if name != "adapters" and not isinstance(value, str | int | float | bool | None):
             raise ParameterError(f"Engine: {name} is {value!r}; with dp more than 1 it must be text, a number or None")
     tp = options.get("tp", 1)
     check_count("tp", tp)

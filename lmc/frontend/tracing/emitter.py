@@ -219,7 +219,7 @@ class GraphEmitter:
         attrs: dict[str, Attr] = {}
         given: list[Operand] = []
         names: list[str] = []
-        known: dict[str, Any] = {"method": expr.choices_method, "temperature": expr.temperature}
+        known: dict[str, Any] = {"method": expr.choices_method, "temperature": expr.temperature, **({} if expr.adapter is None else {"adapter": expr.adapter})}
         for name, x in known.items():
             if isinstance(x, Unknown):
                 given.append(self.operand(x))

@@ -54,3 +54,30 @@ def greedy(loaded: LoadedModel, ids: Sequence[int], count: int) -> list[int]:
         new = [int(loaded.model.forward(batch((new, range(seen))), kv)[0].argmax())]
         found += new
     return found
+
+
+def transformers_smollm2():
+    """transformers' own model over our dequantized weights of the small model, float32."""
+    import transformers
+
+    from lmc.backend.engine.models import gguf, loader
+
+    file = gguf.read(gguf.embedded_path())
+    config = loader.gguf_config(file)
+    theirs = transformers.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        max_position_embeddings=config.max_context,
+        rms_norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(theirs).eval()
+    missing, unexpected = model.load_state_dict(loader.gguf_state(file, config), strict=False)
+    assert (missing, unexpected) in ((["lm_head.weight"], []), ([], []))
+    model.tie_weights()
+    return model

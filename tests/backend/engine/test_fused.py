@@ -65,3 +65,43 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
     torch.testing.assert_close(last, expected[[16, 3]], **near)
     torch.testing.assert_close(ours.key(1)[:rows], theirs.key(1)[:rows], atol=1e-4, rtol=1e-3)
     assert len(fused.matrices) == config.num_layers * (2 if config.num_experts else 4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
+def test_rows_with_adapters_give_the_references_numbers(name):
+    """Some rows with one, some with another, some with none; the last layer has some of the rows alone."""
+    pytest.importorskip("triton")
+    from lmc.backend.engine.models.fused import FusedLlama
+    from lmc.backend.engine.models.lora import Adapters, Factors, Part, _sizes
+
+    config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
+    noise = lambda *shape: torch.randn(*shape, generator=generator) * 0.2
+    weights = {n: (noise(*s) + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
+    every = []
+    for rank, kinds in ((3, ("qkv", "o", "gate_up", "down")), (5, ("qkv", "down"))):
+        adapter = {}
+        for kind in kinds[: 2 if config.num_experts else 4]:
+            rows, columns = _sizes(kind, config)
+            parts = [Part(sum(rows[:i]), noise(n, rank)) for i, n in enumerate(rows) if i != 1]
+            adapter |= {(layer, kind): Factors(noise(rank * len(parts), columns), tuple(parts)) for layer in range(config.num_layers)}
+        every.append(adapter)
+    model = llama.build(weights, config)
+    model.adapters = Adapters(every, torch.float32, torch.device(DEVICE))
+    shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
+    ours, theirs = (KVPool(*shape, torch.float32, DEVICE) for _ in range(2))
+    ids, at = torch.randint(0, 80, (rows,), generator=generator).to(DEVICE), torch.arange(rows, device=DEVICE)
+    numbers = torch.randint(0, 3, (rows,), generator=generator).to(DEVICE)
+    batch = ForwardBatch(ids, at, at, (Span(0, rows, at),), at)
+    expected, without = model.forward(ForwardBatch(ids, at, at, (Span(0, rows, at),), at, adapters=numbers), theirs), model.forward(batch, ours)
+    assert float((expected - without).abs().max()) > 0.1
+    fused = FusedLlama(model)
+    assert fused.adapters is not None
+    with torch.inference_mode():
+        inputs, sampled = (ids.int(), at.int(), at.int()), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        found = fused.logits(fused.hidden(inputs, sampled, ours, causal, adapters=numbers.int()))
+        last = fused.logits(fused.hidden(inputs, sampled, ours, causal, at[[16, 3]].int(), adapters=numbers.int()))
+        plain = fused.logits(fused.hidden(inputs, sampled, ours, causal))
+    near = {"atol": 2e-4 * float(expected.std()), "rtol": 1e-3}
+    torch.testing.assert_close(found, expected, **near)
+    torch.testing.assert_close(last, expected[[16, 3]], **near)
+    torch.testing.assert_close(plain, without, **near)

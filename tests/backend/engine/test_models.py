@@ -21,7 +21,7 @@ from lmc.backend.engine.models import config as configs  # noqa: E402
 from lmc.backend.engine.models.llama import LlamaModel  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
-from tests.backend.engine.model_fixtures import PlainKV, all_logits, batch, greedy  # noqa: E402
+from tests.backend.engine.model_fixtures import PlainKV, all_logits, batch, greedy, transformers_smollm2  # noqa: E402
 
 PROMPTS = [
     ["The capital of France is"],
@@ -45,26 +45,8 @@ def exact():
 @pytest.fixture(scope="module")
 def judge():
     """transformers' own model over our dequantized weights, float32."""
-    transformers = pytest.importorskip("transformers")
-    file = gguf.read(gguf.embedded_path())
-    config = loader.gguf_config(file)
-    theirs = transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        max_position_embeddings=config.max_context,
-        rms_norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
-        tie_word_embeddings=True,
-    )
-    model = transformers.LlamaForCausalLM(theirs).eval()
-    missing, unexpected = model.load_state_dict(loader.gguf_state(file, config), strict=False)
-    assert (missing, unexpected) in ((["lm_head.weight"], []), ([], []))
-    model.tie_weights()
-    return model
+    pytest.importorskip("transformers")
+    return transformers_smollm2()
 
 
 def their_logits(model, ids):

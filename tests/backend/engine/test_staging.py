@@ -27,10 +27,10 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
         _stage=SimpleNamespace(send=step("send")), _begun=SimpleNamespace(record=step("begins")), _fused=SimpleNamespace(logits=step("logits")),
     )  # fmt: skip
     captured = SimpleNamespace(graph=SimpleNamespace(replay=step("replay")), hidden=torch.zeros(8, 4))
-    monkeypatch.setattr(runner, "_capture", lambda rows, wide: done.append("capture") or captured)
+    monkeypatch.setattr(runner, "_capture", lambda rows, wide, adapted: done.append("capture") or captured)
     monkeypatch.setattr(runner, "_fill", step("fill"))
     monkeypatch.setattr("lmc.backend.engine.cuda_runner.put", step("put"))
-    layout: Any = SimpleNamespace(wanted=[0, 1, 2])
+    layout: Any = SimpleNamespace(wanted=[0, 1, 2], adapters=None)
     plan: Any = SimpleNamespace(wide=np.zeros((0, 8)))
     for _ in range(2):
         runner._replay(3, layout, plan, 8)

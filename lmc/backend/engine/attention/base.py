@@ -61,6 +61,7 @@ class ForwardBatch:
     spans: tuple[Span, ...]
     logit_rows: torch.Tensor  # [R] int64
     seen: Seen | None = None
+    adapters: torch.Tensor | None = None  # [T] int64, the number of each row's adapter, 0 for none; None: no row has one
 
     def part(self, spans: Sequence[Span]) -> tuple[ForwardBatch, torch.Tensor]:
         """The rows of some spans as a pass, and which of the R rows those of its logits are."""
@@ -75,7 +76,8 @@ class ForwardBatch:
         wanted = torch.nonzero(place[self.logit_rows] >= 0)[:, 0]
         logit_rows = place[self.logit_rows[wanted]]
         seen = None if self.seen is None else self.seen.only(place)
-        return ForwardBatch(self.token_ids[rows], self.positions[rows], self.out_slots[rows], moved, logit_rows, seen), wanted
+        adapters = None if self.adapters is None else self.adapters[rows]
+        return ForwardBatch(self.token_ids[rows], self.positions[rows], self.out_slots[rows], moved, logit_rows, seen, adapters), wanted
 
 
 class KVStore(Protocol):

@@ -32,7 +32,8 @@ class FusedLlama:
     def __init__(self, model: LlamaModel, multiply: Callable[[Linear, Tensor], Tensor] = lambda matrix, x: matrix(x)) -> None:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
         self._model, self._multiply = model, multiply
-        self._mlps = [self._mlp_of(layer) for layer in model.layers]
+        self._experts = [None if layer.experts is None else self._grouped(layer.experts) for layer in model.layers]
+        self.adapters = None if model.adapters is None else model.adapters.stacked()
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
         self._still = torch.view_as_real(torch.ones_like(model.rotations)) if self.config.nope_layers else self._turns
 
@@ -43,15 +44,18 @@ class FusedLlama:
         return [local(matrix) for matrix in every if matrix is not None]
 
     def hidden(
-        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: Seen | None = None
-    ) -> Tensor:
+        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: Seen | None = None,
+        adapters: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see embed.
 
         wanted    [R] rows: only theirs, [R, hidden_size], and nothing is computed of others that nobody reads
         seen      rows that are pictures'
+        adapters  [T] int32, the number of each row's adapter, 0 for none; None: no row has one
         """
         ids, positions, slots = rows
-        m, eps, times = self._model, self.config.norm_eps, self._multiply
+        m, eps, times = self._model, self.config.norm_eps, self._times
+        mask = None if adapters is None or self.adapters is None else self.adapters.mask(adapters, self.dtype)
         residual = embed(ids, sampled, m.embed)
         table, deeper = self._turns, ()
         if seen is not None:
@@ -63,23 +67,33 @@ class FusedLlama:
         for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else table
-            q = rope_append(times(layer.qkv, x), positions, slots, turns, keys, values, _norms(layer), eps)
+            q = rope_append(times(index, "qkv", layer.qkv, x, mask), positions, slots, turns, keys, values, _norms(layer), eps)
             attended = attend(q, keys, values).view(len(x), -1)
             if wanted is not None and layer is m.layers[-1]:
                 attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
-            x = times(layer.o, attended)
+                mask = None if mask is None else mask.index_select(0, wanted)
+            x = times(index, "o", layer.o, attended, mask)
             x = add_rms_norm(x, residual, layer.post_norm, eps)
-            x = self._mlps[index](x)
+            x = self._mlp(index, x, mask)
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
             x = add_rms_norm(x, residual, next_norm, eps)
         return x
 
-    def _mlp_of(self, layer: Layer) -> Linear:
-        gate_up, down, experts, times = layer.gate_up, layer.down, layer.experts, self._multiply
+    def _times(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor:
+        """A product with a matrix, and what the rows' adapters add."""
+        y = self._multiply(matrix, x)
+        return y if mask is None or self.adapters is None else self.adapters.add(index, kind, x, y, mask)
+
+    def _mlp(self, index: int, x: Tensor, mask: Tensor | None) -> Tensor:
+        gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
-            return lambda x: times(down, silu_mul(times(gate_up, x)))
+            return self._times(index, "down", down, silu_mul(self._times(index, "gate_up", gate_up, x, mask)), mask)
         assert experts is not None
+        return experts(x)
+
+    @staticmethod
+    def _grouped(experts: Linear) -> Linear:
         grouped = Grouped(local(experts))
         return grouped if local(experts) is experts else experts.over(grouped)  # pyright: ignore[reportFunctionMemberAccess]
 

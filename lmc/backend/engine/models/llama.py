@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
 from lmc.backend.engine.models.linear import Dense, Linear, half_packed, spread
 from lmc.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.models.lora import Adapters, Grouped
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class LlamaModel:
         plan: Callable[..., Any] = fast,
     ) -> None:
         self.config, self.embed, self.layers, self.norm, self.head, self.plan = config, embed, layers, norm, head, plan
+        self.adapters: Adapters | None = None  # set once, where it is loaded
         self.rotations = rotations(config, embed.device)
         self.eps = torch.tensor(config.norm_eps, device=embed.device)
 
@@ -73,27 +77,31 @@ class LlamaModel:
             x[seen.rows], deeper = seen.features.to(x.dtype), seen.deeper
             if seen.axes is not None:
                 turn[seen.rows, 0] = turned_by_axes(self.rotations, seen.axes, self.config)
+        rows = None if batch.adapters is None or self.adapters is None else self.adapters.grouped(batch.adapters)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             turned = None if index in self.config.nope_layers else turn
-            q = self._store_and_query(layer, x, turned, batch.out_slots, kv.key(index), kv.value(index))
+            normed = self._rms(x, layer.input_norm)
+            qkv = self._adapted(index, "qkv", normed, layer.qkv(normed), rows)
+            q = self._store_and_query(layer, qkv, turned, batch.out_slots, kv.key(index), kv.value(index))
             attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
             if index == last:  # nobody reads the other rows any more
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
+                rows = None if rows is None else rows.only(batch.logit_rows)
                 if len(x) == 0:
                     return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-            x += layer.o(attended)
-            x += self._mlp(layer, x)
+            x += self._adapted(index, "o", attended, layer.o(attended), rows)
+            x += self._mlp(index, x, rows)
             if seen is not None and index < len(deeper):
                 x[seen.rows] += deeper[index].to(x.dtype)
         return self.head(self._rms(x, self.norm)).float()
 
     def _store_and_query(
-        self, layer: Layer, x: Tensor, turn: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor
+        self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
-        qkv = layer.qkv(self._rms(x, layer.input_norm)).view(len(x), -1, c.head_dim)
+        qkv = qkv.view(len(qkv), -1, c.head_dim)
         qk, v = qkv[:, : c.num_heads + c.num_kv_heads], qkv[:, c.num_heads + c.num_kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             q = self._rms(qk[:, : c.num_heads], layer.q_norm)
@@ -103,13 +111,19 @@ class LlamaModel:
         values.index_copy_(0, slots, v.to(values.dtype))
         return qk[:, : c.num_heads]
 
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+    def _adapted(self, index: int, matrix: str, x: Tensor, y: Tensor, rows: Grouped | None) -> Tensor:
+        """The product `y` of a matrix with `x`, with what the rows' adapters add."""
+        return y if rows is None or self.adapters is None else self.adapters.add(index, matrix, x, y, rows)
+
+    def _mlp(self, index: int, x: Tensor, rows: Grouped | None) -> Tensor:
+        layer = self.layers[index]
         x = self._rms(x, layer.post_norm)
         if layer.gate_up is None or layer.down is None:
             assert layer.experts is not None
             return layer.experts(x)
-        gate, up = layer.gate_up(x).chunk(2, -1)
-        return layer.down(F.silu(gate).mul_(up))
+        gate, up = self._adapted(index, "gate_up", x, layer.gate_up(x), rows).chunk(2, -1)
+        inner = F.silu(gate).mul_(up)
+        return self._adapted(index, "down", inner, layer.down(inner), rows)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != torch.float32:
@@ -189,7 +203,7 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
         fused[dst + "gate_up.weight"] = _below(tuple(gate_up), mlp)
         fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight", width, c.intermediate_size)
     for matrix in MATRICES[:2] if c.num_experts else MATRICES:
-        parts = _PARTS[matrix]
+        parts = PARTS[matrix]
         if (scales := _scales(state, [src + part for part in parts])) is not None:
             rows = {"q_proj": c.q_size, "k_proj": c.kv_size, "v_proj": c.kv_size, "o_proj": width, "down_proj": width}
             found = [row_scales(scale, rows.get(part.split(".")[1], c.intermediate_size), src + part) for scale, part in zip(scales, parts, strict=True)]
@@ -220,10 +234,11 @@ def _fuse_experts(state: Mapping[str, Tensor], c: ModelConfig, src: str, dst: st
     }
 
 
-_PARTS = {
+PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "o": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",),
 }  # fmt: skip
+"""What each merged matrix is made of, by transformers' names."""
 
 
 def _scales(state: Mapping[str, Tensor], parts: Sequence[str]) -> list[Tensor] | None:

@@ -487,9 +487,9 @@ def _read_directory(
 ) -> _Source:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
-    raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+    raw, generation = json_of(path / "config.json"), _json_or_none(path / "generation_config.json")
     if (path / _MODELOPT).is_file() and not raw.get("quantization_config"):
-        raw["quantization_config"] = of_modelopt(_json(path / _MODELOPT))
+        raw["quantization_config"] = of_modelopt(json_of(path / _MODELOPT))
     sees = raw.get("model_type") in SEEING
     if quantized := is_fp8(raw, str(path / "config.json")):
         _check_alone(layout, str(path))
@@ -558,7 +558,7 @@ def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, Whole
     """The tokenizer of a model that is on this machine, and its own chat template; no weights are read. Raises ModelLoadError."""
     path = Path(source).expanduser()
     if path.is_dir():
-        raw, generation = _json(path / "config.json"), _json_or_none(path / "generation_config.json")
+        raw, generation = json_of(path / "config.json"), _json_or_none(path / "generation_config.json")
         sees = raw.get("model_type") in SEEING
         try:
             config = configs.from_hf(_vision().text_config(path, raw) if sees else raw, str(path / "config.json"), generation)
@@ -629,7 +629,8 @@ def _there(path: Path) -> str:
     return f" (but {', '.join(found[:4])}: name that)" if found else ""
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
+    """The object that a file of JSON holds. Raises ModelLoadError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -644,7 +645,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _json_or_none(path: Path) -> dict[str, Any] | None:
-    return _json(path) if path.is_file() else None
+    return json_of(path) if path.is_file() else None
 
 
 def _template(path: Path, options: dict[str, Any]) -> str | None:
@@ -675,7 +676,7 @@ def _shards(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if not index.is_file():
         return [path / "model.safetensors"]
-    places = _json(index).get("weight_map")
+    places = json_of(index).get("weight_map")
     if not isinstance(places, dict):
         raise ModelLoadError(f"{index}: 'weight_map' is missing; download it again")
     names = set(map(str, places.values()))
@@ -711,18 +712,20 @@ def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    return {name: tensor for shard in _shards(path) for name, tensor in safetensors_of(shard).items()}
+
+
+def safetensors_of(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Raises ModelLoadError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    state: dict[str, Tensor] = {}
-    for shard in _shards(path):
-        try:
-            state |= load_file(shard)
-        except OSError as error:
-            raise ModelLoadError(f"{shard}: the weights cannot be read: {error}") from error
-        except SafetensorError as error:
-            raise ModelLoadError(f"{shard}: damaged safetensors ({error}); download it again") from error
-    return state
+    try:
+        return load_file(file)
+    except OSError as error:
+        raise ModelLoadError(f"{file}: the weights cannot be read: {error}") from error
+    except SafetensorError as error:
+        raise ModelLoadError(f"{file}: damaged safetensors ({error}); download it again") from error
 
 
 _HUB_ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+", re.ASCII)

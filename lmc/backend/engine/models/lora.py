@@ -1,0 +1,287 @@
+"""LoRA: adapters of a model, which add products of low rank to its matrices; each row of a pass has one of them, or none.
+
+    adapter_config.json, adapter_model.safetensors ──read──► Factors of each merged matrix ──► Adapters of the model
+    y = W x            rows without an adapter
+    y = W x + B A x    rows with one; the scale is in B
+
+Files are PEFT's (arXiv 2106.09685, rsLoRA 2312.03732). Products are grouped: the rows of one adapter are multiplied together. `Stacked` is the
+same in shapes that do not depend on which rows have which, for graphs of a GPU: all adapters lie side by side, and a mask leaves each row its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmc.backend.engine.memory import check_fits
+from lmc.backend.engine.models.claims import Claims
+from lmc.backend.engine.models.llama import PARTS, LlamaModel, pair_rows
+from lmc.backend.engine.models.loader import json_of, safetensors_of
+from lmc.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.models.config import ModelConfig
+    from lmc.backend.engine.models.loader import LoadedModel
+
+log = logging.getLogger("lmc.models")
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MOST_RANK, _MOST_SCALE = 1 << 12, 1e6
+_MEANINGLESS = frozenset(
+    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode r lora_alpha lora_dropout use_rslora bias "
+    "target_modules exclude_modules layers_to_transform layers_pattern init_lora_weights megatron_core eva_config qalora_group_size runtime_config "
+    "loftq_config corda_config lora_ga_config ensure_weight_tying".split()
+)
+"""Fields that are read, or say how it was trained; what else a file says with a value would change what it computes."""
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Beginnings (`init_lora_weights`) that leave the model's own weights as they were."""
+_NAME = re.compile(r"base_model\.model\.model\.layers\.([0-9]{1,5})\.(self_attn|mlp)\.(\w+)\.lora_(A|B)\.weight")
+_OF_MODULE = {part: (matrix, i) for matrix, parts in PARTS.items() for i, part in enumerate(parts)}
+
+
+class Part(NamedTuple):
+    """Rows of a merged matrix that an adapter changes: from `first` on, by `up` [rows, rank] and so many rows of `down`."""
+
+    first: int
+    up: Tensor
+
+
+class Factors(NamedTuple):
+    """What an adapter has beside one merged matrix: A's of its parts one below the other, `down` [ranks, in], and their B's."""
+
+    down: Tensor
+    parts: tuple[Part, ...]
+
+
+Adapter = Mapping[tuple[int, str], Factors]
+"""By layer and merged matrix."""
+
+
+# -- from files -------------------------------------------------------------------------------------------------------
+
+
+def load(paths: Mapping[str, str], loaded: LoadedModel) -> None:
+    """Gives a model adapters: of each name, a directory as PEFT writes it. Raises ModelLoadError that names the file and what is wrong."""
+    model = loaded.model
+    if not isinstance(model, LlamaModel):
+        raise ModelLoadError(f"{loaded.name}: adapters are for the families that lmc computes itself; merge one into the weights (PEFT's merge_and_unload)")
+    if loaded.vision is not None:
+        raise ModelLoadError(f"{loaded.name}: adapters of a model that sees are not supported; merge one into the weights (PEFT's merge_and_unload)")
+    if loaded.share is not None:
+        raise ModelLoadError(f"{loaded.name}: adapters are not spread over ranks; take tp=1, or dp=…")
+    found = [read(Path(path).expanduser(), loaded.config) for path in paths.values()]
+    model.adapters = Adapters(found, model.dtype, model.device)
+    for name, adapter in zip(paths, found, strict=True):
+        log.info("adapter %s: %d matrices", name, len(adapter))
+
+
+def read(path: Path, config: ModelConfig) -> Adapter:
+    """An adapter's files, in float32 and in the layout of the merged matrices."""
+    if not path.is_dir():
+        raise ModelLoadError(f"{path}: no such directory; an adapter is a directory with {_CONFIG} and {_WEIGHTS}, as PEFT's save_pretrained writes it")
+    if not (path / _CONFIG).is_file():
+        raise ModelLoadError(f"{path}: this directory has no {_CONFIG}; an adapter is what PEFT's save_pretrained writes")
+    rank, scale = _read_config(path / _CONFIG)
+    file = path / _WEIGHTS
+    if not file.is_file():
+        other = "; adapter_model.bin is a pickle, which could run code: save it again as safetensors" if (path / "adapter_model.bin").is_file() else ""
+        raise ModelLoadError(f"{path}: this directory has no {_WEIGHTS}{other}")
+    check_fits(file, file.stat().st_size, torch.float32, torch.device("cpu"))
+    pairs = _pairs(safetensors_of(file), str(file), config, rank)
+    return {key: _merged(key[1], found, config, scale) for key, found in pairs.items()}
+
+
+def _read_config(path: Path) -> tuple[int, float]:
+    """The rank, and what products are scaled by."""
+    raw, where = json_of(path), str(path)
+    claims = Claims(raw, where)
+    if claims.raw("peft_type", None) != "LORA":
+        raise ModelLoadError(f"{where}: peft_type is {raw.get('peft_type')!r:.60}; supported: 'LORA'")
+    if claims.raw("bias", "none") != "none":
+        raise ModelLoadError(f"{where}: bias is {raw['bias']!r:.60}; supported: 'none'. Merge the adapter into the weights (PEFT's merge_and_unload)")
+    if (start := raw.get("init_lora_weights", True)) not in _PLAIN_STARTS:
+        raise ModelLoadError(
+            f"{where}: init_lora_weights is {start!r:.60}, which changes the model's own weights, too; save it as a plain adapter "
+            "(PEFT's path_initial_model_for_weight_conversion)"
+        )
+    for name, value in raw.items():
+        if name not in _MEANINGLESS and value not in (None, False, {}, []):
+            raise ModelLoadError(f"{where}: {name} is {value!r:.60}, which is not supported; merge the adapter into the weights (PEFT's merge_and_unload)")
+    targets: Any = raw.get("target_modules")
+    known = {part.split(".")[1] for part in _OF_MODULE}
+    if isinstance(targets, list) and (odd := [t for t in targets if not isinstance(t, str) or t.split(".")[-1] not in known]):
+        raise ModelLoadError(f"{where}: target_modules has {odd[0]!r:.60}; supported: {', '.join(sorted(known))}")
+    rank = claims.whole("r", _MOST_RANK)
+    alpha = claims.number("lora_alpha", -_MOST_SCALE, _MOST_SCALE, 8)
+    return rank, alpha / (math.sqrt(rank) if claims.raw("use_rslora", False) else rank)
+
+
+_Pair = dict[str, Tensor]  # "A" [rank, in] and "B" [rows, rank]
+
+
+def _pairs(state: Mapping[str, Tensor], where: str, config: ModelConfig, rank: int) -> dict[tuple[int, str], dict[int, _Pair]]:
+    """By layer and merged matrix, then by part of that. Refuses what does not belong to the model."""
+    found: dict[tuple[int, str], dict[int, _Pair]] = {}
+    for name, tensor in state.items():
+        match = _NAME.fullmatch(name)
+        module = f"{match[2]}.{match[3]}" if match else ""
+        if match is None or module not in _OF_MODULE:
+            raise ModelLoadError(f"{where}: the tensor {name!r:.120} changes what no adapter here can; supported: {', '.join(_OF_MODULE)} of each layer")
+        layer, (matrix, part) = int(match[1]), _OF_MODULE[module]
+        if layer >= config.num_layers:
+            raise ModelLoadError(f"{where}: {name!r} is of layer {layer}, and the model has {config.num_layers}; do both belong together?")
+        if config.num_experts and matrix in ("gate_up", "down"):
+            raise ModelLoadError(f"{where}: {name!r} changes an MLP, and the model's are mixtures of experts; only attention is supported there")
+        rows, columns = _sizes(matrix, config)
+        wanted = (rank, columns) if match[4] == "A" else (rows[part], rank)
+        if tuple(tensor.shape) != wanted:
+            raise ModelLoadError(f"{where}: {name!r} is {list(tensor.shape)}, and model and {_CONFIG} say {list(wanted)}; do they belong together?")
+        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor.float()).all()):
+            raise ModelLoadError(f"{where}: {name!r} holds what are no finite numbers; download it again")
+        found.setdefault((layer, matrix), {}).setdefault(part, {})[match[4]] = tensor.float()
+    for (layer, matrix), parts in found.items():
+        for part, pair in parts.items():
+            if missing := {"A", "B"} - pair.keys():
+                raise ModelLoadError(f"{where}: lora_{missing.pop()} of {PARTS[matrix][part]} in layer {layer} is missing; is the download complete?")
+    if not found:
+        raise ModelLoadError(f"{where}: holds no tensors of an adapter; download it again")
+    return found
+
+
+def _sizes(matrix: str, c: ModelConfig) -> tuple[tuple[int, ...], int]:
+    """Rows of each part of a merged matrix, and its columns."""
+    return {
+        "qkv": ((c.q_size, c.kv_size, c.kv_size), c.hidden_size),
+        "o": ((c.hidden_size,), c.q_size),
+        "gate_up": ((c.intermediate_size, c.intermediate_size), c.hidden_size),
+        "down": ((c.hidden_size,), c.intermediate_size),
+    }[matrix]
+
+
+def _merged(matrix: str, pairs: Mapping[int, _Pair], c: ModelConfig, scale: float) -> Factors:
+    """Beside a merged matrix, whose rows of q and k are kept in rotary pairs."""
+    rows, _ = _sizes(matrix, c)
+    parts: list[Part] = []
+    for part, pair in sorted(pairs.items()):
+        up = pair["B"] * scale
+        if matrix == "qkv" and part < 2:
+            up = pair_rows(up, (c.num_heads, c.num_kv_heads)[part])
+        parts.append(Part(sum(rows[:part]), up))
+    return Factors(torch.cat([pairs[part]["A"] for part in sorted(pairs)]), tuple(parts))
+
+
+# -- beside a model ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Which rows of a pass have which adapter: pairs of an adapter's number, from 1 on, and its rows; None: all there are."""
+
+    numbers: Tensor  # [T] int64, 0 for none
+    groups: tuple[tuple[int, Tensor | None], ...]
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> Grouped:
+        found = [int(n) for n in numbers.unique().tolist() if n]
+        if len(found) == 1 and bool((numbers == found[0]).all()):
+            return cls(numbers, ((found[0], None),))
+        return cls(numbers, tuple((n, torch.nonzero(numbers == n)[:, 0]) for n in found))
+
+    def only(self, rows: Tensor) -> Grouped:
+        return Grouped.of(self.numbers[rows])
+
+
+class Adapters:
+    """All adapters of a model, by number from 1 on."""
+
+    def __init__(self, adapters: Sequence[Adapter], dtype: torch.dtype, device: torch.device) -> None:
+        self.count = len(adapters)
+        self._factors: dict[tuple[int, str], list[Factors | None]] = {}
+        for key in {key for adapter in adapters for key in adapter}:
+            every = [adapter.get(key) for adapter in adapters]
+            self._factors[key] = [f and Factors(f.down.to(device, dtype), tuple(Part(p.first, p.up.to(device, dtype)) for p in f.parts)) for f in every]
+
+    def add(self, layer: int, matrix: str, x: Tensor, y: Tensor, rows: Grouped) -> Tensor:
+        """Adds to the product `y` [T, rows of the matrix] of `x` [T, in], in place, what the adapters of the rows do."""
+        every = self._factors.get((layer, matrix))
+        for number, own in () if every is None else rows.groups:
+            assert every is not None
+            if (factors := every[number - 1]) is None:
+                continue
+            low, at = F.linear(x if own is None else x[own], factors.down), 0
+            for first, up in factors.parts:
+                more = F.linear(low[:, at : at + up.shape[1]], up)
+                part = y[:, first : first + len(up)]
+                if own is None:
+                    part += more
+                else:
+                    part.index_add_(0, own, more)
+                at += up.shape[1]
+        return y
+
+    @staticmethod
+    def grouped(numbers: Tensor) -> Grouped:
+        """The rows of a pass, by their adapters [T] int64."""
+        return Grouped.of(numbers)
+
+    def stacked(self) -> Stacked:
+        return Stacked(self._factors, self.count)
+
+
+class _Stack(NamedTuple):
+    """Of one merged matrix: A's of all parts and adapters [parts · adapters · rank, in], and for each part its first row and B's [rows, adapters · rank]."""
+
+    down: Tensor
+    parts: tuple[Part, ...]
+    rank: int
+
+
+class Stacked:
+    """The same in fixed shapes: whatever rows have, the same products, so that a graph can be captured."""
+
+    def __init__(self, factors: Mapping[tuple[int, str], Sequence[Factors | None]], count: int) -> None:
+        self.count = count
+        self._stacks = {key: _stack(every) for key, every in factors.items()}
+
+    def mask(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of rows with these adapters, [T]: 1 where a row has one, [T, adapters]."""
+        every = torch.arange(1, self.count + 1, dtype=numbers.dtype, device=numbers.device)
+        return (numbers[:, None] == every).to(dtype)
+
+    def add(self, layer: int, matrix: str, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """As Adapters.add."""
+        if (stack := self._stacks.get((layer, matrix))) is None:
+            return y
+        low = F.linear(x, stack.down).view(len(x), len(stack.parts), self.count, stack.rank) * mask[:, None, :, None]
+        for i, (first, up) in enumerate(stack.parts):
+            y[:, first : first + len(up)] += F.linear(low[:, i].flatten(1), up)
+        return y
+
+
+def _stack(every: Sequence[Factors | None]) -> _Stack:
+    """Ranks that differ are filled up with zeros."""
+    some = [f for f in every if f is not None]
+    rows = {p.first: len(p.up) for f in some for p in f.parts}
+    rank = max(p.up.shape[1] for f in some for p in f.parts)
+    like = some[0].down
+    down = like.new_zeros(len(rows), len(every), rank, like.shape[1])
+    ups = {first: like.new_zeros(n, len(every), rank) for first, n in rows.items()}
+    place = {first: i for i, first in enumerate(sorted(rows))}
+    for number, factors in enumerate(every):
+        at = 0
+        for first, up in () if factors is None else factors.parts:
+            assert factors is not None
+            n = up.shape[1]
+            down[place[first], number, :n] = factors.down[at : at + n]
+            ups[first][:, number, :n] = up
+            at += n
+    return _Stack(down.flatten(0, 2), tuple(Part(first, ups[first].flatten(1)) for first in sorted(rows)), rank)
