@@ -34,6 +34,8 @@ class Settings:
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
+    drafts     tokens that such a model drafts: "auto", "off", a number; None: "auto" if there is a draft_model, else "off"
+    draft_model  a smaller model that guesses them, "" for none
     adapters   LoRA adapters of such a model, directories by name; as text NAME=PATH,NAME=PATH
     host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
     otel       runs, requests, tools and batches are OpenTelemetry spans (the extra `otel`)
@@ -50,6 +52,8 @@ class Settings:
     device: str = ""
     tp: int = 1
     dp: int = 1
+    drafts: int | str | None = None
+    draft_model: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     host_threads: int | None = None
     otel: bool = False
@@ -69,6 +73,8 @@ class Changes(TypedDict, total=False):
     device: str
     tp: int | str
     dp: int | str
+    drafts: int | str | None
+    draft_model: str
     adapters: str | Mapping[str, str]
     host_threads: int | str | None
     otel: bool | str
@@ -121,6 +127,15 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
+def _drafts(name: str, value: Any) -> int | str | None:
+    said = str("" if value is None else value).strip()
+    if said in ("", "auto", "off"):
+        return said or None
+    if not said.isdecimal():
+        raise ParameterError(f"{name}={value!r}: must be auto, off or a number of tokens")
+    return _whole(1, 64)(name, said)
+
+
 def _paths(name: str, value: Any) -> dict[str, str]:
     """Paths by name: a mapping, or text that writes one."""
     pairs = value.items() if isinstance(value, Mapping) else [part.partition("=")[::2] for part in str(value).split(",") if part.strip()]
@@ -142,6 +157,8 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "tp": _whole(1, 64),
     "dp": _whole(1, 64),
+    "drafts": _drafts,
+    "draft_model": _text,
     "adapters": _paths,
     "host_threads": _threads,
     "otel": _switch,

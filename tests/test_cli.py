@@ -312,9 +312,12 @@ def test_env_lists_several_gpus(lmc_cli, monkeypatch):
     (("--adapter", "sql"), "--adapter sql: expected NAME=PATH"),
     (("--adapter", "=path"), "--adapter =path: expected NAME=PATH"),
     (("--adapter", "a=x", "--adapter", "a=y"), "two adapters have the name a"),
+    (("--drafts", "many"), "drafts='many': must be auto, off or a number of tokens"),
+    (("--drafts", "4", "--backend", "mock"), "--drafts and --draft-model are about models of this machine, and mock is none"),
+    (("--draft-model", "nowhere"), "no model 'nowhere'"),
     (("--adapter", "a=x", "--backend", "mock"), "--adapter is about models of this machine, and mock is none"),
 ])  # fmt: skip
-def test_adapters_are_named_with_a_path(lmc_cli, folder, options, says):
+def test_adapters_and_drafts_that_cannot_be_are_refused(lmc_cli, folder, options, says):
     for command in (("run", "prog.py:echo", "--arg", "text=x"), ("serve", "--port", "0")):
         code, _, err = lmc_cli(*command, *options)
         assert code == 2 and says in err

@@ -49,6 +49,8 @@ def test_environment_gives_settings() -> None:
         ({"LMC_DEBUG": "9"}, "LMC_DEBUG='9': must be 0 to 5"),
         ({"LMC_DEBUG": "x"}, "LMC_DEBUG='x': must be a whole number"),
         ({"LMC_ADAPTERS": "sql"}, "LMC_ADAPTERS='sql': must be NAME=PATH, with commas between several"),
+        ({"LMC_DRAFTS": "many"}, "LMC_DRAFTS='many': must be auto, off or a number of tokens"),
+        ({"LMC_DRAFTS": "65"}, "LMC_DRAFTS='65': must be 1 to 64"),
         ({"LMC_LOG": "ahed"}, "LMC_LOG: no channel 'ahed'; there are ahead, backend"),
     ],
 )
@@ -62,6 +64,11 @@ def test_adapters_are_paths_by_name() -> None:
     assert from_environment({"LMC_ADAPTERS": ""}).adapters == {}
     config(adapters={"x": "y"})
     assert settings().adapters == {"x": "y"}
+
+
+def test_drafts_are_a_word_or_a_number() -> None:
+    found = {said: from_environment({"LMC_DRAFTS": said}).drafts for said in ("", "auto", "off", "7")}
+    assert found == {"": None, "auto": "auto", "off": "off", "7": 7}
 
 
 def test_code_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:

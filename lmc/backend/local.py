@@ -42,7 +42,7 @@ from lmc.backend.base import (
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
-from lmc.backend.engine.drafts import Costs, Drafts, Setting, check_setting
+from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
 from lmc.backend.engine.eyes import Eyes, Picture
@@ -219,6 +219,7 @@ class LocalBackend:
         mover: Mover | None = None,
         drafts: Setting = "off",
         draft_row: float = 0.0,
+        draft_model: Guesses | None = None,
         adapters: Sequence[str] = (),
     ) -> None:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
@@ -233,7 +234,7 @@ class LocalBackend:
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row)))
+        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row), draft_model))
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -740,7 +741,9 @@ class Engine(LocalBackend):
                  False, or None for wherever answers are followed on the CPU. A GPU does not follow such answers by itself
     model_path   SGLang's name for `model`
     drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
-                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md)
+                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md). None: "auto" if
+                 there is a draft_model, else "off"
+    draft_model  a smaller model of the same vocabulary that guesses drafts where nothing that was said does; by any name that `model` takes
     adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
@@ -780,12 +783,15 @@ class Engine(LocalBackend):
         cache: Cache = "tree",
         eviction: Eviction = "next-use",
         host_memory: int | str | None = None,
-        drafts: Setting = "off",
+        drafts: Setting | None = None,
+        draft_model: str | None = None,
         adapters: Mapping[str, str] | None = None,
         tp: int = 1,
         dp: int = 1,
     ) -> None:
-        check_setting(drafts)
+        drafts = check_setting(("off" if draft_model is None else "auto") if drafts is None else drafts)
+        if draft_model is not None and not (isinstance(draft_model, str | os.PathLike) and str(draft_model)):
+            raise ParameterError(f"Engine: draft_model is {draft_model!r:.80}; it names a model, as the first argument does")
         adapters = check_adapters(adapters)
         if adapters and tp > 1:
             raise ParameterError("Engine: adapters are for one device; leave them out where tp is more than 1, or take dp=…")
@@ -810,6 +816,7 @@ class Engine(LocalBackend):
         options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization}
         check_host(host_bytes)
         started = None
+        small = None if draft_model is None else _load_small(str(draft_model), device, options, tp)
         if tp > 1:
             from lmc.backend.engine.distributed.start import start
 
@@ -858,6 +865,7 @@ class Engine(LocalBackend):
             mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
             drafts=drafts,
             draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
+            draft_model=None if small is None else _guesses(small, loaded, slots, chunk or rows),
             adapters=tuple(adapters),
         )
         self.whole_template = loaded.whole_template
@@ -901,6 +909,36 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | Non
             runner.capture()
         return runner
     return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device), eyes)
+
+
+def _load_small(source: str, device: str, options: Mapping[str, Any], tp: int) -> LoadedModel:
+    """A draft model, where rank 0 is. It is loaded first, so that what the pool takes is what is left."""
+    from lmc.backend.engine.models.loader import load
+
+    if tp > 1:
+        from lmc.backend.engine.distributed.start import devices_of
+
+        device = devices_of(device, tp)[0]
+    found = load(source, device=device, **{**options, "quantization": None})
+    if found.vision is not None or found.config.near_context is not None:
+        raise ParameterError(f"Engine: draft_model {found.name} sees, or turns positions of long texts otherwise; take another one")
+    return found
+
+
+def _guesses(small: LoadedModel, loaded: LoadedModel, slots: int, chunk: int) -> Guesses:
+    from lmc.backend.engine.draft_model import DraftModel, check_vocabulary, slots_for
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.memory import check_pool, kv_bytes
+    from lmc.backend.engine.model_runner import ModelRunner
+    from lmc.backend.engine.sampler import Sampler
+
+    words = loaded.tokenizer
+    check_vocabulary(loaded.name, words, small.name, small.tokenizer, small.config.vocab_size)
+    room = slots_for(small, slots)
+    check_pool(room, kv_bytes(small), small.device)
+    runner = _runner(small, KVPool.of(small.layers, room, small.dtype, str(small.device)), words.vocab_size, None)
+    assert isinstance(runner, ModelRunner)
+    return DraftModel(runner, Sampler(words.vocab_size), room, small.config.max_context, chunk)
 
 
 def _eos(loaded: LoadedModel) -> int:

@@ -41,6 +41,18 @@ def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) 
     return opened
 
 
+def use_drafts(name: str, drafts: str | None, model: str | None) -> None:
+    """`--drafts` and `--draft-model`: how models are opened from now on."""
+    if (drafts or model) and not named.is_model(name):
+        raise UsageError(f"--drafts and --draft-model are about models of this machine, and {name} is none")
+    with as_usage():
+        if drafts is not None:
+            config(drafts=drafts)
+        if model is not None:
+            named.check_model(model)
+            config(draft_model=model)
+
+
 def use_adapters(name: str, given: Sequence[str] | None) -> None:
     """`--adapter`: how models are opened from now on."""
     if not given:

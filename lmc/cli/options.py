@@ -21,6 +21,10 @@ TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metav
                                                     help="Spread a model of --backend over N GPUs (docs/several-gpus.md).")]
 Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
                                               help="N engines of that model, each on --tp GPUs, behind one.")]
+Drafts = Annotated[str | None, typer.Option("--drafts", metavar="auto|off|N", show_default="LMC_DRAFTS, else auto with a draft model, else off",
+                                            help="Tokens that a model of --backend drafts (docs/drafts.md).")]
+DraftModel = Annotated[str | None, typer.Option("--draft-model", metavar="NAME", show_default="LMC_DRAFT_MODEL, else none",
+                                                help="A smaller model of the same vocabulary that guesses drafts.")]
 Adapters = Annotated[list[str] | None, typer.Option("--adapter", metavar="NAME=PATH", show_default="LMC_ADAPTERS, else none",
                                                     help="A LoRA adapter of a model of --backend, in PEFT's format; repeatable (docs/adapters.md).")]
 InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,

@@ -17,10 +17,12 @@ from lmc import userfiles
 from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
-from lmc.cli.models import open_backend, use_adapters, use_devices
+from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts
 from lmc.cli.options import (
     Adapters,
     Arguments,
+    DraftModel,
+    Drafts,
     InputFile,
     MaxTokens,
     ModelName,
@@ -44,6 +46,8 @@ def run(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    drafts: Drafts = None,
+    draft_model: DraftModel = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(show_default=False, help="Makes sampling repeatable, for a whole run; a "
@@ -101,6 +105,7 @@ def run(
     name = backend or config().model or "smollm2"
     use_devices(name, tp, dp)
     use_adapters(name, adapter)
+    use_drafts(name, drafts, draft_model)
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)

@@ -13,8 +13,8 @@ import typer
 from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
-from lmc.cli.models import open_backend, use_adapters, use_devices
-from lmc.cli.options import Adapters, ModelName, Replicas, TensorParallel
+from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts
+from lmc.cli.options import Adapters, DraftModel, Drafts, ModelName, Replicas, TensorParallel
 from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
@@ -34,6 +34,8 @@ def serve(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    drafts: Drafts = None,
+    draft_model: DraftModel = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Another than loopback is open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
@@ -93,6 +95,7 @@ def serve(
     model = backend or config().model or "smollm2"
     use_devices(model, tp, dp)
     use_adapters(model, adapter)
+    use_drafts(model, drafts, draft_model)
     names = tuple(name) if name else (named.public(model),)
     if both := sorted(set(names) & config().adapters.keys()):
         raise UsageError(f"the model and an adapter are both called {both[0]}; give the model another name by --name")

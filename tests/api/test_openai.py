@@ -217,7 +217,7 @@ def test_a_server_that_does_not_score_is_asked_for_the_choice(openai):
 
 def test_adapters_are_refused_before_anything_is_asked(openai):
     backend, server = openai(says("ab"))
-    with pytest.raises(lmc.UnsupportedOpError, match="does not support gen with adapter='sql': adapters are for lmc.Engine"):
+    with pytest.raises(lmc.UnsupportedOpError, match=r"does not support gen with adapter='sql': adapters are for lmc.Engine"):
         ask("Q", adapter="sql", backend=backend)
     assert not server.seen
 

@@ -10,13 +10,16 @@ Sources are the answer's own context, prompt included, and earlier answers to th
 the longest earlier occurrence of the text's end is looked for (prompt lookup; cf. the suffix automata of SAM decoding, which find the same
 but cost every request a build, also those that nobody drafts for). How often what followed there was what came next is counted for each
 gen, source and length of the occurrence, also while nothing is drafted: so drafts that would not pay are not run, and ones that would are.
+Where there is a smaller model (draft_model.py), it guesses what no occurrence is likely to tell; how often it is right is known only while it
+is asked, so one that did not pay is asked again now and then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from time import perf_counter
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -120,10 +123,12 @@ class Costs:
     ahead  whether passes are launched before the last one's tokens are known, which one with drafts is not
     row    what a row more takes
     host   what the host does between two passes
+    step   what a smaller model takes for the next token of each of its drafts
     """
 
     def __init__(self, ahead: bool, row: float, host: float = 0.1) -> None:
         self.ahead, self.row, self.host = ahead, row, host
+        self.step = _STEP
         self._plain: dict[int, float] = {}  # seconds of a pass of so many rows
 
     def learn(self, rows: int, drafted: int, seconds: float, host: float) -> None:
@@ -136,35 +141,67 @@ class Costs:
         if plain:
             self.host += (min(2.0, host / plain) - self.host) / 32
 
-    def worth(self, answers: int, chances: Sequence[np.ndarray]) -> list[int]:
+    def learn_step(self, answers: int, steps: int, seconds: float) -> None:
+        """A smaller model has taken so long for so many tokens of each of its drafts."""
+        if plain := self._plain.get(answers):
+            self.step += (min(2.0, seconds / steps / plain) - self.step) / 16
+
+    def worth(self, answers: int, chances: Sequence[np.ndarray], guessed: Sequence[bool] = ()) -> list[int]:
         """How many tokens of each draft to run, so that most tokens come out of a second; none where that would not be more than without
-        any. `chances`: that as many tokens of each draft are right (Odds)."""
-        order = sorted(((p, i) for i, each in enumerate(chances) for p in each.tolist()), reverse=True)
+        any. `chances`: that as many tokens of each draft are right (Odds). `guessed`: which are a smaller model's, whose tokens cost one more step
+        shared by all of these."""
+        guessed = guessed or [False] * len(chances)
+        step = self.step / max(1, sum(guessed))
+        costs = [self.row + step * model for model in guessed]
+        order = sorted(((p / costs[i] if costs[i] else p, p, i) for i, each in enumerate(chances) for p in each.tolist()), reverse=True)
         counts = [0] * len(chances)
         tokens, took = float(answers), 1 + self.host
-        for p, i in order:
-            if p * took <= tokens * self.row:
+        for _, p, i in order:
+            if p * took <= tokens * costs[i]:
                 break
-            tokens, took = tokens + p, took + self.row
+            tokens, took = tokens + p, took + costs[i]
             counts[i] += 1
         plain = answers / (max(1.0, self.host) if self.ahead else 1 + self.host)
         return counts if tokens / took > _GAIN * plain else [0] * len(chances)
 
 
+_STEP = 0.25  # until steps have told
 _GAIN = 1.03  # below which nobody would notice, and a wrong guess would cost more
 
 
 # -- drafts ---------------------------------------------------------------------------------------------------------
 
 
+class Guesses(Protocol):
+    """A smaller model (draft_model.py)."""
+
+    def room(self, req: Request) -> int: ...
+
+    def guess(self, wanted: Mapping[Request, int]) -> dict[Request, np.ndarray]: ...
+
+    def flush(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+class Guess(NamedTuple):
+    """What a smaller model expects an answer to have from `at` on."""
+
+    at: int
+    ids: np.ndarray
+
+
 class Drafts:
     """The drafts of one engine. For its thread.
 
     setting  tokens that a draft has at most: always so many where there are some; "auto": as many as pay; "off": none
+    model    guesses where no occurrence does; None: there is none
     """
 
-    def __init__(self, setting: Setting, costs: Costs) -> None:
-        self.costs = costs
+    def __init__(self, setting: Setting, costs: Costs, model: Guesses | None = None) -> None:
+        self.costs, self.model = costs, model
         self.use(setting)
         self.forget()
 
@@ -177,6 +214,7 @@ class Drafts:
         """What was answered before, and which drafts were right."""
         self._sites: dict[Hashable, _Site] = {}  # in the order of the last answer
         self._every: dict[str, Odds] = {}
+        self._unasked = 0  # times that the smaller model was not, since it would not have paid
 
     # -- what was said -----------------------------------------------------------------------------------------
 
@@ -186,6 +224,7 @@ class Drafts:
         if not self._most or end <= req.prompt_len:
             return
         ids = req.ids[:end]
+        self._heed(req, ids)
         for at in range(max(req.followed, req.prompt_len), end):
             match = req.match
             if match is None:
@@ -199,6 +238,21 @@ class Drafts:
         req.followed = end
         if req.match is None:
             req.match = self._find(req, ids)
+
+    def _heed(self, req: Request, ids: np.ndarray) -> None:
+        """Whether the smaller model was right, as far as that is known."""
+        if req.guess_of is None:
+            return
+        at, guessed = req.guess_of
+        req.guess_of = None
+        for i, token in enumerate(guessed.tolist()):
+            if at + i >= len(ids):
+                return
+            hit = int(ids[at + i]) == token
+            for odds in (self._odds(req, _MODEL), self._every.setdefault(_MODEL, Odds())):
+                odds.learn(_GUESS, hit)
+            if not hit:
+                return
 
     def _find(self, req: Request, ids: np.ndarray) -> Match | None:
         if req.idle > 0:
@@ -216,7 +270,7 @@ class Drafts:
 
     def ended(self, req: Request) -> None:
         """An answer is complete: others to the same gen may go on like it."""
-        req.match = None
+        req.match = req.guess_of = None
         if self._most and (key := _key(req)) is not None and req.length > req.prompt_len:
             site = self._sites.pop(key, None) or _Site()
             site.keep(req.ids[req.prompt_len : req.length])
@@ -248,21 +302,47 @@ class Drafts:
         """Drafts for the next pass, of so many rows in all; what else is in it are the rows of `decoding`."""
         if not self._most or rows <= 0 or len(decoding) > MOST_DRAFTING:
             return {}
-        found: dict[Request, np.ndarray] = {}
+        found: dict[Request, np.ndarray | None] = {}  # None: the smaller model is asked
         for req in decoding:
-            if req.match is None or req.awaited or req.followed != req.length:
+            if req.awaited or req.followed != req.length:
                 continue
-            draft = _legal(req, req.match.next(min(self._most, _room(req))))
-            if len(draft):
+            draft = None if req.match is None else _legal(req, req.match.next(min(self._most, _room(req))))
+            if draft is not None and len(draft) and not self._guesses_better(req):
                 found[req] = draft
-        counts = self._counts(len(decoding), [(req, len(draft), 0) for req, draft in found.items()]) if found else []
+            elif self._guessable(req):
+                found[req] = None
+        if not found:
+            return {}
+        offers = [(req, self._guessable(req) if draft is None else len(draft), 0, draft is None) for req, draft in found.items()]
         drafts: dict[Request, np.ndarray] = {}
-        for (req, draft), n in zip(found.items(), counts, strict=True):
+        wanted: dict[Request, int] = {}
+        for (req, draft), n in zip(found.items(), self._counts(len(decoding), offers), strict=True):
             n = min(n, rows)
             rows -= n
-            if n:
+            if n and draft is None:
+                wanted[req] = n
+            elif n and draft is not None:
                 drafts[req] = draft[:n]
-        return drafts
+        return drafts | self._guessed(wanted, len(decoding)) if wanted else drafts
+
+    def _guessable(self, req: Request) -> int:
+        """How many tokens the smaller model may guess."""
+        return 0 if self.model is None else min(self._most, _room(req), self.model.room(req))
+
+    def _guesses_better(self, req: Request) -> bool:
+        """Whether the smaller model is more likely to be right than the occurrence that there is."""
+        if req.match is None or not self._guessable(req):
+            return False
+        return self._odds(req, _MODEL).chances(_GUESS, 1)[0] > self._odds(req, req.match.source).chances(req.match.length, 1)[0]
+
+    def _guessed(self, wanted: Mapping[Request, int], answers: int) -> dict[Request, np.ndarray]:
+        assert self.model is not None
+        began = perf_counter()
+        found = self.model.guess(wanted)
+        self.costs.learn_step(answers, max(wanted.values()), perf_counter() - began)
+        for req, ids in found.items():
+            req.guess_of = Guess(req.length, ids)
+        return found
 
     def is_promising(self, requests: Iterable[Request]) -> bool:
         """Whether drafts will pay once the tokens of `requests` are known that are being sampled: then these are worth waiting for."""
@@ -271,21 +351,34 @@ class Drafts:
         requests = list(requests)
         if len(requests) > MOST_DRAFTING:
             return False
-        expected = [(req, min(self._most, _room(req)), 1) for req in requests if req.match is not None]
-        expected = [(req, n, more) for req, n, more in expected if n > 0]
+        guessed = {req: self._guessable(req) for req in requests if req.match is None or self._guesses_better(req)}
+        expected = [(req, guessed[req] if req in guessed else min(self._most, _room(req)), 1, req in guessed) for req in requests]
+        expected = [each for each in expected if each[1] > 0]
         return bool(expected) and any(self._counts(len(requests), expected))
 
-    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int]]) -> list[int]:
-        """How many tokens of each draft to run. Of each: how many it has, and how many tokens come before them."""
+    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int, bool]]) -> list[int]:
+        """How many tokens of each draft to run. Of each: how many it has, how many tokens come before them, and whether the smaller model guesses."""
         if self.setting != "auto":
-            return [n for _, n, _ in drafts]
+            return [n for _, n, *_ in drafts]
         chances: list[np.ndarray] = []
-        for req, n, before in drafts:
+        for req, n, before, model in drafts:
+            if model:
+                chances.append(np.cumprod(np.full(n + before, self._odds(req, _MODEL).chances(_GUESS, 1)[0]))[before:])
+                continue
             assert req.match is not None
             chances.append(self._odds(req, req.match.source).chances(req.match.length, n + before)[before:])
-        return self.costs.worth(answers, chances)
+        guessed = [model for *_, model in drafts]
+        counts = self.costs.worth(answers, chances, guessed)
+        if any(guessed) and not any(n for n, model in zip(counts, guessed, strict=True) if model):
+            self._unasked += 1
+            if self._unasked % _AGAIN == 0:
+                counts = [min(n, 1) if model else count for count, (_, n, _, model) in zip(counts, drafts, strict=True)]
+        return counts
 
 
+_MODEL = "model"  # as a source
+_GUESS = 6  # the length under which its odds are kept: they begin at 0.7
+_AGAIN = 32  # times that it was not asked for each that it is asked to see whether it would pay now
 _VAIN = 8  # tokens in a row without an occurrence for each that is not looked at then
 _MOST_IDLE = 4
 

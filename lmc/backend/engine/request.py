@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
     from lmc.backend.engine.constraint import Matcher
-    from lmc.backend.engine.drafts import Match
+    from lmc.backend.engine.drafts import Guess, Match
     from lmc.backend.engine.eyes import Laid
     from lmc.backend.engine.host_tier import Fetch
     from lmc.backend.engine.radix_cache import Node
@@ -172,6 +172,7 @@ class Request:
     awaited: bool = False  # its last token is being sampled: a place is kept for it
     draft: int = 0  # slots behind `device_len` that hold a draft (drafts.py)
     match: Match | None = None  # where its text occurred before,
+    guess_of: Guess | None = None  # what a smaller model expects it to have,
     followed: int = 0  # of so many tokens
     vain: int = 0  # tokens in a row without such a place,
     idle: int = 0  # and tokens for which none is looked for
@@ -379,6 +380,10 @@ class Request:
             and min(self.max_new, other.max_new) > 0
             and np.array_equal(self.ids[: self.head_len], other.ids[: other.head_len])
         )
+
+
+NOBODY = Request(Kind.PREFILL, np.zeros(1, np.int32), lambda _: None)
+"""Whose rows are where it does not matter, or is not known."""
 
 
 class DraftedAnswer(NamedTuple):

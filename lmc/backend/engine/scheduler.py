@@ -55,6 +55,8 @@ class Scheduler:
     def reset(self) -> None:
         """Forgets everything, as after a failed pass: requests, pins, cached KV."""
         self._held.abandon()
+        if self.drafts.model is not None:
+            self.drafts.model.reset()
         before = self.runs
         self._begin_with(Holdings(self.pool.num_slots, self.lengths, self.policy, self._now, self._mover, self._rates))
         self.runs.learn_from(before)
@@ -116,6 +118,8 @@ class Scheduler:
     def flush(self) -> None:
         """Drops all cached KV that nothing running needs, pins included."""
         self._held.flush()
+        if self.drafts.model is not None:
+            self.drafts.model.flush()
 
     def give_up_leases(self) -> None:
         """Nobody is expected back; what was kept stays cached until its room is needed."""
@@ -349,6 +353,8 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError if a slot leaks, is owned twice, or a lock or promise has no owner."""
         self._held.check()
+        if self.drafts.model is not None:
+            self.drafts.model.check()
         self.runs.check(list(self.waiting), list(self.running))
         often = [r for r in (*self.running, *self.waiting) if not r.guess and r.preempted > most_preemptions(r) + r.is_far]
         assert not often, "preempted too often"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmc.backend.engine.attention.sharing import Group
-from lmc.backend.engine.request import PENDING, Kind, Request
+from lmc.backend.engine.request import NOBODY, PENDING, Request
 from lmc.backend.engine.work import Pass, Rows
 
 _PARTS = 2
@@ -129,7 +129,7 @@ def read(room: np.ndarray) -> Written:
     ids, logit_rows, said, every = take(rows), take(wanted).tolist(), take(grouped).tolist(), take(slots, np.int64)
     work, row, slot = Pass(), 0, 0
     for n, context, is_far in zip(lengths, contexts, far, strict=True):
-        work.add(Rows(_NOBODY, ids[row : row + n], context - n, every[slot : slot + context], is_far=bool(is_far)))
+        work.add(Rows(NOBODY, ids[row : row + n], context - n, every[slot : slot + context], is_far=bool(is_far)))
         row, slot = row + n, slot + context
     found: list[Group] = []
     while len(found) < groups:
@@ -137,9 +137,6 @@ def read(room: np.ndarray) -> Written:
         found.append(Group(length, tuple(said[2 : 2 + members])))
         said = said[2 + members :]
     return Written(work, logit_rows, found, samples)
-
-
-_NOBODY = Request(Kind.PREFILL, np.zeros(1, np.int32), lambda _: None)  # whose a row is, only rank 0 knows
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
