@@ -41,6 +41,7 @@ class Small:
     def __init__(self, slots: int, wrong: float = 0.0) -> None:
         self.kv, self.rng, self.wrong = np.full(slots, -1), Random(0), wrong
         self.fail: BaseException | None = None
+        self.seen: Any = lambda context: None
 
     def logits(self, work, wanted):
         if self.fail is not None:
@@ -55,6 +56,7 @@ class Small:
         for i, row in enumerate(wanted):
             context = rows[row].astype(np.int32)
             assert (context >= 0).all()
+            self.seen(context)
             found[i, self.next(context)] = 30.0
         return found
 
@@ -86,6 +88,23 @@ def test_what_it_guesses_right_takes_few_passes(runs):
     assert [o.ids for o in found[True]] == [o.ids for o in found[False]]
     assert max(o.usage.passes for o in found[False]) <= 40 // 8 + 4
     assert all(o.usage.accepted_tokens == o.usage.drafted_tokens > 20 for o in found[False]), "greedy, and it says the same"
+
+
+@pytest.mark.parametrize("runs", [Copies, CopiesAhead])
+def test_behind_a_wrong_guess_it_goes_on_from_what_was_said(runs):
+    model = small_of(wrong=0.4)
+    engine, core = stepped(1024, runs=runs, drafts=5, draft_model=model)
+
+    def seen(context) -> None:
+        (req,) = core.scheduler.running
+        assert len(context) >= req.length and (context[: req.length] == req.ids[: req.length]).all()
+
+    model._runner.seen = seen
+    handle = engine.submit(None, [Text(("ab go ",)), gen(60)])
+    drain(core)
+    engine.check()
+    usage = handle.results[0].output().usage
+    assert 20 < usage.accepted_tokens < usage.drafted_tokens - 20
 
 
 @pytest.mark.search
