@@ -34,6 +34,7 @@ class Settings:
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
+    deterministic  such a model's answers have the same bits whatever runs beside them (a CPU)
     drafts     tokens that such a model drafts: "auto", "off", a number; None: "auto" if there is a draft_model, else "off"
     draft_model  a smaller model that guesses them, "" for none
     adapters   LoRA adapters of such a model, directories by name; as text NAME=PATH,NAME=PATH
@@ -52,6 +53,7 @@ class Settings:
     device: str = ""
     tp: int = 1
     dp: int = 1
+    deterministic: bool = False
     drafts: int | str | None = None
     draft_model: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -73,6 +75,7 @@ class Changes(TypedDict, total=False):
     device: str
     tp: int | str
     dp: int | str
+    deterministic: bool | str
     drafts: int | str | None
     draft_model: str
     adapters: str | Mapping[str, str]
@@ -157,6 +160,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "tp": _whole(1, 64),
     "dp": _whole(1, 64),
+    "deterministic": _switch,
     "drafts": _drafts,
     "draft_model": _text,
     "adapters": _paths,

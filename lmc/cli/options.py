@@ -21,6 +21,7 @@ TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metav
                                                     help="Spread a model of --backend over N GPUs (docs/several-gpus.md).")]
 Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
                                               help="N engines of that model, each on --tp GPUs, behind one.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="The same bits whatever runs beside a request; slower, on a CPU (docs/determinism.md). Or LMC_DETERMINISTIC=1.")]
 Drafts = Annotated[str | None, typer.Option("--drafts", metavar="auto|off|N", show_default="LMC_DRAFTS, else auto with a draft model, else off",
                                             help="Tokens that a model of --backend drafts (docs/drafts.md).")]
 DraftModel = Annotated[str | None, typer.Option("--draft-model", metavar="NAME", show_default="LMC_DRAFT_MODEL, else none",
