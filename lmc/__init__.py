@@ -208,7 +208,7 @@ def _engine(model: str) -> Any:
     found = _config.settings()
     if found.device:
         _check_device(found.device)
-    return Engine(model, device=found.device or "auto", drafts=found.drafts, draft_model=found.draft_model or None, adapters=found.adapters, tp=found.tp, dp=found.dp)
+    return Engine(model, device=found.device or "auto", deterministic=found.deterministic, drafts=found.drafts, draft_model=found.draft_model or None, adapters=found.adapters, tp=found.tp, dp=found.dp)
 
 
 def _check_device(device: str) -> None:

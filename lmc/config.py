@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 
@@ -34,6 +34,7 @@ class Settings:
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
+    deterministic  such a model's answers have the same bits whatever runs beside them (a CPU)
     drafts     tokens that such a model drafts: "auto", "off", a number; None: "auto" if there is a draft_model, else "off"
     draft_model  a smaller model that guesses them, "" for none
     adapters   LoRA adapters of such a model, directories by name; as text NAME=PATH,NAME=PATH
@@ -52,7 +53,8 @@ class Settings:
     device: str = ""
     tp: int = 1
     dp: int = 1
-    drafts: int | str | None = None
+    deterministic: bool = False
+    drafts: int | Literal["auto", "off"] | None = None
     draft_model: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     host_threads: int | None = None
@@ -73,6 +75,7 @@ class Changes(TypedDict, total=False):
     device: str
     tp: int | str
     dp: int | str
+    deterministic: bool | str
     drafts: int | str | None
     draft_model: str
     adapters: str | Mapping[str, str]
@@ -127,10 +130,12 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _drafts(name: str, value: Any) -> int | str | None:
+def _drafts(name: str, value: Any) -> int | Literal["auto", "off"] | None:
     said = str("" if value is None else value).strip()
-    if said in ("", "auto", "off"):
-        return said or None
+    if not said:
+        return None
+    if said == "auto" or said == "off":
+        return said
     if not said.isdecimal():
         raise ParameterError(f"{name}={value!r}: must be auto, off or a number of tokens")
     return _whole(1, 64)(name, said)
@@ -157,6 +162,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "tp": _whole(1, 64),
     "dp": _whole(1, 64),
+    "deterministic": _switch,
     "drafts": _drafts,
     "draft_model": _text,
     "adapters": _paths,

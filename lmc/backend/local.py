@@ -746,6 +746,8 @@ class Engine(LocalBackend):
                  answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md). None: "auto" if
                  there is a draft_model, else "off"
     draft_model  a smaller model of the same vocabulary that guesses drafts where nothing that was said does; by any name that `model` takes
+    deterministic  a token's logits have the same bits whatever other requests are in its passes, and however its prompt was cut and cached, on the same
+                 machine with the same threads; slower (docs/determinism.md). On a CPU
     adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
@@ -789,6 +791,7 @@ class Engine(LocalBackend):
         drafts: Setting | None = None,
         draft_model: str | None = None,
         adapters: Mapping[str, str] | None = None,
+        deterministic: bool = False,
         tp: int = 1,
         dp: int = 1,
     ) -> None:
@@ -796,6 +799,10 @@ class Engine(LocalBackend):
         if draft_model is not None and not (isinstance(draft_model, str | os.PathLike) and str(draft_model)):
             raise ParameterError(f"Engine: draft_model is {draft_model!r:.80}; it names a model, as the first argument does")
         adapters = check_adapters(adapters)
+        if not isinstance(deterministic, bool):
+            raise ParameterError(f"Engine: deterministic is {deterministic!r:.80}; it can be True or False")
+        if adapters and deterministic:
+            raise ParameterError("Engine: adapters with deterministic=True are not supported; leave one of them out")
         if adapters and tp > 1:
             raise ParameterError("Engine: adapters are for one device; leave them out where tp is more than 1, or take dp=…")
         check_count("tp", tp)
@@ -816,7 +823,7 @@ class Engine(LocalBackend):
         from lmc.fsm.store import default_store
 
         source = str(model_path or model)
-        options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization}
+        options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization, "deterministic": deterministic}
         check_host(host_bytes)
         started = None
         small = None if draft_model is None else _load_small(str(draft_model), device, options, tp)
@@ -922,7 +929,7 @@ def _load_small(source: str, device: str, options: Mapping[str, Any], tp: int) -
         from lmc.backend.engine.distributed.start import devices_of
 
         device = devices_of(device, tp)[0]
-    found = load(source, device=device, **{**options, "quantization": None})
+    found = load(source, device=device, **{**options, "quantization": None, "deterministic": False})
     if found.vision is not None or found.config.near_context is not None:
         raise ParameterError(f"Engine: draft_model {found.name} sees, or turns positions of long texts otherwise; take another one")
     return found

@@ -21,6 +21,8 @@ TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metav
                                                     help="Spread the model over N GPUs (docs/several-gpus.md).")]
 Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
                                               help="Run N copies of the model, each on --tp GPUs.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", show_default="LMC_DETERMINISTIC, else off",
+                                             help="Give the same bits whatever runs beside a request; slower, on a CPU (docs/determinism.md).")]
 Drafts = Annotated[str | None, typer.Option("--drafts", metavar="auto|off|N", show_default="LMC_DRAFTS, else auto with a draft model, else off",
                                             help="Tokens that the model drafts (docs/drafts.md).")]
 DraftModel = Annotated[str | None, typer.Option("--draft-model", metavar="NAME", show_default="LMC_DRAFT_MODEL, else none",

@@ -21,6 +21,7 @@ from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts
 from lmc.cli.options import (
     Adapters,
     Arguments,
+    Deterministic,
     DraftModel,
     Drafts,
     InputFile,
@@ -46,6 +47,7 @@ def run(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    deterministic: Deterministic = False,
     drafts: Drafts = None,
     draft_model: DraftModel = None,
     temperature: Temperature = None,
@@ -107,6 +109,8 @@ def run(
     use_devices(name, tp, dp)
     use_adapters(name, adapter)
     use_drafts(name, drafts, draft_model)
+    if deterministic:
+        config(deterministic=True)
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = userfiles.Results(output, overwrite=overwrite)

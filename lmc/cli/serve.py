@@ -14,7 +14,7 @@ from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts
-from lmc.cli.options import Adapters, DraftModel, Drafts, ModelName, Replicas, TensorParallel
+from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, ModelName, Replicas, TensorParallel
 from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
@@ -34,6 +34,7 @@ def serve(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    deterministic: Deterministic = False,
     drafts: Drafts = None,
     draft_model: DraftModel = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on. All but loopback are open to the network: use --api-keys.")] = "127.0.0.1",
@@ -99,6 +100,7 @@ def serve(
     use_devices(model, tp, dp)
     use_adapters(model, adapter)
     use_drafts(model, drafts, draft_model)
+    deterministic: Deterministic = False,
     names = tuple(name) if name else (named.public(model),)
     if both := sorted(set(names) & config().adapters.keys()):
         raise UsageError(f"the model and an adapter are both called {both[0]}; give the model another name by --name")

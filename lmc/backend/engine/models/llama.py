@@ -51,8 +51,9 @@ class LlamaModel:
         norm: Tensor,
         head: Linear,
         plan: Callable[..., Any] = fast,
+        silu: Callable[[Tensor], Tensor] = F.silu,
     ) -> None:
-        self.config, self.embed, self.layers, self.norm, self.head, self.plan = config, embed, layers, norm, head, plan
+        self.config, self.embed, self.layers, self.norm, self.head, self.plan, self.silu = config, embed, layers, norm, head, plan, silu
         self.adapters: Adapters | None = None  # set once, where it is loaded
         self.rotations = rotations(config, embed.device)
         self.eps = torch.tensor(config.norm_eps, device=embed.device)
@@ -122,7 +123,7 @@ class LlamaModel:
             assert layer.experts is not None
             return layer.experts(x)
         gate, up = self._adapted(index, "gate_up", x, layer.gate_up(x), rows).chunk(2, -1)
-        inner = F.silu(gate).mul_(up)
+        inner = self.silu(gate).mul_(up)
         return self._adapted(index, "down", inner, layer.down(inner), rows)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:

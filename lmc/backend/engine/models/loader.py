@@ -81,6 +81,7 @@ class _Layout:
     device: torch.device
     group: Group | None = None  # that has a part each; None: nobody else has one
     fp8: bool = False  # matrices of layers go into FP8 when the model is built, those that are not there yet
+    fixed: bool = False  # a row's numbers do not depend on what else is in its pass
 
     def share(self, config: ModelConfig) -> Share | None:
         """This rank's part of a model. Raises ModelLoadError if ranks cannot have parts of it."""
@@ -137,6 +138,7 @@ class _Source:
     share: Share | None = None
     weight_bytes: int = 0
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
+    theirs: bool = False  # through transformers' own code
 
 
 SEEING = ("llava", "llava_next", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
@@ -162,6 +164,7 @@ def load(
     load_format: str = "auto",
     group: Group | None = None,
     quantization: str | None = None,
+    deterministic: bool = False,
 ) -> LoadedModel:
     """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
 
@@ -169,6 +172,7 @@ def load(
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
     `quantization` "fp8": matrices of layers in e4m3 (fp8.py), made while loading; a checkpoint that has them so is read as it is either way.
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
+    `deterministic`: a row's logits have the same bits whatever else is in its pass, however its prompt was cut and cached (fixed.py); on a CPU.
     `group`: its rank's part of the model alone is read and built, and computes with those of the others once the group is connected.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
@@ -184,6 +188,9 @@ def load(
     if quantization is not None:
         _check_alone(layout, source)
         layout = layout.in_fp8
+    if deterministic:
+        _check_fixable(layout, source)
+        layout = replace(layout, fixed=True)
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
     if found.layout.fp8:
         if found.config.num_experts:
@@ -191,6 +198,8 @@ def load(
         from lmc.backend.engine.models.fp8 import check_device
 
         check_device(where, f"{found.name} in FP8")
+    if found.layout.fixed and (why := _unfixable(found)) is not None:
+        raise ModelLoadError(f"{found.name} with deterministic=True: {why} supported; leave deterministic out")
     model, layers = found.build(where)
     tokens = found.tokenizer
     vision = None if found.vision is None else found.vision(where, tokens)
@@ -214,6 +223,26 @@ def load(
         share=found.share,
         weight_bytes=found.weight_bytes,
     )
+
+
+def _check_fixable(layout: _Layout, name: str) -> None:
+    if layout.device.type != "cpu" or layout.group is not None:
+        raise ModelLoadError(f"{name} with deterministic=True: that is for one CPU so far, device='cpu' and tp=1; leave deterministic out")
+    if layout.activations.itemsize != 4:
+        raise ModelLoadError(f"{name} with deterministic=True: it computes in float32; leave dtype out, or take 'float32'")
+
+
+def _unfixable(found: _Source) -> str | None:
+    """What of a model has no fixed numbers."""
+    if found.layout.fp8:
+        return "FP8 is not"
+    if found.vision is not None:
+        return "models that see are not"
+    if found.theirs:
+        return "families that run through transformers' own code are not"
+    if found.config.num_experts:
+        return "mixtures of experts are not"
+    return "sliding windows are not" if found.config.sliding_window is not None else None
 
 
 def _device(name: str) -> torch.device:
@@ -277,15 +306,42 @@ def _builder(
     def build(where: torch.device) -> tuple[CausalModel, tuple[LayerShape, ...]]:
         there = {name: tensor.to(where) for name, tensor in weights.items()}
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        wrap = {}
+        wrap: dict[str, Any] = {}
         if share is not None:
             assert layout.group is not None
             if "head" not in there:  # its rows are the embedding's
                 there["head"] = there["embed"][share.vocabulary.start : share.vocabulary.stop]
             wrap["wrap"] = _spread(share, layout.group)
+        if layout.fixed:
+            from lmc.backend.engine.attention.fixed import FixedAttention
+            from lmc.backend.engine.models.fixed import silu
+
+            wrap = {"wrap": _fixed(config), "plan": FixedAttention(config.num_heads, config.num_kv_heads, config.head_dim), "silu": silu}
         return llama.build(there, config, pack_half=layout.pack_half, quantized=layout.fp8, **wrap), (shape,) * config.num_layers
 
     return build
+
+
+def _fixed(config: ModelConfig) -> Callable[[str, Linear], Linear]:
+    """Matrices as they are used where a row's numbers are its own: of each kind it is tried once which numbers of rows agree."""
+    from lmc.backend.engine.models.fixed import Fixed, agreeing
+    from lmc.backend.engine.models.linear import Dense
+
+    columns = {"o": config.q_size, "down": config.intermediate_size}
+    known: dict[tuple[str, bool], tuple[int, ...]] = {}
+
+    def wrap(name: str, matrix: Linear) -> Linear:
+        kind = name.rpartition(".")[2]
+        key = kind, isinstance(matrix, Dense)
+        if key not in known:
+            known[key] = agreeing(matrix, columns.get(kind, config.hidden_size), _MOST_LOGITS if kind == "head" else _MOST_ROWS)
+            log.info("%s: %s rows at a time", kind, ", ".join(map(str, known[key])))
+        return Fixed(matrix, known[key])
+
+    return wrap
+
+
+_MOST_ROWS, _MOST_LOGITS = 256, 64  # that are multiplied at once
 
 
 def _spread(share: Share, group: Group) -> Callable[[str, Linear], Linear]:
@@ -536,7 +592,7 @@ def _read_directory(
         weights = _fused(path, lambda _: state, whole, layout, share)
         size, build = _bytes(weights), _builder(weights, config, layout, share)
     vision = (lambda where, words: _vision().load(path, layout.activations, where, words, random=dummy_on is not None)) if sees else None
-    return _Source(path.name, config, build, tokens, _template(path, options), layout, share, size, vision)
+    return _Source(path.name, config, build, tokens, _template(path, options), layout, share, size, vision, theirs is not None)
 
 
 def _tokenizer(path: Path, config: ModelConfig, options: Mapping[str, Any], parse_special: bool) -> Tokenizer:
