@@ -100,7 +100,8 @@ def serve(
     use_devices(model, tp, dp)
     use_adapters(model, adapter)
     use_drafts(model, drafts, draft_model)
-    deterministic: Deterministic = False,
+    if deterministic:
+        config(deterministic=True)
     names = tuple(name) if name else (named.public(model),)
     if both := sorted(set(names) & config().adapters.keys()):
         raise UsageError(f"the model and an adapter are both called {both[0]}; give the model another name by --name")
