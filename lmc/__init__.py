@@ -115,10 +115,10 @@ def __getattr__(name: str) -> Any:
     if name in _INTEGRATIONS:
         return _integration(name)
     home = _HOME.get(_ALIASES.get(name, name))
-    if home is None and name.startswith("__"):  # what Python asks any module for: nobody misspelt it
+    if home is None and name.startswith("__"):  # dunder names are looked up by Python itself and are no misspelling
         raise AttributeError(f"module 'lmc' has no attribute {name!r}")
     if name == "audio":
-        raise AttributeError("lmc has no audio(): no backend takes sound; append what is said as text")
+        raise AttributeError("lmc has no audio(): no backend takes sound; append a transcript as text")
     if home is None:
         from lmc.prompt import suggestion
 
@@ -163,13 +163,14 @@ def flush_cache(backend: Any = None, empty_cache: bool = True) -> bool:
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
-    """What a backend (the default one, if none is given) says of itself: model, limits, cache; None if there is none."""
+    """Return what a backend (default: the default one) reports of itself: model, limits, cache; None if there is
+    none."""
     backend = _given_or_default(backend)
     return None if backend is None else backend.server_info()
 
 
 def _given_or_default(backend: Any) -> Any:
-    """Never makes the default backend: asking about a cache must not load a model."""
+    """Return `backend`, or the default one if it exists: asking about a cache must not load a model."""
     return _config.default_backend() if backend is None and _config.has_default_backend() else backend
 
 
@@ -212,12 +213,12 @@ def _engine(model: str) -> Any:
 
 
 def _check_device(device: str) -> None:
-    """Refuses a device that torch does not know or cannot reach, before a model is loaded."""
+    """Refuse a device that torch does not know or cannot reach, before a model is loaded."""
     import torch
 
     try:
         torch.ones(1, device=device).item()
-    except Exception as error:  # torch says it by many types and at length
+    except Exception as error:  # torch raises many types, with long messages
         gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ParameterError(
             f"LMC_DEVICE={device!r} is not a device that torch can use here; set it to {' or '.join(['cpu', *gpus])}, or unset it"

@@ -1,4 +1,4 @@
-"""Typed answers: how long one may need to be, whether it is whole, and the object that it is the text of."""
+"""Typed answers: the token limit an answer needs, whether it is complete, and the object its text parses to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from typing import (
 from lmc.errors import AnswerError, IncompleteAnswer, Loc
 
 CUT_LIKE_SGLANG = (int, float, str, "int", "float", "str")
-"""Types of which `s["x"]` keeps what SGLang's limit leaves of an answer; `s.parsed` does not."""
+"""Types for which `s["x"]` keeps the part of an answer that SGLang's limit allows; `s.parsed` does not."""
 
 _LEAST, _MOST = 128, 4096  # tokens: SGLang's limit, and a long page
 _STRING, _NUMBER, _ITEMS, _DEEPEST = 64, 12, 8, 3  # guesses: tokens of a text and of a number, items of a list, levels of what recurs
@@ -38,7 +38,8 @@ _NAMED: Mapping[str, Any] = {"int": int, "float": float, "bool": bool, "str": st
 
 @lru_cache(maxsize=1024)
 def limit_of(schema: str) -> int:
-    """Tokens that an answer to a JSON schema may have where nobody said how many: by the size of the schema, at least SGLang's 128."""
+    """Return the token limit of an answer to a JSON schema whose `gen` sets none: by the schema's size, at least
+    SGLang's 128."""
     root = json.loads(schema)
     return max(_LEAST, min(2 * _tokens(root, root, 0), _MOST))
 
@@ -88,7 +89,7 @@ def check_whole(asked: Any, text: str, meta: Mapping[str, Any], loc: Loc | None)
 
 
 def _is_whole(asked: Any, text: str) -> bool:
-    """Whether a text that a limit ended needs nothing more. Of numbers nobody knows."""
+    """Return whether a text cut by a limit is complete; for numbers this cannot be known."""
     texts = _texts_of(asked)
     if texts is not None:
         return text in texts
@@ -102,7 +103,7 @@ def _is_whole(asked: Any, text: str) -> bool:
 
 
 def _texts_of(asked: Any) -> Mapping[str, Any] | None:
-    """The value of each text, where an answer is one of a few that are not JSON."""
+    """Return the value of each possible text, if the answer is one of a few texts that are not JSON."""
     if asked in (bool, "bool"):
         return {"True": True, "False": False}
     if get_origin(asked) is Literal:
@@ -116,9 +117,9 @@ def _texts_of(asked: Any) -> Mapping[str, Any] | None:
 
 
 def parse(asked: Any, text: str) -> Any:
-    """The object that an answer is the text of: of a type, as pydantic validates it; of a schema, what JSON says.
+    """Return the object that an answer's text parses to: for a type, validated by pydantic; for a schema, plain JSON.
 
-    Raises AnswerError for a text that is none, and what pydantic raises for one that its own validators refuse.
+    Raises AnswerError for a text that does not parse, and pydantic's error for one that its validators refuse.
     """
     asked = _NAMED.get(asked, asked) if isinstance(asked, str) else asked
     texts = _texts_of(asked)
@@ -137,7 +138,7 @@ def parse(asked: Any, text: str) -> Any:
 
 
 def _needs_pydantic(asked: Any) -> bool:
-    """Whether a type is more than what JSON knows: lists, texts, numbers."""
+    """Return whether a type is more than plain JSON: lists, dicts, texts, numbers."""
     if get_origin(asked) in (list, dict):
         return any(map(_needs_pydantic, get_args(asked)))
     return asked not in _JSON
@@ -156,7 +157,7 @@ def _validated(asked: Any, text: str) -> Any:
 def _adapter(kind: Any, asked: Any) -> Any:
     try:
         return _cached_adapter(kind, asked)
-    except TypeError:  # a type that has no hash
+    except TypeError:  # an unhashable type
         return kind(for_pydantic(asked))
 
 
@@ -166,9 +167,10 @@ def _cached_adapter(kind: Any, asked: Any) -> Any:
 
 
 def for_pydantic(of: Any, within: tuple[Any, ...] = ()) -> Any:
-    """A type in which each TypedDict of `typing` is one of `typing_extensions`: before Python 3.12 pydantic takes no others.
+    """Replace each `typing` TypedDict in a type by a `typing_extensions` one: before Python 3.12 pydantic accepts no
+    others.
 
-    One that contains itself stays as it is, and so do the fields of dataclasses and models; pydantic says what to write there.
+    A recursive one stays as it is, and so do the fields of dataclasses and models; pydantic's error says what to write.
     """
     if sys.version_info >= (3, 12) or of in within or get_origin(of) is Literal:
         return of

@@ -54,10 +54,10 @@ class Share:
 class Compared:
     """An item on both backends.
 
-    value  whether the return values are equal, or the exceptions; of a program that returns nothing, its variables
-    path   whether the same gens and selects were asked, in the same order on each branch
-    text   whether the whole texts are
-    common how much of the longer text both begin with, 0 to 1
+    value  whether the return values (or exceptions) are equal; of a program that returns nothing, its variables
+    path   whether the same gens and selects were made, in the same order on each branch
+    text   whether the whole texts are equal
+    common length of the common prefix, as a share of the longer text, 0 to 1
     first  where the first answer differs; None if none does
     values what was returned, for people
     """
@@ -73,7 +73,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What `lmc.certify` found. `str(certificate)` is a report, `page()` the same as a page, `json()` as data."""
+    """The result of `lmc.certify`. `str(certificate)` is a report, `page()` the same as a page, `json()` as data."""
 
     program: str
     backends: tuple[str, str]
@@ -82,32 +82,33 @@ class Certificate:
 
     @property
     def values(self) -> Share:
-        """Items whose return values are equal."""
+        """Return the items whose return values are equal."""
         return self._share([item.value for item in self.items])
 
     @property
     def paths(self) -> Share:
-        """Items that ask the same, in the same order."""
+        """Return the items that make the same requests, in the same order."""
         return self._share([item.path for item in self.items])
 
     @property
     def texts(self) -> Share:
-        """Items whose whole texts are equal."""
+        """Return the items whose whole texts are equal."""
         return self._share([item.text for item in self.items])
 
     @property
     def common(self) -> float:
-        """How much of a text both begin with, on average, 0 to 1."""
+        """Return the mean length of the common prefix of both texts, as a share of the longer one, 0 to 1."""
         return sum(item.common for item in self.items) / len(self.items)
 
     @property
     def differing(self) -> tuple[Compared, ...]:
-        """Items whose value or path is another."""
+        """Return the items whose value or path differs."""
         return tuple(item for item in self.items if not (item.value and item.path))
 
     @property
     def sites(self) -> dict[Site, int]:
-        """Where items of another value or path begin to differ, the most frequent first: these are worth keeping on the first backend."""
+        """Return the sites where differing items first diverge, the most frequent first: these are worth keeping on the
+        first backend."""
         return dict(Counter(item.first for item in self.differing if item.first is not None).most_common())
 
     def _share(self, equal: Sequence[bool]) -> Share:
@@ -156,11 +157,12 @@ def certify(
     program: Function[..., Any] | Program[..., Any], items: Iterable[Mapping[str, Any] | Sequence[Any]], a: Backend | str, b: Backend | str,
     *, confidence: float = 0.95, seed: int = 0, **options: Any,
 ) -> Certificate:  # fmt: skip
-    """Run a program on two backends, with the same items and seeds, and say how often it does the same.
+    """Run a program on two backends, with the same items and seeds, and report how often it does the same.
 
-    It says so of each item's return value (or exception), of the gens and selects that it asked, in order on each branch, and of its whole text.
-    `Certificate.values.least` is the exact (Clopper–Pearson) bound: if the items are drawn at random from what the program will be given, at
-    least that share of it has equal values, with the given confidence. Host functions run once for each backend.
+    It compares each item's return value (or exception), its gens and selects in order on each branch, and its whole
+    text. `Certificate.values.least` is the exact (Clopper–Pearson) bound: if the items are drawn at random from what
+    the program will be given, at least that share of it has equal values, with the given confidence. Host functions run
+    once for each backend.
 
     program     a function marked `@lmc.function`, or compiled
     items       as of a batch; each runs once on each backend
@@ -168,7 +170,7 @@ def certify(
     confidence  of the bounds, above 0 and below 1
     seed, options   as of a batch: `temperature`, `max_new_tokens`, …
 
-    Raises ParameterError without items, or for a confidence that cannot be. Return values are compared by `==`.
+    Raises ParameterError without items, or for an impossible confidence. Return values are compared by `==`.
     """
     if not 0 < confidence < 1:
         raise ParameterError(f"certify: confidence is {confidence}; it must be above 0 and below 1, such as 0.95")
@@ -184,7 +186,8 @@ def certify(
 
 
 def least_share(equal: int, n: int, confidence: float) -> float:
-    """The one-sided Clopper–Pearson bound: the share below which so many or more of `n` would be equal with a probability of 1 - confidence."""
+    """Return the one-sided Clopper–Pearson bound: the share below which `equal` or more of `n` are equal with
+    probability 1 - confidence."""
     if equal == 0:
         return 0.0
     low, high = 0.0, equal / n
@@ -198,7 +201,7 @@ def least_share(equal: int, n: int, confidence: float) -> float:
 
 
 def _at_least(k: int, n: int, p: float) -> float:
-    """The probability of `k` or more of `n`, each with probability `p`."""
+    """Return the probability of `k` or more successes among `n`, each with probability `p`."""
     if p <= 0 or p >= 1:
         return float(p >= 1)
     logs = (math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * math.log(p) + (n - i) * math.log1p(-p) for i in range(k, n + 1))
@@ -255,7 +258,7 @@ def _equal(x: Any, y: Any) -> bool:
 
 
 def _asked(state: State[Any]) -> dict[str, list[tuple[Site, str | None]]]:
-    """By branch, what was asked in order, and its answer; None where it failed."""
+    """Return, by branch, the requests in order with their answers; None where a request failed."""
     found: dict[str, list[tuple[Site, str | None]]] = {}
     for request in report.of_state(state).requests:
         if request.ahead != "wasted":
@@ -265,7 +268,7 @@ def _asked(state: State[Any]) -> dict[str, list[tuple[Site, str | None]]]:
 
 
 def _first(a: Mapping[str, list[tuple[Site, str | None]]], b: Mapping[str, list[tuple[Site, str | None]]]) -> Site | None:
-    """Where the first answer differs: of branches, the first in which one does."""
+    """Return the site where the first answer differs, on the first branch that has one."""
     for branch, mine in a.items():
         for (site, answer), (_, other) in zip(mine, b.get(branch, []), strict=False):
             if answer != other:

@@ -1,4 +1,4 @@
-"""Chat templates: what a role puts before and after its content.
+"""Chat templates: the text before and after a message's content, by role.
 
 A template is cut once into constant prefixes and suffixes, so that appending a message never renders the
 conversation again. `previous` is the role of the message before, None for the first one.
@@ -17,22 +17,23 @@ from lmc.prompt import Image, Part, Special
 
 
 class ChatTemplate(Protocol):
-    """How one model family writes a conversation."""
+    """The chat template of a model family."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Strings that end an assistant turn besides the model's EOS."""
+        """Return the strings that end an assistant turn besides the model's EOS."""
         ...
 
     def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
-        """Before the content of `role`; for a first message it includes the template's default system message."""
+        """Return the text before the content of `role`; for a first message it includes the template's default system
+        message."""
         ...
 
     def end(self, role: str) -> tuple[Part, ...]:
-        """After the content of `role`."""
+        """Return the text after the content of `role`."""
         ...
 
 
@@ -40,7 +41,7 @@ class ChatTemplate(Protocol):
 class RoleTemplate:
     """A template given by prefix and suffix per role.
 
-    default_system  what a conversation starts with when its first message is not the system's
+    default_system  system message that opens a conversation whose first message is not the system's
     stop            strings that end an assistant turn; a backend adds them to the stops of every gen
     first           prefixes that differ at the start of a conversation (BOS)
     after           prefixes that depend on the message before: (previous role, role) → prefix
@@ -65,7 +66,7 @@ class RoleTemplate:
 
     def _role(self, role: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
         if role == "tool" and role not in self.roles:
-            role = "user"  # a tool's result, which the model's whole template writes where there is one
+            role = "user"  # a tool's result, rendered by the model's whole template if it has one
         try:
             return self.roles[role]
         except KeyError:
@@ -78,7 +79,8 @@ def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str]]) ->
 @overload
 def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str | Sequence[str | Image]]]) -> tuple[Part | Image, ...]: ...
 def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str | Sequence[str | Image]]]) -> tuple[Part | Image, ...]:
-    """Messages (role, content) as a prompt, up to where the assistant's answer begins. Contents are plain text, and images."""
+    """Render messages (role, content) as a prompt, up to where the assistant's answer begins. Contents are plain text,
+    and images."""
     found: list[Part | Image] = []
     previous: str | None = None
     for role, content in messages:
@@ -95,7 +97,7 @@ _SPECIAL = re.compile(
 
 
 def parts(text: str, pattern: re.Pattern[str] = _SPECIAL) -> tuple[Part, ...]:
-    """A template's own text as parts: what looks like a special token of a known family is one."""
+    """Split a template's own text into parts; what looks like a special token of a known family is one."""
     found: list[Part] = []
     at = 0
     for match in pattern.finditer(text):
@@ -115,7 +117,7 @@ def _template(
     after: Mapping[tuple[str, str], str] = MappingProxyType({}),
     specials: re.Pattern[str] = _SPECIAL,
 ) -> RoleTemplate:
-    """A template from text. `bos` opens the conversation; `system` is the system message it inserts itself."""
+    """Build a template from text. `bos` opens the conversation; `system` is the system message it inserts itself."""
 
     def cut(text: str) -> tuple[Part, ...]:
         return parts(text, specials)
@@ -222,7 +224,7 @@ _templates: dict[str, ChatTemplate] = {
 
 
 def get_chat_template(name: str) -> ChatTemplate:
-    """A template by name. Raises ProgramError that names those there are."""
+    """Return a template by name. Raises ProgramError, which lists the known names."""
     try:
         return _templates[name]
     except KeyError:
@@ -230,14 +232,14 @@ def get_chat_template(name: str) -> ChatTemplate:
 
 
 def known_chat_template(template: ChatTemplate) -> bool:
-    """Whether `get_chat_template` gives this very template for its name."""
+    """Return whether `get_chat_template` gives this very template for its name."""
     return _templates.get(template.name) is template
 
 
 def register_chat_template(template: ChatTemplate) -> ChatTemplate:
-    """Makes a template known by its name, in place of any other of that name; returns it.
+    """Register a template by its name, replacing any other of that name; return it.
 
-    Most are a `RoleTemplate(name, {role: (prefix, suffix)})`. Raises ArgumentError for what is no template.
+    Most are a `RoleTemplate(name, {role: (prefix, suffix)})`. Raises ArgumentError for anything that is not a template.
     """
     if not (hasattr(template, "name") and hasattr(template, "begin") and hasattr(template, "end")):
         raise ArgumentError(f"register_chat_template() takes a template such as lmc.chat.RoleTemplate(…), not {template!r}")

@@ -1,4 +1,5 @@
-"""What a program's graph shows before any run: mistakes that a run would not say, and what a run will cost about."""
+"""Static checks of a program's graph before any run: likely mistakes that a run would not report, and an estimate of
+its cost."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from lmc.ir.core import Graph, Op, Value
 from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
 from lmc.runahead.program import Program
 
-_CHARACTERS = 4  # of a token, about, where nobody can count them
+_CHARACTERS = 4  # per token, about, where no tokenizer is available
 _NEAR = 0.8  # of the context
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to look at, and where it stands."""
+    """A finding and its source location."""
 
     what: str
     loc: Loc | None
@@ -36,7 +37,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one run will cost about: calls at least and at most, tokens at most; a turn of each of `loops` loops of unknown length counts once."""
+    """An estimate of one run's cost: calls at least and at most, tokens at most; each of `loops` loops of unknown
+    length counts one iteration."""
 
     calls: tuple[int, int]
     loops: int
@@ -84,7 +86,7 @@ def _named(op: Op) -> str:
 
 
 def _prompts(section: Any) -> Iterator[tuple[Op, int]]:
-    """Each ask, and about how many tokens its prompt has."""
+    """Return each request with the approximate number of tokens in its prompt."""
     per_token = 1 if section.unit == "tokens" else _CHARACTERS
     for i, op in enumerate(section.graph.ops()):
         if op.kind in ("gen", "select") and i in section.expected:
@@ -115,17 +117,18 @@ def _constraint(op: Op) -> tuple[str, str] | None:
     if isinstance(dtype := op.attr("dtype"), str):
         try:
             found, _ = dtype_constraint(dtype)
-        except LmcError:  # refused where it is asked
+        except LmcError:  # reported where it is requested
             return None
         return found.kind, found.source
     return next(((kind, source) for kind in CONSTRAINT_KINDS if isinstance(source := op.attr(kind), str)), None)
 
 
 def _occurs(text: str, kind: str, source: str) -> bool:
-    """Whether some text of the language contains `text`; taken for granted where the language has no whole automaton."""
+    """Return whether some text of the language contains `text`; assumed true if the language has no complete
+    automaton."""
     try:
         dfa = automaton_of(kind, source)
-    except LmcError:  # refused where it is asked
+    except LmcError:  # reported where it is requested
         return True
     return dfa is None or any(dfa.step(state, text.encode()) >= 0 for state in range(dfa.states))
 
@@ -145,12 +148,13 @@ def _collisions(graph: Graph) -> Iterator[Finding]:
             try:
                 for a, b, text in collisions(source):
                     yield Finding(f"terminals {a} and {b} of {_named(op)} both match {text!r}: a parser with a lexer takes it for one of them, wherever the other is meant", op.loc)
-            except LmcError:  # refused where it is asked
+            except LmcError:  # reported where it is requested
                 continue
 
 
 def _data_of_users(program: Program) -> Iterator[Finding]:
-    """Arguments and answers in a system message, whose instructions a model follows. A default is what the argument is until somebody passes another."""
+    """Arguments and answers in a system message, whose instructions a model follows. A default counts as the argument's
+    value until a caller passes another."""
     texts = {name: ANY for name, p in list(program.function.signature.parameters.items())[1:] if isinstance(p.default, str) and name not in program.function.bound}
     graph = graph_of(program.function, **texts) if texts else program.graph()
     role: dict[Value, str | None] = {}
@@ -160,7 +164,7 @@ def _data_of_users(program: Program) -> Iterator[Finding]:
         if op.kind == "append" and here == "system":
             names = sorted({name for x in op.uses[1:] for name in _sources(graph, x)})
             if names:
-                yield Finding(f"a system message contains {', '.join(names)}: whoever writes that text can give the model instructions; put it into a user message", op.loc)
+                yield Finding(f"a system message contains {', '.join(names)}: the author of that text can give the model instructions; put it into a user message", op.loc)
         if op.kind == "role.begin":
             here = str(op.attr("role"))
         elif op.kind == "role.end":
@@ -175,7 +179,7 @@ _KEYS = {"py.item": 1, "py.get": 1, "py.choice": 0}
 
 
 def _sources(graph: Graph, value: Value) -> set[str]:
-    """The arguments and answers whose text may be part of a value."""
+    """Return the arguments and answers whose text may be part of a value."""
     found: set[str] = set()
     seen: set[Value] = set()
     todo = [value]

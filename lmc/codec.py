@@ -1,7 +1,8 @@
 """Values as data: JSON with tags for what JSON lacks. Reading executes nothing: no constructor, no import, no hook of a class.
 
-What is written is what a program can look at: numbers, text, containers with their sharing, dates, paths, exceptions, dataclasses,
-enums, named tuples. Anything else is refused with `NotData`, so that nothing comes back as less than it was.
+It covers the state a program can observe: numbers, text, containers with their sharing, dates, paths, exceptions,
+dataclasses, enums, named tuples. Anything else is refused with `NotData`, so that nothing comes back as less than it
+was.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -30,7 +31,7 @@ from typing import Any, cast
 TAG = "!"
 """The key of what JSON lacks: `{"!": [tag, …]}`. Plain dicts with keys that begin so are tagged as well."""
 MAX_DEPTH = 200
-"""How deep containers may be nested."""
+"""Most nested containers."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _TEXT = frozenset({str})
 _LARGE = 1 << 64
@@ -57,11 +58,11 @@ def _unknown(x: Any) -> Any:
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 _pieces: Any = getattr(json.encoder, "c_make_encoder", None) and json.encoder.c_make_encoder(  # type: ignore[attr-defined]
     None, _unknown, json.encoder.encode_basestring, None, ":", ",", False, False, True)
-"""What `_encoder` makes anew for each call, where Python has it in C: records are many and small."""
+"""Python's C encoder, which `json.dumps` would build again for each call: records are many and small."""
 
 
 def is_json(x: Any) -> bool:
-    """Whether a value comes back from JSON as it is."""
+    """Return whether a value survives a round trip through JSON unchanged."""
     cls = type(x)
     if cls is dict:
         return are_texts(x) and _all_json(x.values())
@@ -73,13 +74,13 @@ def _all_json(items: Collection[Any]) -> bool:
 
 
 def are_atoms(values: Collection[Any]) -> bool:
-    """Whether JSON has all these values, and they hold no others."""
+    """Return whether JSON can represent all these values and none of them is a container."""
     kinds = set(map(type, values))
     return kinds <= _PLAIN and (int not in kinds or are_short([x for x in values if type(x) is int]))
 
 
 def are_short(numbers: Collection[int]) -> bool:
-    """Whether whole numbers, at least one, are not too long for JSON."""
+    """Return whether all of at least one whole number are short enough for JSON."""
     return min(numbers) > -_LARGE and max(numbers) < _LARGE
 
 
@@ -88,12 +89,12 @@ def are_texts(values: Iterable[Any]) -> bool:
 
 
 def to_bytes(x: Any) -> bytes:
-    """JSON-able data as bytes; lone surrogates, which Python's text may have, are kept."""
+    """Encode JSON-able data as bytes; lone surrogates, which Python's text may have, are kept."""
     return dumps(x).encode("utf-8", "surrogatepass")
 
 
 def from_bytes(data: bytes) -> Any:
-    """Raises ValueError for what is not JSON."""
+    """Decode JSON bytes. Raises ValueError for anything that is not JSON."""
     try:
         return json.loads(data.decode("utf-8", "surrogatepass"))
     except RecursionError:
@@ -103,11 +104,12 @@ def from_bytes(data: bytes) -> Any:
 class Encoder:
     """As `to_bytes`, but numbers may be spelled in other ways, and only for what `is_json`.
 
-    With pydantic installed, several times as fast once importing it has paid off: when somebody else has, or about as much time was spent without it.
+    With pydantic installed, several times as fast, and used once its import pays off: if it is imported already, or
+    after about as much time was spent without it.
     """
 
     PAYS = 1 << 20
-    """Bytes that take as long as the import."""
+    """Bytes whose encoding takes as long as the import."""
 
     def __init__(self) -> None:
         self._left = self.PAYS
@@ -127,7 +129,7 @@ encode_json = Encoder()
 
 @lru_cache(maxsize=1)
 def _fast_encoder() -> Callable[[Any], bytes]:
-    """pydantic's, which would take other things for JSON, too; ours where that is not installed."""
+    """Return pydantic's encoder, which would accept more than JSON; ours where pydantic is not installed."""
     try:
         from pydantic_core import CoreConfig, SchemaSerializer, core_schema
     except ImportError:
@@ -136,7 +138,7 @@ def _fast_encoder() -> Callable[[Any], bytes]:
 
 
 def decoder(size: int) -> Callable[[bytes], Any]:
-    """`from_bytes`; with pydantic installed, twice as fast for so many bytes that importing it pays off."""
+    """Return `from_bytes`, or with pydantic a decoder twice as fast, for so many bytes that importing it pays off."""
     if size < Encoder.PAYS and "pydantic_core" not in sys.modules:
         return from_bytes
     try:
@@ -147,7 +149,7 @@ def decoder(size: int) -> Callable[[bytes], Any]:
 
 
 def _or_else(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`fast`, and `slow` for what pydantic refuses: lone surrogates, what is nested deeply."""
+    """Return a decoder that tries `fast`, then `slow` for what pydantic refuses: lone surrogates, deep nesting."""
 
     def either(x: Any) -> Any:
         try:
@@ -159,9 +161,9 @@ def _or_else(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> Callable
 
 
 def encode(x: Any, held: Mapping[int, list[Any]] | None = None) -> Any:
-    """A value as JSON-able data. Raises NotData.
+    """Encode a value as JSON-able data. Raises NotData.
 
-    held  places of objects that are there where it is read, too, by id: of these the data has the places
+    held  places of objects that the reader has too, by id: the data refers to them by place
     """
     return x if _is_plain(x) else _Encoding(held or {}).value(x, 0)
 
@@ -172,7 +174,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
-    """The value that data stands for; `found` gives the object at a place. Raises BadData."""
+    """Decode the value that data represents; `found` gives the object at a place. Raises BadData."""
     if type(data) in _PLAIN:
         return data
     try:
@@ -187,7 +189,7 @@ def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
 
 
 class _Encoding:
-    """One value on its way to data. `seen` numbers what can change, so that one list held twice comes back as one."""
+    """State of encoding one value. `seen` numbers mutable objects, so that one list held twice comes back as one."""
 
     def __init__(self, held: Mapping[int, list[Any]]) -> None:
         self.held = held
@@ -222,7 +224,7 @@ class _Encoding:
         return [self.value(i, depth + 1) for i in items]
 
     def object(self, x: Any, depth: int) -> list[Any]:
-        """An instance of a class, by the class's name and what the instance holds."""
+        """Encode an instance of a class: the class's name and the instance's contents."""
         cls: Any = type(x)
         if isinstance(x, pathlib.PurePath) and cls.__module__.startswith("pathlib"):
             return ["path", cls.__name__, str(x)]
@@ -254,7 +256,7 @@ class _Encoding:
         return [[k, self.value(v, depth + 1)] for k, v in _held_by_error(x)]
 
     def refusal(self, x: BaseException, depth: int) -> list[Any]:
-        """Pydantic's ValidationError: what does not hold of what was to be validated."""
+        """Encode a pydantic ValidationError: which rules the validated value broke."""
         cls = type(x)
         if (cls.__module__, cls.__qualname__) != _REFUSAL:
             raise NotData(f"a {cls.__name__}, which only its own library makes")
@@ -263,7 +265,7 @@ class _Encoding:
         return ["refused", ":".join(_REFUSAL), title, lines, str(x), kind, hidden, self.held_by(x, depth), *self.cause(x, depth)]
 
     def cause(self, x: BaseException, depth: int) -> list[Any]:
-        """What an exception was raised from; what is not data is left out, as its traceback is."""
+        """Encode the exception that one was raised from; anything that is not data is left out, as its traceback is."""
         if x.__cause__ is None:
             return []
         apart = _Encoding(self.held)
@@ -277,7 +279,7 @@ class _Encoding:
 
 
 def _kind_of_refusal(kind: Any) -> Any:
-    """A kind of error by its name; one of a program's own is that and a text."""
+    """Build a pydantic error kind from its name; a program's own kind is a name and a text."""
     return kind if isinstance(kind, str) else [kind.type, kind.message_template]
 
 
@@ -285,7 +287,7 @@ _REFUSAL = ("pydantic_core._pydantic_core", "ValidationError")
 
 
 def _held_by_error(x: BaseException) -> list[tuple[str, Any]]:
-    """What an exception holds beside its arguments."""
+    """Return the attributes that an exception holds besides its arguments."""
     held = {k: v for k, v in vars(x).items() if not k.startswith("__lmc")}
     for cls in type(x).__mro__:
         slots = _ALSO.get(cls, ()) if cls.__module__ == "builtins" else [k for k, v in vars(cls).items() if isinstance(v, types.MemberDescriptorType)]
@@ -294,11 +296,11 @@ def _held_by_error(x: BaseException) -> list[tuple[str, Any]]:
 
 
 _ALSO: Mapping[type, tuple[str, ...]] = {ImportError: ("name", "path"), NameError: ("name",), AttributeError: ("name",)}
-"""What Python's own exceptions hold that is not in their arguments."""
+"""Attributes of Python's own exceptions that are not in their arguments."""
 
 
 def _named(cls: type) -> str:
-    """A class as module:name, if that is where it is."""
+    """Encode a class as module:name, if it can be imported from there."""
     module, name = cls.__module__, cls.__qualname__
     if _found(module, name) is not cls:
         raise NotData(f"a {name}")  # a class that is not where it says
@@ -317,7 +319,7 @@ def _pairs(e: _Encoding, x: Any, depth: int) -> list[Any]:
 
 
 def _sorted(items: Any) -> list[Any]:
-    """Items of a set in an order that is the same in every process."""
+    """Sort the items of a set in an order that is the same in every process."""
     return sorted(items, key=lambda i: dumps(encode(i)))
 
 
@@ -378,7 +380,7 @@ _FACTORIES: Mapping[str, Any] = {"none": None, "list": list, "dict": dict, "set"
 
 
 class _Decoding:
-    """Data on its way to a value. `seen` has what can change, by the numbers that it was written with."""
+    """State of decoding one value. `seen` has its mutable objects, by the numbers that they were written with."""
 
     def __init__(self, found: Callable[[list[Any]], Any] | None) -> None:
         self.found = found
@@ -408,7 +410,7 @@ class _Decoding:
         return rule(self, *rest)
 
     def many(self, items: Any) -> list[Any]:
-        """Items in order; not a list of the value's own."""
+        """Decode items in order; the list is not one of the value's own."""
         if type(items) is not list:
             raise BadData("items that are not a list")
         return [self.value(i) for i in items]
@@ -418,7 +420,7 @@ class _Decoding:
         return made
 
     def place(self) -> int:
-        """Keeps the number of something that cannot be made before what is in it."""
+        """Reserve the number of an object that cannot be built before its contents."""
         self.seen.append(_UNMADE)
         return len(self.seen) - 1
 
@@ -460,7 +462,7 @@ def _read_deque(d: _Decoding, items: Any, most: Any) -> deque[Any]:
 
 
 def _class(where: Any, wanted: Callable[[Any], bool]) -> Any:
-    """The class of a name, if it is there and of the kind that was written."""
+    """Return the class of a name, if it exists and is of the kind that was written."""
     module, _, name = where.partition(":")
     cls = _found(module, name)
     if not isinstance(cls, type) or not wanted(cls):
@@ -540,7 +542,7 @@ def _read_data(d: _Decoding, where: str, fields: Any) -> Any:
     names = {f.name for f in dataclasses.fields(cls)}
     for name, value in fields:
         if name not in names:
-            raise BadData(f"{where} has no field {name!r} any more")
+            raise BadData(f"{where} no longer has a field {name!r}")
         object.__setattr__(made, name, d.value(value))
     return made
 
@@ -622,7 +624,7 @@ def _fill_ordered(d: _Decoding, pairs: Any) -> OrderedDict[Any, Any]:
 
 
 def restore(target: Any, wanted: Any) -> None:
-    """Makes a container hold what another of its type holds, down to the containers inside, which stay the same objects."""
+    """Make a container equal to another of its type in place; nested containers stay the same objects."""
     if target is wanted or type(target) is not type(wanted):
         return
     if isinstance(target, list) and not {id(x) for x in target if can_change(x)}.isdisjoint(map(id, wanted)):
@@ -652,18 +654,18 @@ def _restored(target: Any, wanted: Any) -> Any:
 
 
 def _fields(x: Any) -> list[tuple[str, Any]]:
-    """What an instance of a dataclass or a model holds."""
+    """Return the fields of an instance of a dataclass or a model."""
     names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else list(vars(x))
     return [(name, getattr(x, name)) for name in names if hasattr(x, name)]
 
 
 def can_change(x: Any) -> bool:
-    """Whether code that is handed this value may change it, and `restore` can do the same again."""
+    """Return whether code that receives this value may mutate it, so that `restore` can repeat the mutation."""
     return type(x) in CONTAINERS or is_object(x)
 
 
 def is_object(x: Any) -> bool:
-    """Whether it is an instance of a dataclass or a model, which is written by its fields."""
+    """Return whether a value is an instance of a dataclass or a model, which is encoded by its fields."""
     cls: Any = type(x)
     if dataclasses.is_dataclass(cls):
         return not vars(cls)["__dataclass_params__"].frozen if "__dataclass_params__" in vars(cls) else True
@@ -672,4 +674,4 @@ def is_object(x: Any) -> bool:
 
 CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
 DATA = frozenset({*_PLAIN, list, dict, *_WRITE})
-"""The types whose objects are data whatever program they are in."""
+"""Types whose objects are data in any program."""

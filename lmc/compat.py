@@ -10,7 +10,7 @@ from lmc.errors import UnsupportedOpError
 
 
 class GlobalConfig:
-    """SGLang's `global_config`: its default backend is lmc's; what else it has keeps the value lmc works with."""
+    """SGLang's `global_config`: its default backend is lmc's; its other fields keep the values that lmc works with."""
 
     _FIXED: Mapping[str, Any] = {
         "verbosity": 0,
@@ -21,7 +21,7 @@ class GlobalConfig:
 
     @property
     def default_backend(self) -> Any:
-        """The backend of runs that name none; None as long as none was set or made."""
+        """Return the backend of runs that name none; None until one is set or made."""
         return config.default_backend() if config.has_default_backend() else None
 
     @default_backend.setter

@@ -21,7 +21,7 @@ CHANNELS = ("ahead", "backend", "engine", "passes", "prefix", "schedule", "spec"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What can be set, as `LMC_<NAME>` in the environment or by `lmc.config(name=…)`, which wins.
+    """All settings: `LMC_<NAME>` in the environment, or `lmc.config(name=…)`, which wins.
 
     debug      0–5: 1 what run-ahead could not follow, 3 + IR before and after the pipeline, 4 + IR after each pass that changed it,
                5 + each engine batch
@@ -62,7 +62,7 @@ class Settings:
 
 
 class Changes(TypedDict, total=False):
-    """What `lmc.config(…)` takes: each setting, or its text as it stands in the environment."""
+    """Arguments of `lmc.config(…)`: each setting, or its text as written in the environment."""
 
     debug: int | str
     log: str | Iterable[str]
@@ -172,7 +172,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Settings as the environment gives them; raises ParameterError that names the variable."""
+    """Read settings from the environment; raises ParameterError that names the variable."""
     changes: dict[str, Any] = {}
     for f in fields(Settings):
         variable = f"LMC_{f.name.upper()}"
@@ -186,7 +186,7 @@ _settings: Settings | None = None
 
 
 def settings() -> Settings:
-    """The settings in force."""
+    """Return the settings in force."""
     global _settings
     if _settings is None:
         _settings = replace(from_environment(os.environ), **_overrides)
@@ -194,7 +194,7 @@ def settings() -> Settings:
 
 
 def config(**changes: Unpack[Changes]) -> Settings:
-    """Changes settings for the process and returns those in force; without arguments only returns them."""
+    """Change settings for the process and return those in force; without arguments only return them."""
     global _settings
     for name, value in changes.items():
         if name not in _READ:
@@ -206,16 +206,16 @@ def config(**changes: Unpack[Changes]) -> Settings:
 
 
 def reset() -> None:
-    """Forgets what `config(…)` changed and reads the environment again."""
+    """Forget what `config(…)` changed and read the environment again."""
     global _settings
     _overrides.clear()
     _settings = None
 
 
 def cache_dir() -> Path:
-    """The directory for what may be computed again; made the first time it is needed.
+    """Return the directory for derived data, created the first time it is needed.
 
-    Raises FileNotFoundError when it was set and the folder that it should be in is missing: a misspelt path makes no folders.
+    Raises FileNotFoundError if it was set and its parent is missing: a misspelt path creates no folders.
     """
     chosen = settings().cache_dir
     path = chosen.expanduser()
@@ -232,13 +232,13 @@ _FROM_LEVEL: Mapping[str, int] = {"ahead": 1, "passes": 3, "engine": 5, "schedul
 
 
 def logs(channel: str) -> bool:
-    """Whether a channel is on: ask first when the message costs something to make."""
+    """Return whether a channel is on; check it first when the message is expensive to build."""
     now = settings()
     return channel in now.log or now.debug >= _FROM_LEVEL.get(channel, 6)
 
 
 def log(channel: str, message: str) -> None:
-    """One line on stderr, if the channel is on."""
+    """Print one line on stderr, if the channel is on."""
     if logs(channel):
         print(f"lmc[{channel}] {message}", file=sys.stderr, flush=True)
 
@@ -251,7 +251,7 @@ _factory: Callable[[], Backend] | None = None
 
 
 def set_default_backend(backend: Backend | str | None) -> None:
-    """The backend of runs that name none, or its name (`named_backend`). None goes back to the small model."""
+    """Set the backend of runs that name none, or its name (`named_backend`). None goes back to the small model."""
     global _default
     if isinstance(backend, str):
         backend = named_backend(backend)
@@ -262,14 +262,14 @@ def set_default_backend(backend: Backend | str | None) -> None:
 
 
 def set_default_factory(make: Callable[[], Backend] | None) -> None:
-    """How to make the default backend when none is set; called once, at the first run that needs it."""
+    """Set the function that makes the default backend when none is set; called once, at the first run that needs it."""
     global _factory
     with _lock:
         _factory = make
 
 
 def default_backend() -> Backend:
-    """The default backend, made on first use. Raises ProgramError when there is none and no way to make one."""
+    """Return the default backend, made on first use. Raises ProgramError when there is none and no way to make one."""
     global _default
     with _lock:  # held while the model loads, so that two first runs load it once
         if _default is None:
@@ -284,13 +284,13 @@ _opener: Callable[[str], Backend] | None = None
 
 
 def set_opener(open: Callable[[str], Backend]) -> None:
-    """How to make a backend of a name."""
+    """Set the function that opens a backend by name."""
     global _opener
     _opener = open
 
 
 def named_backend(name: str) -> Backend:
-    """The backend of a name (lmc/named.py): made when it is first asked for, the same one from then on."""
+    """Return the backend of a name (lmc/named.py): made the first time, the same one from then on."""
     assert _opener is not None, "set by `import lmc`"
     with _lock:
         if name not in _named:
@@ -302,7 +302,7 @@ _compiler: Callable[[Any], Any] | None = None
 
 
 def set_compiler(compile: Callable[[Any], Any]) -> None:
-    """What compiles a program, for parts that must not import the compiler."""
+    """Set the function that compiles a program, for modules that must not import the compiler."""
     global _compiler
     _compiler = compile
 
@@ -316,7 +316,7 @@ _observing: Callable[[], Any] | None = None
 
 
 def set_observing(make: Callable[[], Any]) -> None:
-    """How to make the observer that the setting `otel` asks for (lmc/observing.py)."""
+    """Set the function that makes the observer for the setting `otel` (lmc/observing.py)."""
     global _observing
     _observing = make
 
@@ -327,5 +327,5 @@ def new_observer() -> Any:
 
 
 def has_default_backend() -> bool:
-    """Whether a default backend is set or was made already."""
+    """Return whether a default backend is set or was made already."""
     return _default is not None

@@ -1,10 +1,10 @@
-"""What a run of a program costs in dollars, before it and after.
+"""Dollar cost of a program's runs: estimates before a run, the actual cost after it.
 
-    certain    what every run that ends without an exception pays, if answers are as short as can be
+    certain    lower bound for every run that ends without an exception: answers as short as can be
     expected   prompts as the graph has them, with what the server's cache saves; answers as long as they were so far, else half of their limit
     at most    the dearest arms, answers at their limits, nothing cached; a loop of unknown length turns once
 
-What runs have paid is what the server reported, by the prices: exactly.
+Actual cost is exact: the usage that the server reported, by the prices.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from lmc.runahead.measured import Total, counted, measured
 if TYPE_CHECKING:
     from lmc.runahead.program import Program
 
-_UNKNOWN = 50  # tokens of a text that nobody knows yet
+_UNKNOWN = 50  # assumed tokens of a text that is not known yet
 _MESSAGE = 3  # tokens that a message has besides its text, about
 
 
 @dataclass(frozen=True, slots=True)
 class Dollars:
-    """What a run costs: certainly, as expected (`prompts` of it for prompts), at most. `guessed`: texts whose lengths nobody knows."""
+    """Cost of a run: certain, expected (`prompts` of it for prompts), at most. `guessed`: number of texts of unknown
+    length."""
 
     certain: float
     expected: float
@@ -46,12 +47,13 @@ class Dollars:
 
 
 def before(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars:
-    """What a run of a planned graph costs on a backend. `seen`: what its asks have cost in runs so far, by their index in `graph.ops()`."""
+    """Estimate a run of a planned graph on a backend. `seen`: cost of its requests in runs so far, by index in
+    `graph.ops()`."""
     return _before(graph, backend, prices, getattr(backend, "cache_rules", None), seen)
 
 
 def in_batches(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars | None:
-    """The same of a run with `deadline="24h"`; None where the backend has no batch API."""
+    """As `before`, for a run with `deadline="24h"`; None if the backend has no batch API."""
     return _before(graph, backend, prices.batched, None, seen) if getattr(backend, "has_batches", False) else None
 
 
@@ -88,7 +90,7 @@ def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None
 
 
 def of_program(program: Program) -> Iterator[str]:
-    """What runs of a program cost, and have cost, where its backend has prices: a line each."""
+    """Yield lines on what runs of a program will cost and have cost, if its backend has prices."""
     backend = program.backend or (default_backend() if has_default_backend() else None)
     prices = None if backend is None else backend.capabilities.prices
     if backend is None or prices is None:
@@ -111,7 +113,7 @@ def _answered(use: Usage, tokens: int) -> Usage:
 
 
 def _mean(total: Total) -> Usage:
-    """What one request has cost on the average."""
+    """Return the mean usage of one request."""
     u, n = total.usage, total.count
     return Usage(
         round(u.prompt_tokens / n), round(u.completion_tokens / n), round(u.cached_tokens / n), 0, 1,
@@ -120,7 +122,7 @@ def _mean(total: Total) -> Usage:
 
 
 def _limit(graph: Graph, op: Op) -> int:
-    """Most tokens of one answer; a choice is written out, with what is around it, where it is asked as an answer."""
+    """Return the most tokens of one answer; a choice requested as an answer is written out with the text around it."""
     if op.kind == "gen":
         return longest_answer(graph, op)
     return 16 + max((len(x) for x in op.operands[1:] if isinstance(x, str)), default=0) // 4
@@ -132,7 +134,7 @@ def _samples(op: Op) -> int:
 
 
 def costliest(graph: Graph, own: Mapping[str, float]) -> float:
-    """The most that one way through a graph costs, by what each block costs; a loop turns once."""
+    """Return the highest cost of any path through a graph, given the cost of each block; a loop turns once."""
     behind: dict[str, float] = {}
     for block in reversed(graph.blocks):  # each stands after the one that names it
         end = block.terminator
@@ -145,7 +147,8 @@ def costliest(graph: Graph, own: Mapping[str, float]) -> float:
 
 
 class _Lengths:
-    """Tokens of each prompt. `answers` by the values of asks; `unknown` for any other text; `guessed`: how many of those there are."""
+    """Token counts of prompts. `answers`: by the value of a request; `unknown`: for any other text; `guessed`: how many
+    of those there are."""
 
     def __init__(self, graph: Graph, count: Callable[[str], float], answers: Mapping[Value, float], unknown: float) -> None:
         self.graph, self.count, self.answers, self.unknown = graph, count, answers, unknown
@@ -193,7 +196,8 @@ class _Lengths:
 
 
 def _cached(graph: Graph, asks: Sequence[tuple[int, Op, str]], lengths: _Lengths, rules: CacheRules | None) -> list[Usage]:
-    """What each prompt is to the server's cache if the asks come in this order: found there, written, or neither."""
+    """Return the cache usage of each prompt if the requests come in this order: tokens read, tokens written, or
+    neither."""
     kept: set[Value] = set()
     messages = messages_of(graph)
     found: list[Usage] = []

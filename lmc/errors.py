@@ -19,7 +19,7 @@ class Loc:
         return f"{self.file}:{self.line}"
 
     def excerpt(self) -> str:
-        """The source line with a caret under the column, or "" when the source is not there."""
+        """Return the source line with a caret under the column, or "" when the source is not there."""
         line = linecache.getline(self.file, self.line).rstrip()
         if not line.strip():
             return ""
@@ -44,11 +44,13 @@ class LmcError(Exception):
 
 
 class JournalWarning(UserWarning):
-    """A journaled run did what its journal cannot hold: resumed behind it, it would end with JournalError. The message says what and where."""
+    """A journaled run did something that its journal cannot hold: resuming past it would end with JournalError. The
+    message says what and where."""
 
 
 class SchemaWarning(UserWarning):
-    """A JSON schema has what says nothing (unknown keywords and formats), or what can only be checked when an answer ends."""
+    """A JSON schema with parts that have no effect (unknown keywords and formats), or that can only be checked when an
+    answer ends."""
 
 
 class ConstraintError(LmcError, ValueError):
@@ -76,13 +78,14 @@ class CancelledError(BackendError):
 
 
 class AnswerError(BackendError):
-    """An answer came, and it is not what was asked for. `text` is what there is of it; `loc` says where it was asked."""
+    """An answer came that is not what was requested. `text`: what there is of it; `loc`: where it was requested."""
 
     text: str = ""
 
 
 class Refused(AnswerError):
-    """The model refused to answer; `text` is what it said. With `on_refusal="return"` on the backend that is the answer."""
+    """The model refused to answer; `text` is its refusal. With `on_refusal="return"` on the backend that is the
+    answer."""
 
 
 class Filtered(AnswerError):
@@ -90,7 +93,8 @@ class Filtered(AnswerError):
 
 
 class IncompleteAnswer(AnswerError):
-    """The token limit was used up, by reasoning or otherwise, before the answer was what was asked for; `text` is what there is of it."""
+    """The token limit was used up, by reasoning or otherwise, before the answer was complete; `text` is what there is
+    of it."""
 
 
 class HostTimeout(LmcError, TimeoutError):
@@ -98,7 +102,8 @@ class HostTimeout(LmcError, TimeoutError):
 
 
 class RunTimeout(LmcError, TimeoutError):
-    """A run took longer than its `timeout`. Raised at what it waits for then, or at the next request or await; `spent` says what it spent."""
+    """A run took longer than its `timeout`. Raised at the current wait, or at the next request or await; `spent` says
+    what it spent."""
 
     spent: Any = None
 
@@ -111,20 +116,22 @@ class BudgetExceeded(LmcError):
 
 
 class JournalError(LmcError):
-    """A journal that cannot be used: of another program or other arguments, damaged, in use, or of something that it cannot hold."""
+    """A journal that cannot be used: of another program or other arguments, damaged, in use, or holding something
+    unsupported."""
 
 
 class InDoubtEffect(LmcError):
-    """A run that is taken up again has come to a call that was begun before, and nobody knows whether it was made.
+    """A resumed run has reached a call that was begun before, and it is not known whether the call was made.
 
     Raised at that call, in the program. Mark the function `lmc.host(idempotent=True)` if it may be called again.
     """
 
 
 class Interrupted(LmcError):
-    """A journaled run has asked a person (`lmc.interrupt`), and ends until there is an answer; the same call with the same journal goes on then.
+    """A journaled run has asked a person (`lmc.interrupt`) and stops until there is an answer; the same call with the
+    same journal then resumes it.
 
-    question  what is asked;  schema  the JSON schema of the answer, "" for a text
+    question  its text;  schema  the JSON schema of the answer, "" for a text
     item      the run's number in its batch, else 0;  number  of the question, among the run's effects
     """
 
@@ -143,7 +150,7 @@ class UnsupportedOpError(LmcError, NotImplementedError):
 
 
 class ToolError(LmcError, ValueError):
-    """A model called a tool that there is not, or with arguments that it does not take."""
+    """A model called an unknown tool, or one with arguments that it does not accept."""
 
 
 class IRError(LmcError):
@@ -155,11 +162,11 @@ class ProgramError(LmcError):
 
 
 class ArgumentError(ProgramError, TypeError):
-    """An argument that a program, primitive or method does not take, that it lacks, or of the wrong type."""
+    """An argument that a program, primitive or method does not accept, that is missing, or of the wrong type."""
 
 
 class MissingPackageError(ProgramError, ModuleNotFoundError):
-    """A package that a part of lmc needs and that is not installed; the message has the line that installs it."""
+    """A package that part of lmc needs is not installed; the message has the command that installs it."""
 
     def __init__(self, message: str, *, name: str, loc: Loc | None = None) -> None:
         super().__init__(message, loc=loc)

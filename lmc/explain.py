@@ -1,4 +1,4 @@
-"""`program.explain()`: what the graph shows, what the plan does with it, what each ask is expected to cost and what it did cost.
+"""`program.explain()`: the graph, its plan, and the expected and actual cost of each request.
 
 As lines of text, as a page or a fragment of HTML (ir/page.py), as JSON.
 """
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 def explain(program: Program) -> str:
-    """The report, one fact a line."""
+    """Return the report, one fact a line."""
     planned = _planned(program)
     lines = [f"program {program.function.name}", *_shape(planned.graph), *_plan(program, planned), *_costs(section(program, planned)), *_stats(program), *(f"  {line}" for line in dollars.of_program(program))]
     return "\n".join(lines)
 
 
 def to_html(program: Program) -> str:
-    """The whole page: of its runs the conversation, the source and the timeline, then the graph."""
+    """Render the whole page: of its runs the conversation, the source and the timeline, then the graph."""
     return page(program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
 def to_fragment(program: Program) -> str:
-    """The same to be embedded, for notebooks."""
+    """Render the same as a fragment to embed, for notebooks."""
     return fragment(program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
 def to_json(program: Program) -> str:
-    """The same for programs: one object, whose `ops` are in the order of the graph."""
+    """Return the same for programs: one object, whose `ops` are in the order of the graph."""
     found = section(program, _planned(program))
     profile = program.profile
     return json.dumps(
@@ -64,12 +64,12 @@ def to_json(program: Program) -> str:
 
 
 def sections(program: Program) -> list[Section]:
-    """The planned graph, and folded below it the graph as it was drawn."""
+    """Render the planned graph, and folded below it the graph as traced."""
     return [section(program, _planned(program)), Section("Before the passes", program.graph())]
 
 
 def section(program: Program, planned: Planned) -> Section:
-    """The planned graph, and what is known of its ops."""
+    """Render the planned graph, with what is known of its ops."""
     found = _measured(program, planned.graph)
     graph = counted(planned.graph, found.blocks) if found.runs else planned.graph
     measure = program.target.measure
@@ -112,12 +112,12 @@ def _seen_of(total: Total) -> Seen:
 
 
 def _facts(program: Program) -> list[str]:
-    """What `explain` says of runs and prices, a sentence for each line."""
+    """Return the sentences of `explain` on runs and prices."""
     return [line.strip()[0].upper() + line.strip()[1:] for line in (*_stats(program), *dollars.of_program(program))]
 
 
 def _of_runs(program: Program) -> str:
-    """What its latest runs did."""
+    """Render the program's latest runs."""
     ledgers = list(program.profile.runs)
     state = program.profile.latest()
     own: Any = None if state is None else getattr(state.emitter, "run", None)
@@ -152,7 +152,7 @@ def _plain(x: Expected | Seen) -> dict[str, Any]:
 
 
 def to_line(program: Program) -> str:
-    """The graph in a line."""
+    """Render the graph as one line."""
     kinds = [op.kind for op in program.graph().ops()]
     parts = [several(kinds.count(kind), word) for kind, word in (("gen", "gen"), ("select", "select"), ("switch", "undecided branch"))]
     return f"{', '.join(parts)}; {several(program.stats.runs, 'run')} so far"
@@ -184,7 +184,7 @@ def _plan(program: Program, planned: Planned) -> Iterator[str]:
 
 
 def _costs(section: Section) -> Iterator[str]:
-    """A line for each ask: where it is, what it is expected to cost, what it did cost."""
+    """Return a line for each request: where it is, its expected cost, its actual cost."""
     for fact in section.facts[:1]:
         yield f"    {fact}"
     for i, op in enumerate(section.graph.ops()):
@@ -213,7 +213,7 @@ def _stats(program: Program) -> Iterator[str]:
     profile = program.profile
     yield f"  so far: {several(stats.runs, 'run')}; {several(profile.asked, 'request')} asked ahead ({program.ahead}), {profile.used} used, {profile.wasted} wasted"
     for site in profile.off:
-        yield f"    nothing is requested ahead any more at {site}: guesses there were wrong too often"
+        yield f"    no more requests are made ahead at {site}: guesses there were wrong too often"
     last = stats.counters
     if not last.calls:
         return

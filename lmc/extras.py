@@ -34,7 +34,7 @@ MODULES = {
     "otel": ("opentelemetry.sdk",),
     "types": ("pydantic",),
 }
-"""What the parts of lmc that an extra is for import of it."""
+"""Modules that the parts of lmc behind each extra import."""
 
 
 def require(what: str, extra: str) -> None:
@@ -45,29 +45,30 @@ def require(what: str, extra: str) -> None:
 
 
 def _is_there(name: str) -> bool:
-    """Whether a module can be found, without importing more than the packages that it is in."""
+    """Return whether a module can be found, importing only the packages that contain it."""
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # of a package that it is in
+    except ModuleNotFoundError:  # of a parent package
         return False
 
 
 def missing(what: str, packages: Iterable[str], extra: str, why: str = "") -> MissingPackageError:
-    """The error that `what` needs packages of an extra, with the line that installs them."""
+    """Return the error that `what` needs packages of an extra, with the command that installs them."""
     names = list(packages)
     verb = "which is not installed" if len(names) == 1 else "which are not installed"
     return MissingPackageError(f"{what} needs {', '.join(names)}, {why or verb}: {install_line(extra)}", name=names[0])
 
 
 def install_line(*extras: str) -> str:
-    """The command that installs extras beside the lmc that runs: from a package index, the clone, or wherever it came from."""
+    """Return the command that installs extras into the running lmc: from a package index, the clone, or its other
+    origin."""
     return f"pip install {_requirement(','.join(extras))}"
 
 
 def _requirement(extras: str) -> str:
     root = Path(__file__).resolve().parent.parent
     origin = _origin(root)
-    if origin is None:  # of a package index, unless this is a clone that nobody has installed
+    if origin is None:  # from a package index, unless this is a clone that is not installed
         return f'-e "{root}[{extras}]"' if (root / "pyproject.toml").is_file() else f'"{DISTRIBUTION}[{extras}]"'
     folder = _folder(origin)
     if "dir_info" in origin and folder is not None:
@@ -78,7 +79,8 @@ def _requirement(extras: str) -> str:
 
 
 def _origin(root: Path) -> dict[str, Any] | None:
-    """Where the installed distribution came from (PEP 610); None for an index, and if it is not the one that runs from `root`."""
+    """Return the origin of the installed distribution (PEP 610); None for an index, or if it is not the one running
+    from `root`."""
     try:
         found = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """fork(): a child has copies of engines, connections and journals, but not their threads, and no right to their devices, sockets and locks.
 
-Each of those says here that it exists; in a child each is told at once, before any code of the child runs (`os.register_at_fork`).
-Nothing here waits, and nothing is asked of the parent.
+Each of those registers here and is notified in a child before any of the child's code runs (`os.register_at_fork`).
+Nothing here waits or communicates with the parent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ REMEDY = (
 
 
 class OfOneProcess(Protocol):
-    """What belongs to the process that made it."""
+    """An object that belongs to the process that made it."""
 
     def forked(self, parent: int) -> None:
-        """This process is a child of `parent`, to which it belongs: nothing of it works here. Must not take a lock that any thread had."""
+        """Called in a child of `parent`, to which this object belongs: nothing of it works here. Must not take a lock
+        that any thread had."""
         ...
 
 
@@ -29,7 +30,7 @@ _existing: weakref.WeakSet[OfOneProcess] = weakref.WeakSet()
 
 
 def belongs_here(what: OfOneProcess) -> None:
-    """`what` is told in children of this process, for as long as it exists."""
+    """Register `what` to be notified in children of this process, for as long as it exists."""
     _existing.add(what)
 
 
@@ -37,7 +38,7 @@ _renewed: list[Callable[[], None]] = []
 
 
 def renew(what: Callable[[], None]) -> None:
-    """Calls `what` in children of this process, before anything else is told: it makes a module's lock anew."""
+    """Call `what` in children of this process before anything else is notified: it replaces a module's lock."""
     _renewed.append(what)
 
 
@@ -50,5 +51,5 @@ def _in_child() -> None:
     _existing.clear()
 
 
-if hasattr(os, "register_at_fork"):  # where there is fork
+if hasattr(os, "register_at_fork"):  # platforms with fork
     os.register_at_fork(after_in_child=_in_child)

@@ -1,4 +1,4 @@
-"""When Python looks through all its objects for garbage: seldom, while somebody would have to wait for it."""
+"""GC tuning: fewer full collections while a caller would have to wait for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Generator[None]:
-    """Where millions of objects are made that are no garbage: looking for some again and again would take most of the time."""
+    """Disable collection in a block that makes millions of objects, none of them garbage: repeated scans would dominate
+    the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -22,9 +23,9 @@ def no_collection() -> Generator[None]:
 
 @contextmanager
 def few_full_collections(least: int) -> Generator[None]:
-    """Puts off the collector's passes through all objects, which take as long as making thousands of states: one for so many through
-    the younger ones at least. What dies young is found as always. Of several at a time who wants the fewest is heard; thresholds that
-    somebody sets meanwhile are left as they are."""
+    """Put off full collections, which take as long as making thousands of states: at most one for every `least` younger
+    ones. What dies young is collected as always. Of several concurrent blocks the largest `least` applies; thresholds
+    that other code sets meanwhile are left alone."""
     _wanted.add(least)
     try:
         yield
@@ -53,7 +54,7 @@ class _Wanted:
 
     def _set(self) -> None:
         if gc.get_threshold() != self._ours:
-            return  # somebody's own
+            return  # set by other code
         young, middle, full = self._before
         self._ours = young, middle, max(full, *self._least) if self._least else full
         gc.set_threshold(*self._ours)

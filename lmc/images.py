@@ -1,11 +1,12 @@
-"""Pictures: whatever `image(…)` is given is read once, at the user's line, and is an encoded file from then on.
+"""Pictures: the argument of `image(…)` is read once, at the user's line, and is an encoded file from then on.
 
     path | bytes | data URL | PIL image | array | tensor  ──read──►  Image(bytes of PNG, JPEG, GIF or WebP)
                                               web address ─────────►  itself: an API fetches it, an engine refuses it
     an encoded file  ──decoded──►  RGB pixels, turned as its EXIF orientation says
 
-A picture that no model should be asked with (damaged, animated, too large, of no common mode) is one error here. Whether a file's
-pixels are sound is known only where Pillow is installed (the extra `images`); without it the file's beginning is looked at.
+A picture that no model should be given (damaged, animated, too large, of an uncommon mode) is one error here. Whether a
+file's pixels are sound is known only where Pillow is installed (the extra `images`); without it the file's beginning is
+looked at.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ _DATA_URLS = {
 
 
 def is_remote(source: Any) -> bool:
-    """Whether a picture is given by a web address."""
+    """Return whether a picture is given by a web address."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 
 def is_path(source: Any) -> bool:
-    """Whether a picture or a video is given by a file's name."""
+    """Return whether a picture or a video is given by a file name."""
     return isinstance(source, os.PathLike) or (isinstance(source, str) and not is_remote(source) and source[:5].lower() != "data:")
 
 
 def read(image: Image) -> Image:
-    """The picture as an encoded file; a web address and a video as they are. Raises what is wrong with it, at `image.loc`."""
+    """Return the picture as an encoded file; web addresses and videos unchanged. Raises at `image.loc`."""
     if image.frames is not None or is_remote(image.source) or getattr(image.source, "__class__", None) is Checked:
         return image
     data = _encoded(image.source, image.loc)
@@ -70,13 +71,13 @@ def read(image: Image) -> Image:
 
 
 class Checked(bytes):
-    """An encoded file that was looked at."""
+    """An encoded file that passed the checks."""
 
     __slots__ = ()
 
 
 def encoded(image: Image) -> tuple[str, bytes]:
-    """The media type and the file of a picture that is no web address."""
+    """Return the media type and the encoded file of a picture that is not a web address."""
     data = read(image).source
     kind = _PDF if image.detail == DOCUMENT else kind_of(data)
     assert kind is not None, "checked"
@@ -84,7 +85,7 @@ def encoded(image: Image) -> tuple[str, bytes]:
 
 
 def data_url(image: Image) -> str:
-    """A web address as it is, anything else as `data:…`."""
+    """Return a web address unchanged, anything else as `data:…`."""
     if is_remote(image.source):
         return image.source
     mime, data = encoded(image)
@@ -92,7 +93,8 @@ def data_url(image: Image) -> str:
 
 
 def digest(image: Image) -> bytes:
-    """16 bytes that tell pictures apart: of the file, or of the address; of a video with what is seen of it."""
+    """Return 16 bytes that identify a picture: a hash of the file, or of the address; of a video with its frame
+    selection."""
     source = image.source if is_remote(image.source) else read(image).source
     found = hashlib.blake2b(source.encode() if isinstance(source, str) else source, digest_size=16)
     if image.frames is not None:
@@ -101,7 +103,7 @@ def digest(image: Image) -> bytes:
 
 
 def kind_of(data: bytes) -> str | None:
-    """The media type that a file begins like."""
+    """Return the media type that a file's first bytes indicate."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -131,7 +133,7 @@ def _encoded(source: Any, loc: Loc | None) -> bytes:
 
 
 def bytes_of_url(url: str, what: Literal["image", "video"], loc: Loc | None) -> bytes:
-    """What a data URL holds."""
+    """Return the contents of a data URL."""
     found = _DATA_URLS[what].match(url)
     try:
         if found is not None:
@@ -142,7 +144,7 @@ def bytes_of_url(url: str, what: Literal["image", "video"], loc: Loc | None) -> 
 
 
 def bytes_of_file(path: Path, what: str, most: int, loc: Loc | None) -> bytes:
-    """A file of at most `most` bytes; raises at `loc`."""
+    """Return a file of at most `most` bytes; raises at `loc`."""
     try:
         check_size(path.stat().st_size, what, most, loc)
         return path.read_bytes()
@@ -158,7 +160,7 @@ def check_size(size: int, what: str, most: int, loc: Loc | None) -> None:
 
 
 def _as_png(picture: Any, loc: Loc | None) -> bytes:
-    """A PIL image without loss."""
+    """Encode a PIL image without loss."""
     _check_frame(picture, loc)
     buffer = io.BytesIO()
     with _told(loc):
@@ -168,7 +170,8 @@ def _as_png(picture: Any, loc: Loc | None) -> bytes:
 
 
 def _of_array(source: Any, loc: Loc | None) -> Pillow:
-    """Rows of pixels: uint8, or floats from 0 to 1; [height, width], [height, width, 1 | 3 | 4], or channels first."""
+    """Encode rows of pixels: uint8, or floats from 0 to 1; [height, width], [height, width, 1 | 3 | 4], or channels
+    first."""
     require("image(array)", "images")
     import numpy as np
     from PIL import Image as pillow
@@ -195,7 +198,7 @@ def _of_array(source: Any, loc: Loc | None) -> Pillow:
 
 
 def check(data: bytes, loc: Loc | None) -> None:
-    """Refuses a file that no model should be asked with."""
+    """Refuse a file that no model should be given."""
     check_size(len(data), "image", MOST_BYTES, loc)
     if kind_of(data) is None:
         what = "empty" if not data else "a PDF: write lmc.document(…)" if data.startswith(b"%PDF-") else "neither PNG, JPEG, GIF nor WebP"
@@ -204,7 +207,7 @@ def check(data: bytes, loc: Loc | None) -> None:
         return
     with _told(loc), _opened(data) as picture:
         _check_frame(picture, loc)
-        picture.load()  # a truncated file says so only now
+        picture.load()  # a truncated file fails only here
 
 
 def _check_document(data: bytes, loc: Loc | None) -> None:
@@ -215,7 +218,7 @@ def _check_document(data: bytes, loc: Loc | None) -> None:
 
 
 def decoded(image: Image) -> Pillow:
-    """RGB pixels, upright; what is transparent is white."""
+    """Return RGB pixels, upright; transparent areas are white."""
     require("an engine's image(…)", "images")
     from PIL import Image as pillow
 
@@ -246,7 +249,7 @@ def _turned(picture: Pillow) -> Pillow:
 
 
 def _check_frame(picture: Any, loc: Loc | None) -> None:
-    """From the header alone: nothing is decoded yet."""
+    """Check a frame by the header alone: nothing is decoded yet."""
     width, height = picture.size
     if not (width and height):
         raise ParameterError(f"image(…): {width} × {height} pixels are not a picture", loc=loc)
@@ -262,7 +265,7 @@ def _check_frame(picture: Any, loc: Loc | None) -> None:
 
 @contextmanager
 def _told(loc: Loc | None) -> Iterator[None]:
-    """What a decoder raises, as one error at the user's line."""
+    """Turn whatever a decoder raises into one error at the user's line."""
     try:
         yield
     except (ParameterError, MemoryError, UnsupportedOpError):

@@ -1,10 +1,11 @@
-"""Items that commands read, from a file or standard input: JSONL, one object of arguments a line, or CSV with a header.
+"""Items that commands read, from a file or standard input: JSONL, one object of arguments per line, or CSV with a
+header.
 
     text,times,source              text and times are parameters: one item a row
     hello,3,forum        ─►        {"text": "hello", "times": 3}, and {"source": "forum"} kept aside: copied to the result
 
-A cell is text, or JSON where the parameter is declared as int, list, …; an empty one of those is not given. Everything is
-checked before anything runs, and what is wrong names the file, the line and the remedy.
+A cell is text, or JSON where the parameter is declared as int, list, …; an empty one of those is not given. Everything
+is checked before anything runs, and errors name the file, the line and the remedy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 @dataclass(frozen=True)
 class Items:
-    """The arguments of each item, and its fields that are no parameter (copied to the result)."""
+    """Arguments of each item, and its fields that are not parameters (copied to the result)."""
 
     arguments: tuple[Item, ...]
     extra: tuple[Item, ...]
@@ -39,7 +40,8 @@ class Items:
 
 
 def read_items(program: Any, path: Path) -> Items:
-    """The items of a file, `-` for standard input. CSV by the suffix .csv or .tsv, and on standard input if it does not begin with `{`."""
+    """Read the items of a file, `-` for standard input. CSV by the suffix .csv or .tsv, and on standard input unless it
+    begins with `{`."""
     known = parameters(program)
     arguments: list[Item] = []
     extra: list[Item] = []
@@ -71,8 +73,8 @@ def _text_of(path: Path, name: str) -> str:
 
 
 def _rows(program: Any, text: str, name: str, delimiter: str) -> Iterator[tuple[int, Item]]:
-    """Line number and fields of each row that is not empty."""
-    csv.field_size_limit(sys.maxsize)  # a cell may be a book
+    """Yield line number and fields of each row that is not empty."""
+    csv.field_size_limit(sys.maxsize)  # a cell may be as long as a book
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     known = parameters(program)

@@ -1,4 +1,5 @@
-"""`lmc.Journal`: a journal as a program is handed it (path, key, how long), and what a person does with one. The command line is this, printed."""
+"""`lmc.Journal`: a journal as passed to a program (path, key, retention), and what a person does with one. The command
+line prints this."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what a program handles is Any by nature)
@@ -26,7 +27,7 @@ from lmc.fsm.json_schema import why_invalid
 
 @dataclass(frozen=True)
 class Waiting:
-    """What waits for a person: a question of the program, or a call of which nobody knows whether it was done.
+    """An open point that waits for a person: a question of the program, or a call not known to have been made.
 
     item      number of the run;  number  among its effects
     question  "" for a call in doubt;  schema  JSON schema of the answer, "" for a text
@@ -63,11 +64,11 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests that went to a batch API together.
+    """Requests submitted to a batch API together.
 
     backend  its name;  requests: how many;  since: when they were submitted, in seconds since 1970
-    batch    the server's id; None: it was about to be submitted, and it is not known whether it was
-    failed   how many got no answer; None: it was not over when the process ended that waited for it
+    batch    the server's id; None: about to be submitted, not known whether it was
+    failed   how many got no answer; None: the process that waited for it ended first
     """
 
     backend: str
@@ -78,7 +79,8 @@ class Wave:
 
 
 class Journal:
-    """A journal: `program(…, journal=lmc.Journal(path, key=…, keep=…, with_media=…))`, and what a person does with it between two runs.
+    """A journal: `program(…, journal=lmc.Journal(path, key=…, keep=…, with_media=…))`, and its inspection and editing
+    between two runs.
 
     path  of a file, for a batch of a directory
     key   the journal is encrypted with it: 32 random bytes, or a passphrase. Needs the extra `journals`
@@ -107,38 +109,40 @@ class Journal:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What a run takes of it beside the path."""
+        """Return a run's journal options besides the path."""
         return {"key": self._key, "keep": self.keep, "with_media": self.with_media}
 
     def read(self) -> Contents:
-        """What is in the file. Raises JournalError."""
+        """Read the file. Raises JournalError."""
         return records.read(self.path, self._key)
 
     def waves(self) -> list[Wave]:
-        """What the runs have submitted to batch APIs (`deadline="24h"`), the first wave first. Raises JournalError."""
+        """Return the waves submitted to batch APIs (`deadline="24h"`), oldest first. Raises JournalError."""
         waves = Submitted(batches_of(records.find(self.path))).waves.values()
         return [Wave(wave.name, len(wave.ids), wave.batch, wave.since, wave.over) for wave in waves]
 
     def runs(self) -> list[RunStatus]:
-        """Each run, and what it waits for. Raises JournalError."""
+        """Return each run, with its open points. Raises JournalError."""
         contents = self.read()
         return [_status(contents, item) for item in sorted(contents.records)]
 
     def waiting(self) -> list[Waiting]:
-        """Questions without an answer, and calls in doubt. Raises JournalError."""
+        """Return questions without an answer, and calls in doubt. Raises JournalError."""
         return [each for run in self.runs() for each in run.waiting]
 
     # -- what a person decides
 
     def answer(self, answer: Any, item: int | None = None, number: int | None = None) -> Waiting:
-        """Answer a question of `lmc.interrupt`: the next call with this journal goes on with it. `item` and `number` say which, where there are several.
+        """Answer a question of `lmc.interrupt`: the next call with this journal goes on with it. `item` and `number`
+        select one of several.
 
-        Returns what was answered. Raises JournalError; ArgumentError for an answer that is not what its schema says.
+        Returns the answer. Raises JournalError; ArgumentError for an answer that its schema does not allow.
         """
         return self._decide(item, number, "question", lambda w: [["r", w.number, "value", _checked(answer, w)]])
 
     def resolve(self, result: Any = None, item: int | None = None, number: int | None = None, *, error: BaseException | None = None) -> Waiting:
-        """Say that a call in doubt happened: it gave `result`, or raised `error`. The run goes on behind it. Raises JournalError; ArgumentError for what is no data."""
+        """Record that a call in doubt happened: it gave `result`, or raised `error`. The run continues after it. Raises
+        JournalError; ArgumentError for a result that is not data."""
 
         def outcome(w: Waiting) -> list[Record]:
             try:
@@ -149,7 +153,8 @@ class Journal:
         return self._decide(item, number, "doubt", outcome)
 
     def retry(self, item: int | None = None, number: int | None = None) -> Waiting:
-        """Say that a call in doubt did not happen, or that one that raised is to be made again: the run makes it when it is resumed. Raises JournalError."""
+        """Record that a call in doubt did not happen, or that one that raised is to be repeated: the run makes it when
+        it is resumed. Raises JournalError."""
         return self._decide(item, number, "retry", lambda w: [["u", w.number]])
 
     def _decide(self, item: int | None, number: int | None, what: str, make: Any) -> Waiting:
@@ -169,15 +174,18 @@ class Journal:
     # -- the file
 
     def compact(self, keep: float | timedelta | None = None, *, new_key: Key | None = None) -> tuple[int, int, int]:
-        """Write the file anew, without what no run needs; and without the contents of runs that ended well longer than `keep` ago.
+        """Rewrite the file without records that no run needs, and without the contents of runs that ended well more
+        than `keep` ago.
 
-        `new_key`: encrypts it, or with another key from now on. Returns bytes before, bytes now, and how many runs were deleted. Raises JournalError.
+        `new_key`: encrypt it with this key from now on. Returns bytes before, bytes after, and how many runs were
+        deleted. Raises JournalError.
         """
         seconds = keep.total_seconds() if isinstance(keep, timedelta) else keep
         return rewriting.compact(self.path, self._key, self.keep if seconds is None else seconds, new_key=None if new_key is None else check_key(new_key))
 
     def export(self, item: int | None = None) -> Iterator[dict[str, Any]]:
-        """Each run as data for other programs: arguments, answers, effects and end. What JSON lacks stands as the journal has it. Raises JournalError."""
+        """Return each run as data for other programs: arguments, answers, effects and end. Values that JSON lacks are
+        encoded as in the journal. Raises JournalError."""
         contents = self.read()
         for number in steps.numbers_of(contents, item, self.path):
             yield _exported(contents, number)
@@ -194,7 +202,7 @@ def _status(contents: Contents, item: int) -> RunStatus:
 
 
 def _candidates(known: Known, what: str) -> list[Effect]:
-    """Effects that a person may decide about."""
+    """Return the effects that a person may decide about."""
     if what == "question":
         return [effect for effect in known.open if effect.question is not None]
     doubtful = [effect for effect in known.open if effect.doubtful]
@@ -205,7 +213,7 @@ def _candidates(known: Known, what: str) -> list[Effect]:
 
 
 _NOTHING = {"question": "no question waits for an answer", "doubt": "no call is in doubt",
-            "retry": "no call is in doubt, and no run failed behind a call that raised; a run that failed otherwise goes on when it is called again"}  # fmt: skip
+            "retry": "no call is in doubt, and no run failed after a call that raised; a run that failed otherwise resumes when it is called again"}  # fmt: skip
 
 
 def _waiting(item: int, effect: Effect) -> Waiting:
@@ -218,7 +226,7 @@ def _which(waiting: Waiting) -> str:
 
 
 def _checked(answer: Any, waiting: Waiting) -> Any:
-    """An answer as JSON. Raises ArgumentError."""
+    """Return an answer as JSON. Raises ArgumentError."""
     if not waiting.schema:
         if not isinstance(answer, str):
             raise ArgumentError(f"the answer to {waiting.question!r} must be text, not {answer!r:.80}")

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much one run may spend, sub-programs and runs in its tools included. None: no limit.
+    """Spending limits of one run, including its sub-programs and runs in its tools. None: no limit.
 
-    tokens  of prompts and answers, as the backend reports them (tokens from a cache count too); a request of which a server reports
+    tokens  of prompts and answers, as the backend reports them, including cached tokens; a request of which a server reports
             nothing, or what cannot be, counts as much as it can have cost
     calls   requests: each `gen` and each `select` is one
     cost    in the unit of the backend's prices; needs a backend that has prices
 
-    A request goes out as long as what was asked before it, in program order, has spent less than the budget; otherwise
-    BudgetExceeded is raised at its place. So a run spends at most one request more than its budget.
+    A request is sent while the requests before it, in program order, have spent less than the budget; otherwise
+    BudgetExceeded is raised at its place. So a run exceeds its budget by at most one request.
     """
 
     tokens: int | None = None
@@ -59,7 +59,7 @@ def _check(what: str, value: object, types: tuple[type, ...]) -> None:
 
 
 def check_timeout(seconds: object, loc: Loc | None) -> float | None:
-    """`timeout=` as a number of seconds. Raises ArgumentError or ParameterError."""
+    """Return `timeout=` as a number of seconds. Raises ArgumentError or ParameterError."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
@@ -71,7 +71,8 @@ def check_timeout(seconds: object, loc: Loc | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run has spent: tokens of prompts and answers, requests, their cost (None: the backend has no prices), seconds."""
+    """Spending of a run: tokens of prompts and answers, requests, their cost (None: the backend has no prices),
+    seconds."""
 
     tokens: int = 0
     calls: int = 0
@@ -84,7 +85,7 @@ class Spent:
 
 
 class _Entry:
-    """A request: its answer, and no more tokens than it can cost."""
+    """A request: its answer, and an upper bound on its tokens."""
 
     __slots__ = ("answer", "ask", "bound", "prompt")
 
@@ -95,37 +96,38 @@ class _Entry:
 
 
 class Limits:
-    """What one run may spend and has spent, and until when. A sub-program's limits count to its caller's as well.
+    """Budget, spending and deadline of one run. A sub-program's spending also counts towards its caller's limits.
 
-    ledger  what was asked, in program order
+    ledger  the requests, in program order
     """
 
     def __init__(self, budget: Budget | None, timeout: float | None, prices: Prices | None, outer: Limits | None = None) -> None:
         self.budget, self.timeout, self.prices, self.outer = budget, timeout, prices, outer
         self.lock: threading.RLock = outer.lock if outer is not None else threading.RLock()  # guards the rest
         self._ledger: list[_Entry] = []
-        self._open: list[_Entry] = []  # of the ledger, those whose answers are not in these sums
+        self._open: list[_Entry] = []  # entries of the ledger whose answers are not in these sums yet
         self._tokens_spent, self._cost_spent = 0, 0.0
         self._known: weakref.WeakKeyDictionary[Prompt, float] = weakref.WeakKeyDictionary()
         self._began: float | None = None
         self._expired = False
-        self._awaits: set[_Await] = set()  # of host code, which have not ended
-        self._said: list[RunTimeout] = []  # to be raised, or raised, in the program
+        self._awaits: set[_Await] = set()  # pending awaits of host code
+        self._said: list[RunTimeout] = []  # to be raised, or already raised, in the program
 
     @property
     def in_order(self) -> bool:
-        """Whether requests have to be counted in program order."""
+        """Return whether requests have to be counted in program order."""
         return self.budget is not None or (self.outer is not None and self.outer.in_order)
 
     def begin(self) -> None:
-        """The run begins now."""
+        """Start the run's clock."""
         if self._began is None:
             self._began = time.monotonic()
             if self.timeout is not None:
                 _clock.at(self._began + self.timeout, self)
 
     def submit(self, ask: Gen | Select, before: Prompt, send: Callable[[], Prompt]) -> Prompt | Result:
-        """The prompt with the answer that `send` asks for; or an answer that has to be there before that can be decided.
+        """Return the prompt with the answer that `send` requests; or an answer that must arrive before the budget can
+        decide.
 
         Raises BudgetExceeded or RunTimeout at the place of `ask`.
         """
@@ -134,7 +136,7 @@ class Limits:
         return self.count(ask, before, send)
 
     def count(self, ask: Gen | Select, before: Prompt, send: Callable[[], Prompt]) -> Prompt | Result:
-        """As `submit`, for what may have been asked in time already."""
+        """As `submit`, for a request that may have been made already, before the deadline."""
         with self.lock:
             bound = self._bound(ask, before)
             for limits in self._chain():
@@ -148,7 +150,7 @@ class Limits:
             return prompt
 
     def allows_ahead(self, ask: Gen | Select, before: Prompt, open_tokens: float, open_calls: int) -> float | None:
-        """The most tokens that a request made ahead can cost; None if the budgets might not allow it.
+        """Return the most tokens that a request made ahead can cost; None if the budgets might not allow it.
 
         open_tokens  what other requests made ahead may cost that the program has not made since; `open_calls` of them
         """
@@ -170,7 +172,7 @@ class Limits:
             return bound
 
     def spent(self) -> Spent:
-        """So far, in answers that are there."""
+        """Return the spending so far, of answers that have arrived."""
         with self.lock:
             self._settle()
             seconds = 0.0 if self._began is None else time.monotonic() - self._began
@@ -180,11 +182,11 @@ class Limits:
         self._ledger, self._open, self._tokens_spent, self._cost_spent = ledger, list(ledger), 0, 0.0
 
     def _settle(self) -> None:
-        """Adds up the answers that have come."""
+        """Add up the answers that have arrived."""
         still_open: list[_Entry] = []
         for entry in self._open:
             answer = entry.answer
-            if not answer.done:  # asked once: it may come at any time, from another thread
+            if not answer.done:  # read once: it may change at any time, from another thread
                 still_open.append(entry)
                 continue
             output = answer.answer
@@ -196,11 +198,11 @@ class Limits:
         self._open = still_open
 
     def expire(self) -> None:
-        """The time is over: what is awaited fails, and nothing more is asked."""
+        """End the run's time: pending awaits fail, and no more requests are made."""
         with self.lock:
             self._expired = True
             waiting = [e for e in self._ledger if not e.answer.done]
-            for awaiting in self._awaits:  # before any answer fails, so that all that is awaited ends in the same way
+            for awaiting in self._awaits:  # before any answer fails, so that all awaits end in the same way
                 awaiting.end_soon(self)
         prompts = [e.prompt() for e in waiting]
         for entry in waiting:  # all of them before the first is cancelled, which may end others that build on it
@@ -210,10 +212,10 @@ class Limits:
                 prompt.handle.cancel()
 
     async def wait(self, awaitable: Awaitable[Any], loc: Loc | Callable[[BaseException], Loc | None] | None) -> Any:
-        """What an async program, or host code in one, gives; cancelled when the time is over, once (cf. asyncio.timeout).
+        """Await an async program, or host code in one; cancel it once when the time is over (cf. asyncio.timeout).
 
-        Raises RunTimeout then, at `loc`. An answer that is being read fails instead, and once the program knows in this way that the
-        time is over, it is not cancelled: its handlers may await.
+        Raises RunTimeout then, at `loc`. An answer that is being read fails instead, and once the program has seen that
+        error it is not cancelled: its handlers may await.
         """
         awaiting = _Await()
         timed = [limits for limits in self._chain() if limits.timeout is not None]
@@ -233,7 +235,7 @@ class Limits:
 
     @property
     def timed(self) -> bool:
-        """Whether the run has to end in time."""
+        """Return whether the run has a deadline."""
         return any(limits.timeout is not None for limits in self._chain())
 
     def _watch(self, awaiting: _Await) -> None:
@@ -245,7 +247,7 @@ class Limits:
 
     @property
     def is_known(self) -> bool:
-        """Whether the program has been told that its time is over."""
+        """Return whether the program has seen that its time is over."""
         return any(error.__traceback__ is not None for error in self._said)
 
     # -- one request
@@ -258,12 +260,12 @@ class Limits:
             raise self._late(ask.loc)
 
     def _admit(self, ask: Gen | Select) -> Result | None:
-        """None: the budget allows it; or an answer that has to be there to tell."""
+        """Return None if the budget allows the request; else an answer that must arrive before that can be decided."""
         budget = self.budget
         if budget is None:
             return None
         self._settle()
-        most = sum([e.bound for e in self._open])  # that they can still spend
+        most = sum([e.bound for e in self._open])  # upper bound of their spending
         price = 0.0 if self.prices is None else self.prices.most
         enough = (
             (budget.calls is None or len(self._ledger) < budget.calls)
@@ -272,7 +274,7 @@ class Limits:
         )
         if enough:
             return None
-        if self._open:  # what they really spend decides, so that it does not matter who is quick
+        if self._open:  # their actual spending decides, so that the order of arrival does not matter
             return self._open[0].answer
         raise self._exceeded(ask)
 
@@ -325,17 +327,17 @@ class Limits:
 
 
 _UNKNOWN = 1 << 16  # tokens that a prompt counts as whose size cannot be told, because of a picture
-_START = 8  # what a model puts before the first text
+_START = 8  # tokens that a model puts before the first text
 
 
 def _part(part: object) -> float:
     if isinstance(part, Image | Excerpt):
         return math.inf
-    return len(part.encode()) + 1 if isinstance(part, str) else 8  # a special token, or what a chat API makes of a mark
+    return len(part.encode()) + 1 if isinstance(part, str) else 8  # a special token, or a mark as a chat API renders it
 
 
 def _most(ask: Gen | Select) -> int:
-    """Tokens that an answer adds to the prompt."""
+    """Return the most tokens that an answer adds to the prompt."""
     return ask.params.max_new_tokens if isinstance(ask, Gen) else max(len(c.encode()) for c in ask.choices)
 
 
@@ -343,7 +345,7 @@ _SOON = 1e-3  # seconds
 
 
 class _Await:
-    """Something that a task awaits, which a run whose time is over ends."""
+    """An await of a task, ended when the run's time is over."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -353,14 +355,14 @@ class _Await:
         self._ended = False
 
     def end_soon(self, limits: Limits) -> None:
-        """From any thread."""
+        """End the await soon. From any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end, limits)
 
     def _end(self, limits: Limits) -> None:
         if self._ended or self._late is not None:
             return
-        if self._task in waiting.reading:  # what it reads fails in a moment
+        if self._task in waiting.reading:  # its read is about to fail
             self._loop.call_later(_SOON, self._unless_known, limits)
             return
         self._late = limits
@@ -371,7 +373,8 @@ class _Await:
             self._end(limits)
 
     def over(self) -> Limits | None:
-        """It has ended. Gives whose time was over, if that is why and nobody else has cancelled the task (cf. asyncio.Timeout)."""
+        """Mark the await as ended. Return whose deadline ended it, if one did and nothing else has cancelled the task
+        (cf. asyncio.Timeout)."""
         late, self._late, self._ended = self._late, None, True
         return late if late is not None and self._task.uncancel() <= self._before else None
 
@@ -380,7 +383,7 @@ class _Await:
 
 
 class _Clock:
-    """Ends runs when their time is over: one thread for all, which lives while there are any."""
+    """Ends runs at their deadline: one thread for all, which lives while there are any."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -417,7 +420,7 @@ class _Clock:
                         return limits
                     continue
                 del limits  # a waiting clock keeps no run alive
-                self._changed.wait(left)  # woken when one is gone: the first of them may be
+                self._changed.wait(left)  # woken when one is removed, which may be the earliest
             self._running = False
             return None
 

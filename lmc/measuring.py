@@ -1,6 +1,6 @@
 """Measure a program in the ways in which it can be run: times of each item, requests, tokens, money. `lmc bench`, and the project's experiments.
 
-    loop          one item after another, interpreted: what plain code does
+    loop          one item after another, interpreted: like plain code
     interpreted   all items as a batch, interpreted
     one by one    one item after another, compiled
     compiled      all items as a batch, compiled
@@ -24,11 +24,12 @@ from lmc.prompt import Segment
 
 Items = Sequence[Mapping[str, Any]]
 Way = Callable[[Items, Any], list[Any]]
-"""Runs a program's items on a backend; gives their states in order."""
+"""Runs a program's items on a backend; returns their states in order."""
 
 
 class Watched:
-    """A backend that notes when the answers of each run came. It adds a list append to a request, and nothing to an answer.
+    """A backend that records when the answers of each run arrived. Overhead: a list append per request, none per
+    answer.
 
     streams  let answers arrive as they grow, so that the time of a first token is known; without, it is that of a first answer
     """
@@ -47,7 +48,8 @@ class Watched:
         return handle
 
     def times(self) -> dict[object, tuple[float, float]]:
-        """When each run had its first text and its last answer, by `time.perf_counter()`. Of runs that have an answer."""
+        """Return, by run, the times of its first text and its last answer, by `time.perf_counter()`, for runs with an
+        answer."""
         found: dict[object, tuple[float, float]] = {}
         for run, results in self.runs.items():
             ended = [(r.first or r.ended, r.ended) for r in results if r.answer is not None]
@@ -57,7 +59,7 @@ class Watched:
 
 
 _item: ContextVar[str] = ContextVar("item", default="")
-"""Which item a thread runs, where each has one of its own."""
+"""The item that a thread runs, where each has a thread of its own."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Spread:
 
     @staticmethod
     def of(times: Sequence[float]) -> Spread:
-        """Of at least one time, by the nearest rank: a percentile is a time that occurred."""
+        """Compute percentiles of at least one time by the nearest rank: a percentile is a time that occurred."""
         found = sorted(times)
         at = lambda share: found[max(0, math.ceil(share * len(found)) - 1)]
         return Spread(at(0.5), at(0.95), at(0.99))
@@ -78,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Measured:
-    """All items once, in one way.
+    """All items once, in one mode.
 
     seconds   wall time until every item is done
     cpu       CPU seconds that this process spent meanwhile, on all its threads: less moved by other work on the machine than wall time
@@ -96,7 +98,7 @@ class Measured:
 
 
 def loop(program: Any) -> Way:
-    """The interpreter, one item after another."""
+    """Run the interpreter, one item after another."""
     return lambda items, backend: [_ended(program.run_batch([dict(item)], backend=backend, **GREEDY)[0]) for item in items]
 
 
@@ -105,19 +107,19 @@ def interpreted(program: Any) -> Way:
 
 
 def one_by_one(program: Any) -> Way:
-    """Compiled, one item after another."""
+    """Run compiled, one item after another."""
     made = lmc.compile(program)
     return lambda items, backend: [_ended(made.call(item, backend=backend, **GREEDY)) for item in items]
 
 
 def compiled(program: Any, **options: Any) -> Way:
-    """Compiled with these options, as a batch."""
+    """Run compiled with these options, as a batch."""
     made = lmc.compile(program, **options)
     return lambda items, backend: made.batch(items, backend=backend, **GREEDY)
 
 
 GREEDY: Mapping[str, Any] = {"temperature": 0, "seed": 0}
-"""Of all runs. A gen with a temperature of its own has the same seed in every way."""
+"""Options of all runs. A gen with a temperature of its own has the same seed in every mode."""
 WAYS: Mapping[str, Callable[[Any], Way]] = {"loop": loop, "interpreted": interpreted, "one by one": one_by_one, "compiled": compiled}
 ONE_AFTER_ANOTHER = ("loop", "one by one")
 
@@ -131,7 +133,7 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
     """Run all items once, with an empty cache.
 
     in_turn  items run one after another, so that the time of each counts from the end of the one before
-    Raises what an item raises: a speed of programs that fail is none.
+    Raises what an item raises: the speed of a failing program means nothing.
     """
     backend.flush_cache()
     gc.collect()
@@ -144,7 +146,7 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
     times = sorted(watched.times().values(), key=lambda t: t[1])
     starts = [began, *(end for _, end in times[:-1])] if in_turn else [began] * len(times)
     spent = sum((state.usage for state in states), Usage())
-    answered = [(first - start, end - start) for start, (first, end) in zip(starts, times)] or [(seconds, seconds)]  # a program may ask nothing
+    answered = [(first - start, end - start) for start, (first, end) in zip(starts, times)] or [(seconds, seconds)]  # possibly no request
     return Measured(
         seconds, cpu, backend.counters() - before, spent, Spread.of([first for first, _ in answered]), Spread.of([total for _, total in answered]),
         tuple((state.text(), repr(state.ret_value)) for state in states),
@@ -152,7 +154,7 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
 
 
 def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, streams: bool = True) -> Measured:
-    """Run each item when its time has come, on a thread of its own, as the users of a service would.
+    """Run each item at its arrival time, on a thread of its own, like users of a service.
 
     at  seconds from the start, of each item, in order
     `first` and `total` count from an item's arrival. Raises what an item raises, after all have ended.
@@ -187,10 +189,11 @@ def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, s
 
 @dataclass(frozen=True)
 class Line:
-    """One way of running a program, over all repetitions. Counters and percentiles are those of the repetition whose time is the median.
+    """One mode of running a program, over all repetitions. Counters and percentiles are those of the repetition whose
+    time is the median.
 
     same  share of items with the text and return value of the first way's, over all repetitions
-    cost  in what the backend's prices are in; None where it has none
+    cost  in the unit of the backend's prices; None if it has none
     """
 
     way: str
@@ -216,7 +219,7 @@ class Line:
 
 
 def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: Sequence[str] = tuple(WAYS), reps: int = 3, streams: bool = False) -> list[Line]:
-    """Run a program in several ways, in turns, after an untimed run of each; the first way is what the others are compared with.
+    """Run a program in several modes, in turns, after an untimed run of each; the others are compared with the first.
 
     draw  the items of a repetition; -1: of the untimed run
     """
@@ -226,7 +229,7 @@ def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: S
         measure(way, draw(-1)[:2], backend)
     for rep in range(reps):
         items = draw(rep)
-        for name in ways if rep % 2 == 0 else tuple(reversed(ways)):  # texts that were met before are tokenized already
+        for name in ways if rep % 2 == 0 else tuple(reversed(ways)):  # texts seen before are tokenized already
             runs[name].append(measure(made[name], items, backend, in_turn=name in ONE_AFTER_ANOTHER, streams=streams))
     return [_line(name, runs[name], runs[ways[0]], backend.capabilities.prices) for name in ways]
 

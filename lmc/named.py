@@ -1,4 +1,4 @@
-"""Backends by name: what `--backend`, `backend="…"` and `set_default_backend("…")` take.
+"""Backends by name: values of `--backend`, `backend="…"` and `set_default_backend("…")`.
 
     mock                          no model: made-up answers
     smollm2, FOLDER, FILE.gguf    lmc.Engine, also a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct
@@ -24,15 +24,15 @@ FORMS = ("mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json 
 
 
 _AT = re.compile(r"@(?=[^@/]*:/|//)")
-"""Between a model and the URL where it is asked."""
+"""Separates a model from the URL of its server."""
 _BETWEEN = re.compile(r",(?=\w*://)")
 """Between two servers: a password may have commas, too."""
 _NO_MODEL = re.compile(r"[?#\s]|:/|//")
-"""What no model's name has, so that it is a URL in the wrong place."""
+"""Text that no model's name contains: it indicates a misplaced URL."""
 
 
 def open_backend(name: str) -> Any:
-    """The backend of a name. Raises ParameterError for what names none, before anything heavy is imported."""
+    """Return the backend of a name. Raises ParameterError for an unknown name, before anything heavy is imported."""
     if _is_service(name):
         return open_service(name)
     if name == "mock":
@@ -42,7 +42,8 @@ def open_backend(name: str) -> Any:
 
 
 def open_service(name: str, **options: Any) -> Any:
-    """The backend of a name that is no model in this process, with options of its class. Raises ParameterError for a model."""
+    """Return the backend of a name that is no model in this process, with options of its class. Raises ParameterError
+    for a model."""
     kind, _, rest = name.partition(":")
     if not _is_service(name):
         raise ParameterError(f"backend {name!r} is in this process, and takes no {', '.join(options)}")
@@ -52,7 +53,7 @@ def open_service(name: str, **options: Any) -> Any:
 
 
 def open_unasked(name: str, prices: Prices | None = None) -> Any:
-    """A backend of which only what it can do and costs is wanted: no request is made, so it needs no key."""
+    """Return a backend of which only capabilities and prices are wanted: it makes no request, so it needs no key."""
     options: dict[str, Any] = {"api_key": "none"} if name.startswith(_KEYED) else {}
     if prices is not None:
         options["prices"] = prices
@@ -76,12 +77,12 @@ def _is_service(name: str) -> bool:
 
 
 def is_model(name: str) -> bool:
-    """Whether opening it loads a model, which takes a while."""
+    """Return whether opening the name loads a model, which takes a while."""
     return name != "mock" and name.partition(":")[0] not in _SERVICES
 
 
 def check_model(name: str) -> None:
-    """Refuse what can be no model."""
+    """Refuse names that cannot be a model."""
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         raise ParameterError(f"the folder {name} has no config.json, so it holds no model; expected one of: {FORMS}")
@@ -110,7 +111,7 @@ def _server(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SERVERS = ("vllm", "sglang")
-_KEYED = ("openai:", "anthropic:")  # which make no client without a key
+_KEYED = ("openai:", "anthropic:")  # their clients need a key
 _SERVICES: Mapping[str, Callable[..., Any]] = {
     "openai": _api(lambda *model, **options: lmc.OpenAI(*model, **options)),
     "anthropic": _api(lambda *model, **options: lmc.Anthropic(*model, **options)),

@@ -1,6 +1,7 @@
-"""Who observes runs, requests, tools and batches while they happen: OpenTelemetry (lmc/integrations/otel.py), where `otel` is set.
+"""Observers of runs, requests, tools and batches while they happen: OpenTelemetry (lmc/integrations/otel.py) if `otel`
+is set.
 
-Nobody does, as a rule: then nothing is made, measured or imported for it.
+Without it, nothing is created, measured or imported.
 
     every request of every mode ──► submit ──► Backend
 """
@@ -22,36 +23,36 @@ if TYPE_CHECKING:
     from lmc.prompt import Prompt, Segment
 
 Headers = tuple[tuple[str, str], ...]
-"""Where a trace goes on elsewhere: names and values of HTTP headers (W3C Trace Context)."""
+"""Context in which a trace continues elsewhere: names and values of HTTP headers (W3C Trace Context)."""
 
 
 class ObservedBatch(Protocol):
-    """A batch that runs."""
+    """A running batch."""
 
     def item(self) -> AbstractContextManager[object]:
-        """An item runs within this, on this thread or task."""
+        """Enter an item that runs on this thread or task."""
         ...
 
     def end(self) -> None: ...
 
 
 class Observer(Protocol):
-    """Is told of what happens, from any thread."""
+    """Receives events from any thread."""
 
     def run(self, function: Function, state: State) -> AbstractContextManager[object]:
-        """A program runs within this, on this thread or task."""
+        """Enter a program that runs on this thread or task."""
         ...
 
     def batch(self, program: str, items: int) -> ObservedBatch:
-        """A batch begins."""
+        """Begin a batch."""
         ...
 
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Return what a host function gives, which `make` calls."""
+        """Return the result of a host function, which `make` calls."""
         ...
 
     def awaiting(self, made: object) -> AbstractContextManager[object]:
-        """A journaled run awaits within this what a call gave."""
+        """Enter a journaled run's await of a call's result."""
         ...
 
     def submit(self, backend: Backend, parent: Any, segments: Sequence[Segment], hints: Hints | None, before: Prompt | None) -> Handle:
@@ -59,23 +60,23 @@ class Observer(Protocol):
         ...
 
     def settle(self, result: Result, *, used: bool) -> None:
-        """A request that was made ahead was the program's, or in vain."""
+        """Record that a request made ahead was the program's, or wasted."""
         ...
 
     def carry(self, context: Context) -> None:
-        """Let what runs in an empty context belong to what runs here. It is made ahead."""
+        """Let work that runs in the otherwise empty `context`, made ahead, belong to the current trace."""
         ...
 
     def headers(self) -> Headers:
-        """With which another process goes on with what runs here."""
+        """Return headers with which another process continues this trace."""
         ...
 
     def within(self, headers: Headers) -> AbstractContextManager[object]:
-        """Go on with what another process began."""
+        """Continue a trace that another process began."""
         ...
 
     def served(self, method: str, route: str, path: str, headers: Mapping[str, str]) -> AbstractContextManager[Callable[[int], None]]:
-        """A request of HTTP is answered within this; gives what is to be told its status."""
+        """Enter an HTTP request; yields the function that takes its status."""
         ...
 
     def flush(self) -> None:
@@ -88,7 +89,7 @@ _seen: Settings | None = None
 
 
 def observer() -> Observer | None:
-    """Who observes, by the settings in force. Raises MissingPackageError where its package is not installed."""
+    """Return the observer of the settings in force. Raises MissingPackageError if its package is not installed."""
     global _observer, _seen
     if _seen is not (now := settings()):
         _observer = (_observer or new_observer()) if now.otel else None
@@ -97,13 +98,13 @@ def observer() -> Observer | None:
 
 
 def within(headers: Headers) -> AbstractContextManager[object]:
-    """Where what another thread or process began goes on."""
+    """Continue a trace that another thread or process began."""
     watching = observer() if headers else None
     return nullcontext() if watching is None else watching.within(headers)
 
 
 def awaiting(made: object) -> AbstractContextManager[object]:
-    """Where a journaled run awaits what a call of a host function gave."""
+    """Enter a journaled run's await of a host function's result."""
     watching = observer()
     return nullcontext() if watching is None else watching.awaiting(made)
 

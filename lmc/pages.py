@@ -1,7 +1,8 @@
-"""What all pages for a browser share: the document, the style (light and dark, 400 px to wide), bars, and timelines of requests.
+"""Shared parts of all pages for a browser: the document, the style (light and dark, 400 px to wide), bars, and
+timelines of requests.
 
-A page is one file that asks nobody for anything. Its content policy lets no script run but its own; whatever comes from a program is
-escaped by whoever hands it over. `STYLE` is enough for a fragment, such as a notebook shows.
+A page is one file that loads nothing else. Its content policy lets no script run but its own; text from a program is
+escaped by the caller. `STYLE` is enough for a fragment, as in a notebook.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from html import escape
 
 
 def page(title: str, body: str, *, script: str = "", asks_server: str = "'none'") -> str:
-    """A whole document. `asks_server`: the source of the content policy that its script may fetch from."""
+    """Render a whole document. `asks_server`: the source of the content policy that its script may fetch from."""
     scripts = f"'sha256-{_digest(script)}'" if script else "'none'"
     policy = (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; connect-src {asks_server}; form-action 'none'; base-uri 'none'"
@@ -29,7 +30,7 @@ def page(title: str, body: str, *, script: str = "", asks_server: str = "'none'"
 
 
 def fragment(body: str, kind: str = "") -> str:
-    """The same to be embedded in a page of others."""
+    """Render the same to embed in another page."""
     return f'<div class="lmc embedded {kind}"><style>{STYLE}</style>{body}</div>'
 
 
@@ -41,50 +42,50 @@ def _digest(text: str) -> str:
 
 
 def facts(lines: Sequence[str]) -> str:
-    """A list of sentences."""
+    """Render a list of sentences."""
     return f"<ul class=facts>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
 def bar(*parts: tuple[str, float]) -> str:
-    """Shares of a whole side by side, each with the class that colours it."""
+    """Render shares of a whole side by side, each with the class that colours it."""
     inner = "".join(f'<i class={kind} style="width:{share:.1%}"></i>' for kind, share in parts if share > 0)
     return f"<span class=bar aria-hidden=true>{inner}</span>"
 
 
 def legend(*entries: tuple[str, str]) -> str:
-    """What the colours mean: classes and words."""
+    """Render the legend of colours: classes and words."""
     return f"<p class=legend>{' '.join(f'<span><b class={quoted(kind)}></b>{escape(text)}</span>' for kind, text in entries)}</p>"
 
 
 def contents(*sections: tuple[str, str]) -> str:
-    """Links to the sections of a page, by their ids."""
+    """Render links to the sections of a page, by their ids."""
     links = " ".join(f"<a href={quoted('#' + id)}>{escape(name)}</a>" for id, name in sections)
     return f"<nav aria-label=Sections>{links}</nav>"
 
 
 def quoted(text: str) -> str:
-    """An attribute's value."""
+    """Quote an attribute's value."""
     return '"' + escape(text, quote=True) + '"'
 
 
 def short(text: str, limit: int) -> str:
-    """A text, cut where it is longer."""
+    """Truncate a long text."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def count(n: int) -> str:
-    """A number for people."""
+    """Format a number for people."""
     return f"{n:,}".replace(",", " ")
 
 
 def several(n: int, what: str) -> str:
-    """So many of something."""
+    """Format a count with its noun."""
     plural = "es" if what.endswith(("ch", "s", "x")) else "s"
     return f"{count(n)} {what}{plural if n != 1 else ''}"
 
 
 def seconds(s: float) -> str:
-    """A duration for people."""
+    """Format a duration for people."""
     return f"{s:.2f} s" if s >= 1 else f"{s * 1e3:.3g} ms" if s >= 1e-3 else f"{s * 1e6:.0f} µs"
 
 
@@ -98,7 +99,7 @@ def money(amount: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """What happened on a line of a timeline.
+    """One line of a timeline.
 
     label, note  what it is, and its numbers
     spans        begin and end in seconds since the timeline's begin, with the class that colours each
@@ -112,7 +113,7 @@ class Row:
 
 
 def timeline(rows: Sequence[Row], end: float) -> str:
-    """Rows over one axis of `end` seconds."""
+    """Render rows over one axis of `end` seconds."""
     whole = end or 1.0
     marks = "".join(f'<span style="left:{at / whole:.2%}"><i>{seconds(at) if at else "0"}</i></span>' for at in _ticks(whole))
     lines = "".join(f'<u style="left:{at / whole:.2%}"></u>' for at in _ticks(whole))
@@ -130,12 +131,12 @@ def timeline(rows: Sequence[Row], end: float) -> str:
     return f"<div class=gantt>{''.join(found)}</div>"
 
 
-WORDS = {"ahead": "asked ahead", "early": "handed over before its prompt was known", "wait": "waiting", "prefill": "prefill", "decode": "answer", "tool": "the program and its tools", "vain": "asked in vain"}
-"""What the colours of a timeline mean."""
+WORDS = {"ahead": "asked ahead", "early": "submitted before its prompt was known", "wait": "waiting", "prefill": "prefill", "decode": "answer", "tool": "the program and its tools", "vain": "asked in vain"}
+"""Meaning of a timeline's colours."""
 
 
 def _ticks(end: float) -> Iterable[float]:
-    """At most six round numbers from 0 on, none at the very end, where it would not fit."""
+    """Return at most six round numbers from 0 on, none at the very end, where it would not fit."""
     step = 10.0 ** math.floor(math.log10(end))
     step = next(s for s in (step / 4, step / 2, step, 2 * step) if end / s <= 6)
     return [i * step for i in range(int(end / step) + 1) if i * step <= 0.9 * end or i == 0]
@@ -151,7 +152,7 @@ addEventListener('keydown', event => {
   if (next) { next.focus({preventScroll: true}); next.scrollIntoView({block: 'nearest'}); }
 });
 """
-"""A script: the keys j and k go from row to row."""
+"""Script: the keys j and k move between rows."""
 
 
 STYLE = """
@@ -228,4 +229,4 @@ box-sizing:border-box;font:14px/1.45 system-ui,sans-serif;max-width:1600px;margi
 @media(max-width:800px){.lmc .gantt .axis span:nth-child(even) i{display:none}}
 @media print{.lmc .scroll{max-height:none}.lmc .tools,.lmc .filter,.lmc nav{display:none}}
 """
-"""Of everything that pages of lmc show, under the class `lmc`, so that a page of others keeps its own."""
+"""Style of all lmc pages, under the class `lmc`, so that a surrounding page keeps its own."""

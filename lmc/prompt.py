@@ -1,4 +1,4 @@
-"""Prompts as data: the parts of a prompt, what is asked of a model, and the persistent prompt state.
+"""Prompts as data: the parts of a prompt, requests to a model, and the persistent prompt state.
 
 A `Prompt` is the run-time image of the IR's `ctx`: an immutable node that knows its parent, so that a fork is
 two uses of one node. Interpreter and executor share it; a backend sees only segments and handles.
@@ -49,7 +49,7 @@ Part = str | Special | Mark
 
 
 def plain(parts: Sequence[Part]) -> str:
-    """The text of literal parts as a person reads it: special tokens by spelling, marks as nothing."""
+    """Return the text of literal parts as a person reads it: special tokens by spelling, marks omitted."""
     return "".join(p if isinstance(p, str) else p.spelling if isinstance(p, Special) else "" for p in parts)
 
 
@@ -57,7 +57,7 @@ def plain(parts: Sequence[Part]) -> str:
 
 
 class ChoicesMethod(StrEnum):
-    """How `select` turns log-probabilities of the choices into one choice (docs/language.md)."""
+    """The rule by which `select` turns log-probabilities of the choices into one choice (docs/language.md)."""
 
     TOKEN_LENGTH_NORMALIZED = "token_length_normalized"
     GREEDY_TOKEN_SELECTION = "greedy_token_selection"
@@ -73,14 +73,14 @@ class Constraint:
 
 
 class _Hashed:
-    """What keeps its hash: a key of tables that every request looks into."""
+    """Caches its hash: a key of tables that every request looks up."""
 
     __slots__ = ("_hash",)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_Hashed):
-    """How one answer is sampled. Names and defaults are SGLang's; `top_k=-1` means the whole vocabulary."""
+    """Sampling parameters of one answer. Names and defaults are SGLang's; `top_k=-1` means the whole vocabulary."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -120,14 +120,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Which frames of a video a model sees: so many, evenly spread, or so many a second. Neither: as its model is used to."""
+    """Frames of a video that a model sees: so many, evenly spread, or so many a second. Neither: the model's
+    default."""
 
     num_frames: int | None = None
     fps: float | None = None
 
     @classmethod
     def of(cls, num_frames: Any, fps: Any) -> Frames:
-        """From the arguments of `video(…)`. Raises what is wrong with them."""
+        """Build from the arguments of `video(…)`. Raises for unusable ones."""
         if num_frames is not None and fps is not None:
             raise ArgumentError("video() takes num_frames=… or fps=…, not both")
         return cls(
@@ -135,7 +136,7 @@ class Frames:
         )
 
 
-_RATES = 1e-3, 1e3  # frames a second
+_RATES = 1e-3, 1e3  # frames per second
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +144,13 @@ class Image:
     """An image, a video or a document. `source`: as given by the user; in a run's prompts the encoded file, or a web address (lmc/images.py)."""
 
     source: Any
-    frames: Frames | None = None  # of a video; None: it is none
+    frames: Frames | None = None  # of a video; None: not a video
     detail: str = "auto"  # for APIs that take pictures in several sizes: "low", "high" or "auto"; DOCUMENT: a PDF
     loc: Loc | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
-        """What it is, for messages."""
+        """Return its kind, for messages."""
         return "video" if self.frames is not None else "document" if self.detail == DOCUMENT else "image"
 
 
@@ -184,10 +185,10 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer that is known already, at its place in a prompt: nothing is asked.
+    """An answer that is known already, at its place in a prompt: no request is made.
 
     ids     its tokens, as they were sampled; () where the text is encoded with what precedes it, as after a select
-    blocks  what an API gave beside the text and wants to see again, such as its reasoning: a JSON list, "" none
+    blocks  blocks that an API gave besides the text and expects back, such as reasoning: a JSON list, "" none
     """
 
     text: str
@@ -199,13 +200,13 @@ Segment = Text | Image | Gen | Select | Given
 
 
 def derive_seed(run_seed: int, item: int, stream: str, ordinal: int) -> int:
-    """The seed of one sampling op, in [0, 2**63): a hash of the run's seed, the batch item, the fork path and the
-    op's ordinal on that path, so that no pass and no batching changes another op's sample."""
+    """Derive the seed of one sampling op, in [0, 2**63): a hash of the run's seed, the batch item, the fork path and
+    the op's ordinal on that path, so that no pass and no batching changes another op's sample."""
     key = f"{run_seed}\0{item}\0{stream}\0{ordinal}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
-# -- from the arguments of a program to what is asked ----------------------------------------------------------------
+# -- from the arguments of a program to requests ----------------------------------------------------------------
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]*\.?[0-9]+[ \n]*"
@@ -255,7 +256,7 @@ def _number(low: float, high: float = math.inf, *, above: bool = False) -> _Chec
 
 
 _COLDEST = 1e-5
-"""Temperatures below sample what 0 does; divided by them, logits are no numbers any more (vLLM and SGLang draw this line too)."""
+"""Temperatures below this sample as 0 does: logits divided by them overflow (vLLM and SGLang draw this line too)."""
 
 
 def _temperature(name: str, value: Any) -> float:
@@ -270,7 +271,7 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or several; empty ones match everywhere and are refused."""
+    """Check one text or several; empty ones match everywhere and are refused."""
     found: tuple[Any, ...] = (value,) if isinstance(value, str) else _sequence(name, value, "text or a list of texts")
     for text in found:
         if not isinstance(text, str):
@@ -341,23 +342,24 @@ RUN_SAMPLING = tuple(name for name in _PARAMETERS if name not in ("max_tokens", 
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """`; did you mean 'x'?`, or what there is."""
+    """Return `; did you mean 'x'?`, or a list of the known names."""
     near = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}" if known else "; it takes none"
 
 
 def sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """`defaults` with the sampling arguments in `given`; None means not given. Raises for an unusable value."""
+    """Return `defaults` with the sampling arguments in `given`; None means not given. Raises for an unusable value."""
     return resolve(defaults, given)[0]
 
 
 def resolve(
     defaults: SamplingParams, given: Mapping[str, Any], loc: Loc | None = None
 ) -> tuple[SamplingParams, Constraint | None]:
-    """What a gen asks for: its own arguments over the run's defaults, and the language its answer must belong to.
+    """Resolve a gen's arguments over the run's defaults; return the sampling parameters and the constraint on its
+    answer.
 
     Raises ArgumentError, ParameterError or ConstraintError, at `loc`, for what no backend could accept. Never changes
-    what it is given. Cheap: equal arguments are looked at once.
+    its arguments. Cheap: equal arguments are checked once.
     """
     if not given:
         return defaults, None
@@ -448,7 +450,7 @@ _LAYOUT: Mapping[str, tuple[str, _Check]] = {
 
 
 def _laid_out(constraint: Constraint, layout: Mapping[str, Any]) -> Constraint:
-    """A schema with options of ours, which stand at its root."""
+    """Return a schema with options of ours, at its root."""
     if constraint.kind != "json_schema":
         raise ParameterError(f"json_whitespace= and strict= say how a schema is read, and the answer's constraint is a {constraint.kind}; leave them out")
     schema = json.loads(constraint.source)
@@ -460,13 +462,15 @@ def _laid_out(constraint: Constraint, layout: Mapping[str, Any]) -> Constraint:
 
 
 ANY_RUN = SamplingParams(max_new_tokens=sys.maxsize)
-"""The defaults with which only what no run could accept is refused: `min_tokens` is compared with the run's own limit when it is asked."""
+"""Defaults with which only arguments that no run could accept are refused: `min_tokens` is compared with the run's own
+limit at the request."""
 NEVER_CHANGE = frozenset({str, int, float, bool, type(None)})
 """Classes of most arguments of `gen`."""
 
 
 def fixed(name: str, value: Any) -> Any:
-    """An argument of `gen` as it is now, for good: texts in a list as a tuple, a schema or tools as JSON text. Raises as `resolve` does."""
+    """Freeze an argument of `gen`: a list of texts as a tuple, a schema or tools as JSON text. Raises as `resolve`
+    does."""
     if value.__class__ in NEVER_CHANGE or name == "dtype" or isinstance(value, type):
         return value
     if name in _PARAMETERS:
@@ -485,7 +489,8 @@ def _method(value: Any, loc: Loc | None = None) -> ChoicesMethod:
 
 
 def make_constraint(kind: str, value: Any) -> Constraint:
-    """A constraint of one kind from what the user wrote; schemas become JSON text in the order they were written."""
+    """Build a constraint of one kind from the user's argument; schemas become JSON text in the order they were
+    written."""
     if kind == "regex":
         return Constraint("regex", check_regex(value))
     if kind == "json_schema" or (kind == "structural_tag" and not isinstance(value, str)):
@@ -500,7 +505,7 @@ _PROPERTY = re.compile(r"\\(?:([pP](?:\{[^}]*\}|[A-Z]))|.)", re.DOTALL)  # of Un
 
 
 def check_regex(pattern: Any, name: str = "regex") -> str:
-    """The pattern, if Python's `re` accepts it, Unicode's properties apart."""
+    """Return the pattern if Python's `re` accepts it, apart from Unicode properties."""
     if not isinstance(pattern, str):
         raise _wrong_type(name, pattern, "the text of a regular expression")
     try:
@@ -542,7 +547,7 @@ _DTYPE_NAMES: Mapping[str, type] = {dtype.__name__: dtype for dtype in _DTYPES}
 
 
 def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
-    """The constraint that a `dtype=` means, and the stops that come with it."""
+    """Return the constraint that a `dtype=` means, and the stops that come with it."""
     if isinstance(dtype, str):
         dtype = _DTYPE_NAMES.get(dtype, dtype)
     if isinstance(dtype, type) and dtype in _DTYPES:
@@ -561,7 +566,7 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
     raise ParameterError(f"dtype={dtype!r}: {_DTYPES_ARE}")
 
 
-_BARE = (list, tuple, set, frozenset, object)  # of what? `json_schema={}` asks for anything
+_BARE = (list, tuple, set, frozenset, object)  # items of unknown type; `json_schema={}` allows anything
 _DTYPES_ARE = (
     "one of int, float, bool, str, a Literal, an Enum, a pydantic model, dict, list[…], tuple[…], dict[str, …] and unions of these, or any "
     "other type that pydantic has a JSON schema for"
@@ -569,7 +574,8 @@ _DTYPES_ARE = (
 
 
 def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
-    """The JSON schema of a dataclass, a TypedDict, an Annotated type, a date, …; ParameterError where pydantic has none."""
+    """Return the JSON schema of a dataclass, a TypedDict, an Annotated type, a date, …; ParameterError where pydantic
+    has none."""
     try:
         from pydantic import PydanticUserError, TypeAdapter
     except ImportError:
@@ -585,8 +591,8 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
 
 
 def _schema_of_model(model: Any) -> Any:
-    """What a model, or anything else that has `model_json_schema`, says."""
-    pydantic = sys.modules.get("pydantic")  # else it is none of its models
+    """Return the schema of a model, or of anything else that has `model_json_schema`."""
+    pydantic = sys.modules.get("pydantic")  # otherwise it cannot be a pydantic model
     if pydantic is not None and isinstance(model, type) and issubclass(model, pydantic.BaseModel):
         return _sets_as_lists(model.model_json_schema(schema_generator=_generator()))
     return _sets_as_lists(model.model_json_schema())
@@ -594,7 +600,8 @@ def _schema_of_model(model: Any) -> Any:
 
 @lru_cache(1)
 def _generator() -> Any:
-    """Pydantic's, but that a decimal is a number: as a string its schema allows any text, or has a pattern that looks ahead."""
+    """Return pydantic's generator, except that a decimal is a number: as a string its schema allows any text, or has a
+    pattern that looks ahead."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -606,8 +613,9 @@ def _generator() -> Any:
 
 
 def _sets_as_lists(schema: Any, root: Any = None) -> Any:
-    """A type's schema, in which only sets of a few values have `uniqueItems`. Of others no automaton knows what was said already, and who
-    reads a set takes what comes twice once; one that needs several elements says so still, and is refused."""
+    """Return a type's schema, in which only sets of a few values have `uniqueItems`. For others no automaton can
+    remember the items already written, and the reader of a set drops duplicates; one that needs several elements keeps
+    it, and is refused."""
     root = schema if root is None else root
     if isinstance(schema, list):
         return [_sets_as_lists(part, root) for part in cast("list[Any]", schema)]
@@ -620,14 +628,14 @@ def _sets_as_lists(schema: Any, root: Any = None) -> Any:
 
 
 def _are_few(items: Any, root: Any) -> bool:
-    """Whether a schema of pydantic's has values that can be listed."""
+    """Return whether a pydantic schema has few enough values to list."""
     if isinstance(items, dict) and "$ref" in items:
         items = root.get("$defs", {}).get(items["$ref"].removeprefix("#/$defs/"))
     return isinstance(items, dict) and ("enum" in items or "const" in items or items.get("type") == "boolean" or {"minimum", "maximum"} <= items.keys())
 
 
 def schema_of_type(dtype: Any) -> dict[str, Any]:
-    """The JSON schema of a type made of others."""
+    """Return the JSON schema of a type composed of others."""
     defs: dict[str, Any] = {}
 
     def without_definitions(found: dict[str, Any]) -> dict[str, Any]:
@@ -662,7 +670,7 @@ def schema_of_type(dtype: Any) -> dict[str, Any]:
         if origin is dict and len(args) == 2 and args[0] is str:
             return {"type": "object", "additionalProperties": schema(args[1])}
         wrong = _DTYPES_ARE if of is dtype else f"{of!r} in it has no JSON schema"
-        if origin is dict or of in (complex, bytes):  # pydantic has one, of texts that are none of these
+        if origin is dict or of in (complex, bytes):  # pydantic's schema is of texts that are no such values
             raise ParameterError(f"dtype={dtype!r}: {of!r} in it has no JSON schema")
         return without_definitions(_schema_by_pydantic(of, f"dtype={dtype!r}: {wrong}"))
 
@@ -681,7 +689,7 @@ def _one_of(values: tuple[Any, ...]) -> Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an answer comes from: the run's seed, the batch item, the fork path of its state, its number on that path."""
+    """Origin of an answer: the run's seed, the batch item, the fork path of its state, its number on that path."""
 
     run_seed: int
     item: int
@@ -696,7 +704,7 @@ class Origin:
 def make_gen(
     defaults: SamplingParams, given: Mapping[str, Any], origin: Origin, name: str | None = None, loc: Loc | None = None
 ) -> Gen:
-    """The request of one `gen`. A seed that the user gave wins over the derived one; temperature 0 needs none."""
+    """Build the request of one `gen`. A seed that the user gave wins over the derived one; temperature 0 needs none."""
     params, constraint = resolve(defaults, given, loc)
     seed = 0
     if params.temperature > 0:
@@ -706,10 +714,10 @@ def make_gen(
 
 
 def _tools(given: Any) -> str:
-    """What a model is told of its tools, as JSON text."""
+    """Return the description of a model's tools as JSON text."""
     if not given:
         return ""
-    from lmc.tools import described  # it knows the schemas of types, which are here
+    from lmc.tools import described  # it imports this module for the schemas of types
 
     return described(given)
 
@@ -723,7 +731,7 @@ def make_select(
     loc: Loc | None = None,
     adapter: Any = "",
 ) -> Select:
-    """The request of one `select`; raises at `loc` when the choices are not texts or there are none."""
+    """Build the request of one `select`; raises at `loc` when the choices are not texts or there are none."""
     if not choices:
         raise ParameterError("select(choices=[]): there is nothing to choose from", loc=loc)
     for choice in choices:
@@ -742,7 +750,7 @@ def make_select(
 
 
 def plain_text(text: str) -> str:
-    """The text of a member of a StrEnum, or of an instance of any other subclass of `str`."""
+    """Return the text of a member of a StrEnum, or of an instance of any other subclass of `str`."""
     return str.__str__(text)
 
 
@@ -750,14 +758,14 @@ def plain_text(text: str) -> str:
 
 
 class Forked(NamedTuple):
-    """A fork that a prompt has come through: whole messages up to there, copies that went on, the fork before it."""
+    """A fork in a prompt's history: whole messages up to there, number of copies that went on, the previous fork."""
 
     messages: int
     copies: int
     before: Forked | None
 
     def shared(self, known: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
-        """With what is known besides: how many messages a prompt has in common with how many to come."""
+        """Extend with known facts: how many messages a prompt has in common with how many future ones."""
         found = dict(known)
         fork: Forked | None = self
         while fork is not None:
@@ -789,30 +797,30 @@ class Prompt:
         self.forked: Forked | None = None if parent is None else parent.forked
 
     def fork(self, copies: int) -> Prompt:
-        """This prompt as that which so many others go on from."""
+        """Return this prompt as one that so many others go on from."""
         found = Prompt(self, (), None, self.handle, self.tail)
         messages = sum(isinstance(part, Mark) and part.edge == "end" for node in self.nodes() for part in node.parts)
         found.forked = Forked(messages, copies, self.forked)
         return found
 
     def append(self, *parts: Piece) -> Prompt:
-        """This prompt followed by literal parts, an image or an excerpt."""
+        """Return this prompt followed by literal parts, an image or an excerpt."""
         return Prompt(self, parts, None, self.handle, self.tail + parts)
 
     def submit(self, backend: Backend, ask: Gen | Select, hints: Hints | None = None) -> Prompt:
-        """This prompt followed by the answer to `ask`, which the backend starts on at once."""
+        """Return this prompt followed by the answer to `ask`, which the backend starts on at once."""
         if self.forked is not None and hints is not None and getattr(backend, "wants_shared", False):
             hints = hints._replace(shared=self.forked.shared(hints.shared))
         handle = submit(backend, self._begun(), self._segments(ask), hints, self)
         return Prompt(self, (), handle.results[0], handle, ())
 
     def prefill(self, backend: Backend, hints: Hints | None = None) -> Prompt:
-        """This prompt with its tail handed to the backend, so that descendants share the work."""
+        """Return this prompt with its tail submitted to the backend, so that descendants share the work."""
         handle = backend.prefill(self._begun(), self._segments(), hints)
         return Prompt(self, (), None, handle, ())
 
     def _begun(self) -> Handle | None:
-        """The backend's handle to go on from; a deferred request is made now."""
+        """Return the backend's handle to extend; a deferred request is made now."""
         begin = getattr(self.handle, "begin", None)
         return self.handle if begin is None else begin()
 
@@ -825,11 +833,11 @@ class Prompt:
         return (Text(tail), *ask)  # pyright: ignore[reportArgumentType]
 
     def nodes(self) -> list[Prompt]:
-        """Every node from the root to here."""
+        """Yield every node from the root to here."""
         return self.nodes_after(None)
 
     def nodes_after(self, since: Prompt | None) -> list[Prompt]:
-        """Nodes that follow `since`, an ancestor of this one or this one; None gives all from the root."""
+        """Yield nodes that follow `since`, an ancestor of this one or this one; None gives all from the root."""
         path: list[Prompt] = []
         node: Prompt | None = self
         while node is not since:
@@ -841,7 +849,8 @@ class Prompt:
         return path
 
     def pieces(self, since: Prompt | None = None) -> Iterator[Part]:
-        """Parts in order, answers as their text; waits for each answer. With `since`, only what follows it."""
+        """Return the parts in order, answers as their text; waits for each answer. With `since`, only what follows
+        it."""
         for node in self.nodes_after(since):
             for part in node.parts:
                 if isinstance(part, Excerpt):
@@ -852,11 +861,12 @@ class Prompt:
                 yield node.result.output().text
 
     def text(self, since: Prompt | None = None) -> str:
-        """The text from the root (or from `since`) to here; waits for the answers in it."""
+        """Return the text from the root (or from `since`) to here; waits for the answers in it."""
         return plain(list(self.pieces(since)))
 
     def messages(self) -> list[dict[str, Any]]:
-        """Closed messages so far as `{"role", "content"}`, calls of tools as OpenAI has them; content loses leading whitespace, as in SGLang."""
+        """Return the closed messages so far as `{"role", "content"}`, tool calls in OpenAI's form; content loses
+        leading whitespace, as in SGLang."""
         found: list[dict[str, Any]] = []
         content: list[Part] | None = None
         for piece in self.pieces():
@@ -877,7 +887,8 @@ def _with_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Excerpt:
-    """What `take` leaves of the answer that ends the prompt `after`; to be known, the answer has to be there."""
+    """The part of an answer that `take` keeps; the answer ends the prompt `after` and must have arrived before the text
+    is known."""
 
     __slots__ = ("after", "take")
 
@@ -890,7 +901,7 @@ class Excerpt:
         return self.after.result
 
     def text(self) -> str:
-        """Waits for the answer, and raises what it failed with."""
+        """Return the text. Waits for the answer, and raises its error."""
         return self.take(self.result.output().text)
 
 
@@ -903,7 +914,7 @@ def _known(tail: tuple[Piece, ...]) -> tuple[Part | Image | Given, ...]:
 
 
 def segments_of(tail: Iterable[Part | Image | Given]) -> Iterator[Segment]:
-    """Literal parts as few segments, with images and known answers between them."""
+    """Merge literal parts into few segments, with images and known answers between them."""
     text: list[Part] = []
     for part in tail:
         if not isinstance(part, Image | Given):

@@ -1,6 +1,6 @@
 """A run for people, as parts of a page: its conversation, its source with what each line cost, and a timeline of its requests.
 
-All of it is made of what a run has kept of its requests; nothing here waits for one.
+Built from the records that a run keeps of its requests; nothing here waits for one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Request:
     """A request of a run.
 
     branch  the path of the fork that made it, "" for the program itself
-    asked   when the program made it: later than `result.began` where it was asked ahead
-    known   when all of its prompt was known: later than `result.began` where it was handed over before the answer in front of it was there
+    asked   when the program made it: later than `result.began` if it was made ahead
+    known   when its whole prompt was known: later than `result.began` if submitted before the preceding answer
     """
 
     name: str
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def seconds(self) -> float:
-        """From when its prompt was known to the answer; 0 while there is none."""
+        """Return the time from its prompt being known to its answer; 0 while there is none."""
         return max(0.0, (self.ended or self.known) - self.known)
 
 
@@ -73,18 +73,18 @@ class Ran:
 
     @property
     def end(self) -> float:
-        """When the last of it that is known happened."""
+        """Return when its last known event happened."""
         return max([self.began, self.ended or 0.0, *(r.ended or r.result.began for r in self.requests)])
 
 
 def of_ledger(ledger: Ledger) -> Ran:
-    """A compiled run."""
+    """Return a compiled run."""
     asked = ((r.name or r.kind, r.kind, r.address[2], r.loc, r.result, r.ahead, r.asked) for r in tuple(ledger.records))
     return Ran(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))
 
 
 def of_state(state: State[Any]) -> Ran:
-    """The run of a state; of an interpreted one without its calls of host functions."""
+    """Return the run of a state; of an interpreted one without its calls of host functions."""
     ledger: Any = getattr(getattr(state.emitter, "run", None), "ledger", None)
     if ledger is not None and ledger.records:
         return of_ledger(ledger)
@@ -94,7 +94,7 @@ def of_state(state: State[Any]) -> Ran:
 
 
 _Asked = tuple[str, str, str, Loc | None, Result, str, float]
-"""Name, kind, fork path, place, answer, whether it was asked ahead, and when the program asked it."""
+"""Name, kind, fork path, location, answer, whether it was made ahead, and when the program made it."""
 
 
 def _interpreted(result: Result) -> _Asked:
@@ -105,9 +105,9 @@ def _interpreted(result: Result) -> _Asked:
 
 
 def _requests(asked: Iterable[_Asked], root: str) -> list[Request]:
-    """The requests of a run whose program has the fork path `root`."""
+    """Return the requests of a run whose program has the fork path `root`."""
     found: list[Request] = []
-    latest: dict[str, float] = {}  # when the answer was there that each branch asked for last
+    latest: dict[str, float] = {}  # arrival of the answer that each branch requested last
     for name, kind, stream, loc, result, ahead, at in asked:
         branch = stream.removeprefix(root).strip("/")
         began, ended = result.began, result.ended
@@ -119,14 +119,14 @@ def _requests(asked: Iterable[_Asked], root: str) -> list[Request]:
 
 
 def page_of(state: State[Any]) -> str:
-    """The page of one run."""
+    """Render the page of one run."""
     ran, prices, title = of_state(state), _prices(state), state.name or "run"
     body = f"<h1>{escape(title)}</h1>{pages.facts(sums([ran], prices))}"
     return pages.page(title, body + parts([ran], prices, state), script=pages.KEYS)
 
 
 def text_of(state: State[Any]) -> str:
-    """The requests of a run, a line each, and their sum."""
+    """Return the requests of a run, a line each, and their sum."""
     ran, prices = of_state(state), _prices(state)
     lines = [state.name or "run", *(f"  {line}" for line in sums([ran], prices))]
     for r in ran.requests:
@@ -143,7 +143,8 @@ def _prices(state: State[Any]) -> Prices | None:
 def parts(
     runs: Sequence[Ran], prices: Prices | None, state: State[Any] | None, more: Iterable[tuple[str, str]] = (), shown: Ran | None = None
 ) -> str:
-    """Sections about runs and about one of them, `shown` (default: the last), and links to them and to `more`. `state`: of that run, if it is still there."""
+    """Return sections about runs and about one of them, `shown` (default: the last), and links to them and to `more`.
+    `state`: of that run, if it still exists."""
     if not runs or not any(run.requests for run in runs):
         return pages.contents(*more) if more else ""
     shown = shown or runs[-1]
@@ -158,7 +159,7 @@ def parts(
 
 
 def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
-    """What runs cost together, in sentences."""
+    """Return the total cost of runs, in sentences."""
     asked = [r for run in runs for r in run.requests]
     usage = sum((r.usage for r in asked), Usage())
     ahead, vain = sum(r.ahead == "used" for r in asked), sum(r.ahead == "wasted" for r in asked)
@@ -186,7 +187,8 @@ def _where(loc: Loc | None) -> str:
 
 
 def conversation(ran: Ran, state: State[Any] | None) -> str:
-    """The messages of the run's state, and below them the answers of its branches; without the state, all answers."""
+    """Render the messages of the run's state, and below them the answers of its branches; without the state, all
+    answers."""
     told = {id(r.result): _told(r) for r in ran.requests}
     shown = set[int]()
     rows = "" if state is None else notebook.conversation(state, told, shown)
@@ -202,7 +204,7 @@ def conversation(ran: Ran, state: State[Any] | None) -> str:
 
 
 def _told(r: Request) -> str:
-    """What the cost line of an answer says besides tokens."""
+    """Return the parts of an answer's cost line besides tokens."""
     ahead = ["asked ahead"] if r.ahead == "used" else []
     took = [seconds(r.seconds)] if r.ended else []
     return " · ".join([*ahead, *took, *filter(None, [_where(r.loc)])])
@@ -213,7 +215,7 @@ def _told(r: Request) -> str:
 
 @dataclass
 class _Line:
-    """What the requests of a line cost together."""
+    """Summed cost of the requests of one source line."""
 
     count: int = 0
     time: float = 0.0
@@ -225,7 +227,7 @@ class _Line:
 
 
 def source(runs: Sequence[Ran], prices: Prices | None) -> str:
-    """The functions that asked, with bars of time, tokens and money beside each line that did."""
+    """Render the functions that made requests, with bars of time, tokens and money beside each line that did."""
     lines: dict[tuple[str, int], _Line] = {}
     for r in (r for run in runs for r in run.requests if r.loc is not None):
         assert r.loc is not None
@@ -267,7 +269,8 @@ def _bars(line: _Line, time: float, tokens: int, prices: Prices | None, cost: fl
 
 
 def _functions(lines: Mapping[tuple[str, int], Any]) -> Iterator[tuple[str, int, int]]:
-    """The functions around lines, as file, first and last line; single lines of files that are not there or have no functions."""
+    """Return the functions around lines, as file, first and last line; single lines of missing files or files without
+    functions."""
     found: dict[tuple[str, int, int], None] = {}
     for file in dict.fromkeys(file for file, _ in lines):
         spans = _spans("".join(linecache.getlines(file)))
@@ -291,7 +294,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def timelines(runs: Sequence[Ran], latest: Ran, prices: Prices | None) -> str:
-    """When the requests of a run were asked and answered, and of several runs, when each ran."""
+    """Render the timeline of a run's requests and answers, and with several runs, of the runs."""
     rows = [_program_row(latest), *(_tool_row(name, b - latest.began, e - latest.began) for name, b, e in latest.tools[:MOST_ROWS])]
     rows += [*(_request_row(r, latest, prices) for r in sorted(latest.requests, key=lambda r: r.result.began)[:MOST_ROWS])]
     rows = [rows[0], *sorted(rows[1:], key=lambda row: row.spans[0][0] if row.spans else 0.0)]
@@ -308,7 +311,7 @@ def timelines(runs: Sequence[Ran], latest: Ran, prices: Prices | None) -> str:
 
 
 def _program_row(run: Ran, zero: float | None = None, label: str = "program") -> Row:
-    """When the run waited for answers, and when it did not."""
+    """Return the row of the program: when the run waited for answers, and when it did not."""
     zero = run.began if zero is None else zero
     busy = sorted((r.result.began, r.ended or run.end) for r in run.requests if r.ahead != "wasted")
     spans: list[tuple[float, float, str]] = []
@@ -326,7 +329,7 @@ def _program_row(run: Ran, zero: float | None = None, label: str = "program") ->
 
 
 def _joined(spans: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Neighbours of one kind as one."""
+    """Merge neighbouring spans of one kind."""
     found: list[tuple[float, float, str]] = []
     for begin, end, kind in spans:
         if found and found[-1][2] == kind and begin - found[-1][1] < 1e-9:
@@ -346,7 +349,7 @@ def _tool_row(name: str, begin: float, end: float) -> Row:
 
 
 def _phases(r: Request, end: float) -> list[tuple[float, float, str]]:
-    """Begin, end and kind of what became of a request."""
+    """Return begin, end and kind of each phase of a request."""
     result, begin = r.result, r.result.began
     end = r.ended or max(end, begin)
     if r.ahead == "wasted":

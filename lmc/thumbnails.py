@@ -1,4 +1,5 @@
-"""What people see of pictures and videos in prompts: a small picture as a data URL, and a line of text. Neither ever raises or fetches."""
+"""Thumbnails of pictures and videos in prompts: a small picture as a data URL, and a line of text. Neither ever raises
+or fetches."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from lmc.videos import Film
 from lmc.videos import read as read_video
 
 _SIDE = 256  # pixels
-_SMALL = 64 << 10  # bytes of a file that is shown as it is
+_SMALL = 64 << 10  # largest file in bytes that is shown unscaled
 
 
 def label(image: Image) -> str:
-    """A picture in text: `[image 1f0c9a3b]`, by the first digits of its hash; one on the web by its address."""
+    """Return a picture as text: `[image 1f0c9a3b]`, by the first digits of its hash; one on the web by its address."""
     if is_remote(image.source):
         return f"[{image.kind} {image.source}]"
     try:
@@ -29,8 +30,8 @@ def label(image: Image) -> str:
 
 
 def thumbnail(image: Image) -> str | None:
-    """A data URL of at most 256 × 256 pixels, or of a small file itself; None for what cannot be shown: documents, what is on the web,
-    what is damaged, and large files without Pillow."""
+    """Return a data URL of at most 256 × 256 pixels, or of a small file itself; None for what cannot be shown:
+    documents, web addresses, damaged files, and large files without Pillow."""
     if is_remote(image.source) or image.detail == DOCUMENT:
         return None
     try:

@@ -25,11 +25,11 @@ ENGINE = 1
 
 @contextmanager
 def trace(path: str | Path) -> Iterator[Recorder]:
-    """Records all compiled runs in this block, of any thread, and writes them to `path` as a Chrome trace (JSON).
+    """Record all compiled runs in this block, of any thread, and write them to `path` as a Chrome trace (JSON).
 
     Open it at ui.perfetto.dev or chrome://tracing. It holds times, token counts and source lines, no prompts and no
-    answers. What the interpreter asks is seen in the engine's batches only. Written also when the block raises.
-    Raises ProgramError inside of another `trace`, ParameterError when the file cannot be written.
+    answers. The interpreter's requests appear in the engine's batches only. Written even if the block raises. Raises
+    ProgramError inside of another `trace`, ParameterError when the file cannot be written.
     """
     if recording.recorder is not None:
         raise ProgramError("lmc.trace(…) inside another one: only one can record at a time")
@@ -45,13 +45,13 @@ def trace(path: str | Path) -> Iterator[Recorder]:
 
 
 def to_json(recorder: Recorder) -> str:
-    """The trace as text, one event a line."""
+    """Return the trace as text, one event a line."""
     lines = ",\n".join(json.dumps(event) for event in events(recorder))
     return f'{{"displayTimeUnit": "ms", "otherData": {{"producer": "lmc"}}, "traceEvents": [\n{lines}\n]}}\n'
 
 
 def events(recorder: Recorder) -> list[Event]:
-    """All events: names of processes and tracks first, then by time."""
+    """Return all events: names of processes and tracks first, then by time."""
     names: list[Event] = []
     found: list[Event] = []
     clock = _Clock(recorder.began)
@@ -98,7 +98,7 @@ def _batches(batches: Sequence[Batch], clock: _Clock, names: list[Event]) -> Ite
     names.append(_track(ENGINE, 1, "passes on the device"))
     end = 0.0
     for number, b in enumerate(sorted(batches, key=lambda b: b.ended)):
-        began = max(b.began, end)  # a pass that was launched ahead begins on the device when the one before it ends
+        began = max(b.began, end)  # a pass launched ahead begins on the device when the one before it ends
         end = b.ended
         at = {"pid": ENGINE, "tid": 0, "ts": clock(began)}
         args = {"rows": b.rows, "requests": b.requests, "prefill": b.prefill, "decode": b.decode, "scores": b.scored,
@@ -111,7 +111,7 @@ def _batches(batches: Sequence[Batch], clock: _Clock, names: list[Event]) -> Ite
 
 
 def _in_flight(runs: Iterable[Ran], clock: _Clock) -> Iterator[Event]:
-    """How many answers are being waited for: for backends that tell nothing of their passes too."""
+    """Yield the number of answers being waited for, also for backends that report no passes."""
     changes: list[tuple[float, int]] = []
     for run in runs:
         for _, began, ended in _times(run):
@@ -126,7 +126,7 @@ def _in_flight(runs: Iterable[Ran], clock: _Clock) -> Iterator[Event]:
 
 
 def _times(run: Ran) -> list[tuple[Any, float, float]]:
-    """The records of answers that are there, with when they were asked for and when they were there; in that order."""
+    """Return the records of arrived answers, with request and arrival times; in that order."""
     found = [(record, spent[1], spent[2]) for record in run.records() if (spent := record.result.spent) is not None]
     return sorted(found, key=lambda timed: timed[1:])
 
@@ -140,7 +140,7 @@ def _run(run: Ran, pid: int, clock: _Clock, names: list[Event], flows: Iterator[
     ended = {"requests": len(times), **({} if failure is None else {"ended": f"raised {type(failure).__name__}"})}
     yield {"ph": "X", "cat": "program", "name": run.name, "pid": pid, "tid": 0, **clock.span(run.began, end), "args": ended}
     lanes = _Lanes(pid, names)
-    latest: dict[str, tuple[Event, float]] = {}  # of each branch, what was asked last, and when that was there
+    latest: dict[str, tuple[Event, float]] = {}  # by branch, the last request and the arrival of its answer
     for record, began, ended in times:
         stream, usage = record.address[2], record.result.usage
         if stream in latest and record.ahead != "wasted":  # its prompt ends with that answer
@@ -165,7 +165,7 @@ def _source(loc: Loc | None) -> dict[str, str]:
 
 
 def _flow(name: str, start: Event, end: Event, flows: Iterator[int]) -> Iterator[Event]:
-    """An arrow from the end of one event to the beginning of another."""
+    """Return an arrow from the end of one event to the beginning of another."""
     number = next(flows)
     tie = {"cat": "flow", "name": name, "id": number}
     yield {"ph": "s", **tie, "pid": start["pid"], "tid": start["tid"], "ts": min(round(start["ts"] + start["dur"], 3), end["ts"])}
@@ -173,8 +173,8 @@ def _flow(name: str, start: Event, end: Event, flows: Iterator[int]) -> Iterator
 
 
 class _Lanes:
-    """Tracks by name; a further one where an event would overlap another. Events of a name come by their beginnings, or
-    the lanes are more than needed."""
+    """Tracks by name; a further one where an event would overlap another. Events of a name must come in order of their
+    beginnings, or more lanes than needed are made."""
 
     def __init__(self, pid: int, names: list[Event]) -> None:
         self._pid, self._names = pid, names

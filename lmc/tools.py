@@ -1,10 +1,10 @@
-"""Tools: functions as a model is told of them, its calls as data, and results as messages. Executes nothing.
+"""Tools: descriptions of functions for a model, its calls as data, and results as messages. Executes nothing.
 
 A result carries the call that it answers, as one line of JSON before the result's text:
 
     message of the role "tool":  {"id": "call_1", "name": "search", "arguments": {"query": "tea"}}\\nTea is …
 
-so that a prompt is literal text wherever it goes, and whoever writes it for an API finds the call again.
+so that a prompt stays literal text everywhere, and an API client can recover the call.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Call = Mapping[str, Any]
 
 
 def described(tools: Any) -> str:
-    """The tools of a `gen` as JSON text: a list of name, description and parameters. JSON text stays what it is.
+    """Describe the tools of a `gen` as JSON text: a list of name, description and parameters. JSON text is returned
+    unchanged.
 
-    A tool is a function, whose signature and docstring say how it is called, or a dict of OpenAI's form.
-    Raises ArgumentError or ParameterError for anything else, and for two of one name.
+    A tool is a function, whose signature and docstring say how it is called, or a dict of OpenAI's form. Raises
+    ArgumentError or ParameterError for anything else, and for two with the same name.
     """
     if isinstance(tools, str):
         return tools
@@ -53,7 +54,7 @@ class Described(str):
         return made
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)  # functions stay where they are
+        return str, (str(self),)  # functions are not copied
 
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -106,7 +107,7 @@ def _object(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str,
 
 
 def call_of(id: str, name: str, arguments: str) -> Call:
-    """A call as a model wrote it."""
+    """Return a call as a model wrote it."""
     try:
         read: Any = json.loads(arguments or "{}")
     except ValueError:
@@ -115,14 +116,15 @@ def call_of(id: str, name: str, arguments: str) -> Call:
 
 
 def call_line(call: Any) -> str:
-    """A call as the line that a result begins with."""
+    """Return a call as the line that a result begins with."""
     if not isinstance(call, Mapping) or not isinstance(call.get("id"), str) or not isinstance(call.get("name"), str):
         raise ArgumentError(f'tool_result() takes one of get_meta_info(…)["tool_calls"] first, not {call!r}')
     return json.dumps({"id": call["id"], "name": call["name"], "arguments": call.get("arguments", {})}, ensure_ascii=False) + "\n"
 
 
 def with_calls(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with their results as OpenAI has them: the calls are with the assistant's message before the results."""
+    """Return messages with their results in OpenAI's form: the calls are in the assistant's message before the
+    results."""
     found: list[dict[str, Any]] = []
     asked: dict[str, Any] | None = None
     for message in messages:

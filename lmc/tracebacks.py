@@ -1,8 +1,10 @@
-"""What errors show: the user's frames: those of lmc are left out of what comes back from a public call, unless LMC_DEBUG is set.
+"""Tracebacks of errors: only the user's frames. lmc's are left out of errors from a public call, unless LMC_DEBUG is
+set.
 
     before  your line ─► lmc … ─► your program ─► lmc … (raised)        after  your line ─► your program
 
-Notes say what the message does not: the item of a batch, and that an answer is text. An error that never came through the user's own code, and is none of lmc's, is a fault of lmc: its traceback is left as it is.
+Notes add what the message lacks: the item of a batch, and that an answer is text. An error that never passed through
+the user's code and is not one of lmc's own types is a bug in lmc: its traceback is left as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def users_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of what users call: errors come back without the frames of lmc. Functions, coroutine functions and generators.
+    """Decorate a public function so that its errors leave without lmc's frames. Functions, coroutine functions and
+    generators.
 
     A bare `raise` adds no entry for its own frame, so that nothing of the decorator is left either.
     """
@@ -70,7 +73,7 @@ def hide_in_constructor(cls: type[Any]) -> None:
 
 
 def hide(error: BaseException) -> None:
-    """Take lmc's frames out of the traceback of an error that is about to leave lmc, and of those that it came of."""
+    """Take lmc's frames out of the traceback of an error that is about to leave lmc, and of those of its causes."""
     if isinstance(error, TypeError) and not isinstance(error, LmcError):
         _explain_text(error)
     if settings().debug:
@@ -107,7 +110,7 @@ def _entries(error: BaseException) -> list[TracebackType]:
 
 
 def _ours(entries: list[TracebackType]) -> list[bool]:
-    """Which entries are of lmc, or of Python's library called by lmc."""
+    """Return which entries are lmc's, or those of Python's library called by lmc."""
     found: list[bool] = []
     ours = False
     for entry in entries:
@@ -118,7 +121,7 @@ def _ours(entries: list[TracebackType]) -> list[bool]:
 
 
 def _is_library(file: str) -> bool:
-    """Of Python's own library; what is installed may be a user's program."""
+    """Return whether a file is of Python's own library; an installed package may be a user's program."""
     return file.startswith((_LIBRARY, "<frozen")) and "site-packages" not in file
 
 
@@ -126,20 +129,20 @@ def _is_library(file: str) -> bool:
 
 
 def note(error: BaseException, text: str) -> None:
-    """Add a note that is not there yet: one error may be raised more than once."""
+    """Add a note unless it is there already: one error may be raised more than once."""
     if text not in getattr(error, "__notes__", ()):
         error.add_note(text)
 
 
 def note_item(error: BaseException, index: int, bound: inspect.BoundArguments) -> None:
-    """Say which item of a batch an error is of; `bound` are its arguments, the state among them first."""
+    """Note which item of a batch an error belongs to; `bound` are its arguments, the state among them first."""
     given = list(bound.arguments.items())[1:]
     shown = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in given)
     note(error, f"(item {index} of the batch: {shown or 'no arguments'})")
 
 
 def _explain_text(error: TypeError) -> None:
-    """Say of an expression like `s["n"] + 1` that the answer in it is text."""
+    """Note on an expression like `s["n"] + 1` that the answer in it is text."""
     entries = _entries(error)
     last = next((entry for entry, ours in reversed(list(zip(entries, _ours(entries)))) if not ours), None)
     if last is None:
@@ -165,7 +168,7 @@ def _states(variables: Mapping[str, Any]) -> dict[str, Any]:
 def _value(state: Any, name: str) -> Any:
     try:
         return state[name]
-    except Exception:  # whatever it is: it is not what this error is about
+    except Exception:  # its own failure must not hide this error
         return None
 
 
@@ -180,7 +183,7 @@ def _as_number(text: str) -> str | None:
 
 
 def _expression(entry: TracebackType) -> ast.AST:
-    """The expression that an entry of a traceback points at; an empty module where its source is not there."""
+    """Return the expression that a traceback entry points at; an empty module if its source is not there."""
     positions = list(entry.tb_frame.f_code.co_positions())
     first, last, start, end = positions[entry.tb_lasti // 2]
     if first is None or last is None or start is None or end is None:

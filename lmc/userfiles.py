@@ -1,7 +1,7 @@
-"""What the command line reads and writes: program files (`FILE.py:fn`), arguments (`k=v`) and JSONL of results; items are in items.py.
+"""Files of the command line: program files (`FILE.py:fn`), arguments (`k=v`) and JSONL of results; items are in
+items.py.
 
-Everything that is wrong with them is a `UsageError` that names the file, the line and the remedy, raised before a
-model is asked.
+Every fault in them is a `UsageError` that names the file, the line and the remedy, raised before a model is asked.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ Item = dict[str, Any]
 
 
 class UsageError(LmcError):
-    """Something the user typed or named on the command line that cannot be used as given."""
+    """Invalid command-line input: something the user typed or named cannot be used as given."""
 
 
 # -- programs ------------------------------------------------------------------------------------------------------
 
 
 def load_program(target: str) -> Any:
-    """The lmc function that `FILE.py:fn` names (`:fn` may be left out when the file has one program), or that of a saved program, `FILE.lmcp`."""
+    """Load the lmc function that `FILE.py:fn` names (`:fn` is optional if the file has one program), or that of a saved
+    program, `FILE.lmcp`."""
     if target.endswith(".lmcp"):
         return _saved(Path(target))
     path, _, name = target.partition(":") if not target.endswith(".py") else (target, "", "")
@@ -52,7 +53,7 @@ def load_program(target: str) -> Any:
 
 
 def _saved(path: Path) -> Any:
-    from lmc.runahead.saved import SavedFile  # it knows programs, which are imported only where they are needed
+    from lmc.runahead.saved import SavedFile  # imports programs, which only some commands need
 
     function = SavedFile.read(path).function
     sys.path.insert(0, str(path.resolve().parent))  # its modules may be beside it
@@ -66,7 +67,7 @@ def _is_saved(program: Any) -> bool:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a user's file as `python FILE.py` would find its neighbours, but not as `__main__`."""
+    """Import a user's file as `python FILE.py` would find its neighbours, but not as `__main__`."""
     if not path.exists():
         raise UsageError(f"no such file: {path} (looked in {Path.cwd()}); the form is FILE.py:FUNCTION")
     if path.is_dir() or path.suffix != ".py":
@@ -82,7 +83,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def programs_of(module: ModuleType) -> dict[str, Any]:
-    """The programs of a module by name."""
+    """Return the programs of a module by name."""
     from lmc.frontend.interpreter import Function
 
     return {name: value for name, value in vars(module).items() if isinstance(value, Function)}
@@ -92,16 +93,17 @@ def programs_of(module: ModuleType) -> dict[str, Any]:
 
 
 def parameters(program: Any) -> dict[str, inspect.Parameter]:
-    """The program's parameters after the state, by name."""
+    """Return the program's parameters after the state, by name."""
     try:
         signature = program.signature if _is_saved(program) else inspect.signature(program.func, eval_str=True)
-    except NameError:  # an annotation that only a type checker can resolve
+    except NameError:  # annotation resolvable only by a type checker
         signature = inspect.signature(program.func)
     return {p.name: p for p in list(signature.parameters.values())[1:]}
 
 
 def parse_arguments(program: Any, pairs: Iterable[str]) -> Item:
-    """`k=v` pairs as keyword arguments; a value is text unless its parameter's annotation or default says JSON."""
+    """Parse `k=v` pairs as keyword arguments; a value is text unless its parameter's annotation or default says
+    JSON."""
     known = parameters(program)
     found: Item = {}
     for pair in pairs:
@@ -117,7 +119,7 @@ def parse_arguments(program: Any, pairs: Iterable[str]) -> Item:
 
 
 def check_arguments(program: Any, given: Item, where: str = "") -> None:
-    """Refuses an item that lacks a required argument of the program."""
+    """Refuse an item that lacks a required argument of the program."""
     missing = [name for name, p in parameters(program).items() if _required(p) and name not in given]
     if missing:
         raise UsageError(f"{where + ': ' if where else ''}{program.name} needs the argument "
@@ -126,7 +128,7 @@ def check_arguments(program: Any, given: Item, where: str = "") -> None:
 
 
 def describe(program: Any) -> str:
-    """The program's parameters as text, e.g. `question: str, max_steps=4`."""
+    """Return the program's parameters as text, e.g. `question: str, max_steps=4`."""
     return ", ".join(str(p) for p in parameters(program).values()) or "none"
 
 
@@ -149,7 +151,7 @@ def _place(program: Any) -> str:
 
 
 def value_of(program: Any, parameter: inspect.Parameter | None, text: str, given: str) -> Any:
-    """A text as a parameter's value: itself, or what it is as JSON; `given` says where it stands."""
+    """Parse a text as a parameter's value: itself, or JSON; `given` names its source in errors."""
     if parameter is None or not is_json(parameter):
         return text
     try:
@@ -165,7 +167,7 @@ def is_json(parameter: inspect.Parameter) -> bool:
 
 
 def _kind(parameter: inspect.Parameter) -> Any:
-    """The annotation (`list` for `list[str]`), else the type of the default, else None."""
+    """Return the annotation (`list` for `list[str]`), else the type of the default, else None."""
     if parameter.annotation is not parameter.empty:
         return getattr(parameter.annotation, "__origin__", parameter.annotation)
     return type(parameter.default) if parameter.default not in (parameter.empty, None) else None
@@ -175,7 +177,7 @@ def _kind(parameter: inspect.Parameter) -> Any:
 
 
 def objects(text: str, name: str) -> Iterator[tuple[int, Item]]:
-    """Line number and JSON object of each line of a file's text that is not empty."""
+    """Yield line number and JSON object of each line of a file's text that is not empty."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, _object(line, Loc(name, number))
@@ -197,7 +199,7 @@ def _object(line: str, loc: Loc) -> Item:
 
 @dataclass(frozen=True)
 class Digests:
-    """What a record must have been made of to be the result of an item: the item, and what ran it."""
+    """Digests that a record must match to be the result of an item: the item, and what ran it."""
 
     items: tuple[str, ...]
     run: str
@@ -208,7 +210,8 @@ class Digests:
 
 
 def digests(program: Any, arguments: Iterable[Item], places: Iterable[str], options: Mapping[str, Any], backend: str) -> Digests:
-    """Digests of every item's arguments, and of program (file name and function), backend and sampling options."""
+    """Compute digests of every item's arguments, and of program (file name and function), backend and sampling
+    options."""
     what = [Path(program.loc.file).name, program.name, backend, dict(options)]
     return Digests(tuple(map(_digest, arguments)), _digest(what), tuple(places))
 
@@ -219,13 +222,13 @@ def _digest(x: Any) -> str:
 
 
 class Results:
-    """A JSONL file of result records, each written when its run is over; in the order of the items once it is closed.
+    """A JSONL file of result records, each written when its run ends; sorted by item when the file is closed.
 
     resume     keeps the records of an earlier run that hold no error (`done` names their indices), if they belong to
                these items and this program; refuses the file otherwise
     overwrite  replaces what is there; with `resume` only the records that do not belong here
 
-    Making one only reads and refuses; the file is opened by `with`.
+    The constructor only reads and checks; the file is opened by `with`.
     """
 
     def __init__(self, path: Path | None, expected: Digests | None = None, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -249,7 +252,7 @@ class Results:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the file, its records in input order."""
+        """Close the file, its records in input order."""
         if self.path is None:
             return
         self._stream.close()
@@ -270,7 +273,7 @@ class Results:
         self.written += 1
 
     def _earlier(self, path: Path, expected: Digests, overwrite: bool) -> dict[int, Item]:
-        """The records of an earlier run that stand for their items."""
+        """Return the records of an earlier run that are results of its items."""
         kept: dict[int, Item] = {}
         rows, torn = _records(path)
         if torn:
@@ -288,7 +291,7 @@ class Results:
 
 
 def _mismatch(row: Item, expected: Digests) -> str:
-    """Why a record is not the result of the item with its index; "" if it is."""
+    """Return why a record is not the result of the item with its index; "" if it is."""
     index, found = row.get("index"), row.get("digest")
     if not isinstance(index, int) or not isinstance(found, dict):
         return "this is not a result of `lmc run --input` (it has no index and digest)"
@@ -302,7 +305,8 @@ def _mismatch(row: Item, expected: Digests) -> str:
 
 
 def _records(path: Path) -> tuple[list[tuple[int, Item]], bool]:
-    """The records of a results file with their line numbers, and whether its last line was torn off (and is left out)."""
+    """Return the records of a results file with their line numbers, and whether its last line was torn off (and is left
+    out)."""
     try:
         whole, newline, last = path.read_bytes().rpartition(b"\n")
     except OSError as error:
@@ -321,7 +325,7 @@ def _records(path: Path) -> tuple[list[tuple[int, Item]], bool]:
 
 
 def check_output(output: Path | None, input_file: Path | None) -> None:
-    """Refuses an output that is the input, a folder, or a table by its name."""
+    """Refuse an output that is the input, a folder, or a table by its name."""
     if output is None:
         return
     if input_file is not None and (output.resolve() == input_file.resolve() or _same_file(output, input_file)):
@@ -348,7 +352,7 @@ def _is_file_with_text(path: Path) -> bool:
 
 
 def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
-    """Replaces a file by `rows` at once (a crash leaves the old or the new one), and leaves it open at its end."""
+    """Replace a file by `rows` atomically (a crash leaves the old or the new one), and leave it open at its end."""
     try:
         path = path.resolve()  # a link stays a link
         if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/null
@@ -364,7 +368,7 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
 
 
 def record_of(index: int, state: Any, extra: Item) -> Item:
-    """What is written of one item: its results, or the error it ended with."""
+    """Return the record of one item: its results, or the error it ended with."""
     error = state.error()
     if error is not None:
         result: Item = {"error": {"type": type(error).__name__, "message": str(error)}}

@@ -1,4 +1,5 @@
-"""Videos: what `video(…)` is given is read once, at the user's line; a model that sees picks frames of it, in its own way.
+"""Videos: the argument of `video(…)` is read once, at the user's line; a vision model picks frames of it, in its own
+way.
 
     path | bytes | data URL ──read──►  Image(bytes of an MP4, WebM, … file, Frames)
     an encoded file  ──Film──►  how many frames, how fast; some of them as RGB pixels, upright
@@ -32,14 +33,14 @@ MOST_BYTES = 512 << 20
 MOST_PIXELS = 36 << 20
 """Width times height of the largest frame: 8K."""
 MOST_FRAMES = 1 << 20
-"""Of the longest video: nine hours, 30 frames a second."""
+"""Frames of the longest video: nine hours, 30 frames a second."""
 
 _SOME = "an MP4, WebM, AVI, GIF or other video file"
 _BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 
 
 def kind_of(data: bytes) -> str | None:
-    """The name that FFmpeg has for the format that a file begins like."""
+    """Return FFmpeg's name of the format that a file's first bytes indicate."""
     if data[4:8] in _BOXES:
         return "mov"
     if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
@@ -51,7 +52,7 @@ def kind_of(data: bytes) -> str | None:
 
 
 def read(video: Image) -> Image:
-    """The video as an encoded file. Raises what is wrong with it, at `video.loc`."""
+    """Return the video as an encoded file. Raises at `video.loc`."""
     assert video.frames is not None, "no video"
     if isinstance(video.source, Checked):
         return video
@@ -82,19 +83,20 @@ def _check_file(data: bytes, loc: Loc | None) -> None:
 
 
 def data_url(video: Image) -> str:
-    """A video's file as `data:video/…`."""
+    """Return a video's file as `data:video/…`."""
     return f"data:video/{kind_of(read(video).source)};base64,{base64.b64encode(read(video).source).decode()}"
 
 
 class Film:
-    """A video that can be looked into.
+    """A decodable video.
 
     count  its frames
     rate   of them a second
     """
 
     def __init__(self, video: Image) -> None:
-        """Raises ParameterError at the video's line for what is no video, or damaged; MissingPackageError without PyAV."""
+        """Raises ParameterError at the video's line for a file that is not a video or is damaged; MissingPackageError
+        without PyAV."""
         require("video(…)", "video")
         self._data, self._loc = video.source if isinstance(video.source, bytes) else _encoded(video.source, video.loc), video.loc
         _check_file(self._data, self._loc)
@@ -117,14 +119,14 @@ class Film:
             raise ParameterError(f"video(…): {self.count} frames, and the limit is {MOST_FRAMES}; cut it", loc=self._loc)
         if video.frames is not None and (wanted := video.frames.num_frames or 0) > self.count:
             raise ParameterError(f"video(num_frames={wanted}): the video has {self.count} frames", loc=self._loc)
-        self.rate = rate or (self.count / seconds if seconds else 24.0)  # a file of one frame may say neither
+        self.rate = rate or (self.count / seconds if seconds else 24.0)  # a file of one frame may declare neither
 
     @property
     def seconds(self) -> float:
         return self.count / self.rate
 
     def at(self, indices: Sequence[int]) -> Iterator[Pillow]:
-        """Frames by their indices, which ascend, as RGB pixels."""
+        """Return frames by their indices, which ascend, as RGB pixels."""
         wanted = iter(indices)
         index = next(wanted, None)
         with self._opened() as container:

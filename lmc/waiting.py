@@ -1,4 +1,4 @@
-"""Waiting: the one way in which a program's own thread or task waits for what another thread does, an answer above all.
+"""Waiting: the one way for a program's thread or task to wait for another thread's work, above all for an answer.
 
 A thread blocks, the step of an async task is suspended (lmc/frontend/suspending.py), and the worker of a batch lets another
 program go on meanwhile (lmc/frontend/batches.py).
@@ -16,24 +16,26 @@ T = TypeVar("T")
 
 
 class Waiter(Protocol):
-    """What a thread does while it waits.
+    """A thread's policy while it waits.
 
-    pausing  it waits for a moment in which none of the others should go on either
+    pausing  it waits for a moment in which no other program should run either
     """
 
     pausing: bool
 
     def wait(self, signal: Signal, timeout: float | None) -> None:
-        """Return when `signal` is set, or after `timeout` seconds, and then not before those whose signals are set."""
+        """Return once `signal` is set or `timeout` seconds have passed, after programs whose signals are already set
+        have run."""
         ...
 
     def idle(self) -> bool:
-        """Whether nobody else could use the time of this thread, which may compute something that is of use later."""
+        """Return whether no other program could use this thread's time, so that it may compute something of later
+        use."""
         ...
 
 
 class Meter(Protocol):
-    """Counts the programs that run, and those of them that wait until something else happens. From any thread."""
+    """Counts the running programs, and those of them that wait for an event. Thread-safe."""
 
     def begins(self, programs: int) -> None: ...
 
@@ -45,7 +47,7 @@ class Meter(Protocol):
 
 
 metered: ContextVar[Meter | None] = ContextVar("metered", default=None)
-"""What counts the waits of the program that runs here; None: nothing does."""
+"""Counts the waits of the program that runs here; None: they are not counted."""
 
 
 class Share:
@@ -58,7 +60,7 @@ class Share:
             meter.begins(self._counted)
 
     def done(self) -> None:
-        """One of them has ended; another one begins in its place, if there is one."""
+        """Count one as ended; another one begins in its place, if there is one."""
         if self._meter is None:
             return
         with self._lock:
@@ -69,7 +71,7 @@ class Share:
             self._meter.ends(over)
 
     def give_up(self) -> None:
-        """No more of them are waited for; idempotent."""
+        """Stop counting the remaining ones; idempotent."""
         with self._lock:
             over, self._counted, self._left = self._counted, 0, 0
         if self._meter is not None and over:
@@ -78,7 +80,7 @@ class Share:
 
 @contextmanager
 def running(meter: Meter | None) -> Generator[None]:
-    """In the block runs one program, whose waits `meter` counts."""
+    """Run one program in the block, whose waits `meter` counts."""
     if meter is None:
         yield
         return
@@ -95,18 +97,18 @@ _lock = threading.Lock()  # guards all signals; held for a few instructions only
 _here = threading.local()
 _suspend: Callable[[Signal, float | None], bool] | None = None
 reading: set[object] = set()
-"""Tasks that wait for an answer inside of one of their steps."""
+"""Tasks that wait for an answer within one of their steps."""
 
 
 class Signal:
-    """An event that is set from any thread, and for which one thread or task at a time waits."""
+    """An event that is set from any thread, with one thread or task at a time waiting for it."""
 
     __slots__ = ("_flag", "_meter", "_wake")
 
     def __init__(self) -> None:
         self._flag = False
         self._wake: Callable[[], object] | None = None
-        self._meter: Meter | None = None  # counts whoever waits for it
+        self._meter: Meter | None = None  # counts its waiter
 
     def set(self) -> None:
         with _lock:
@@ -114,7 +116,7 @@ class Signal:
             wake, self._wake = self._wake, None
             meter, self._meter = self._meter, None
         if meter is not None:
-            meter.wakes()  # before it runs: until then it is no longer one that waits
+            meter.wakes()  # before the waiter runs: from here on it no longer counts as waiting
         if wake is not None:
             wake()
 
@@ -127,7 +129,7 @@ class Signal:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set; False if `timeout` seconds passed first."""
         if not self._flag:
-            meter = metered.get() if timeout is None else None  # who waits for a while only does something then
+            meter = metered.get() if timeout is None else None  # a waiter with a timeout does something afterwards
             if meter is None:
                 self._wait(timeout)
             else:
@@ -144,7 +146,7 @@ class Signal:
                 waiter.wait(self, timeout)
 
     def block(self, timeout: float | None = None) -> None:
-        """Wait with the whole thread."""
+        """Block the whole thread until it is set."""
         woken = threading.Lock()
         woken.acquire()
         if not self.on_set(woken.release):
@@ -160,7 +162,7 @@ class Signal:
 
 @contextmanager
 def parked(signal: Signal, meter: Meter | None) -> Generator[None]:
-    """In the block, a program waits for a signal, and `meter` counts it until that is set."""
+    """Count, in the block, a program as waiting for a signal until that is set."""
     if meter is None:
         yield
         return
@@ -174,18 +176,19 @@ def parked(signal: Signal, meter: Meter | None) -> Generator[None]:
     finally:
         with _lock:
             left, signal._meter = signal._meter, None
-        if left is not None:  # it waits no more, though the signal is not set
+        if left is not None:  # the wait ended, though the signal is not set
             left.wakes()
 
 
 def idle() -> bool:
-    """Whether no other program of this thread's batch is ready to run."""
+    """Return whether no other program of this thread's batch is ready to run."""
     waiter: Waiter | None = getattr(_here, "waiter", None)
     return waiter is None or waiter.idle()
 
 
 def pause(wait: Callable[[], T]) -> T:
-    """Wait by `wait` for a moment in which no other program of this thread's batch should go on either: they would compete for the same."""
+    """Wait by `wait` for a moment in which no other program of this thread's batch should run either: they would
+    compete for the same resource."""
     waiter: Waiter | None = getattr(_here, "waiter", None)
     if waiter is None:
         return wait()
@@ -219,7 +222,7 @@ async def is_set(signal: Signal) -> None:
 
 @contextmanager
 def waiting_by(waiter: Waiter) -> Generator[None]:
-    """In the block, this thread waits by `waiter`."""
+    """Let this thread, in the block, wait by `waiter`."""
     outer = getattr(_here, "waiter", None)
     _here.waiter = waiter
     try:
@@ -229,6 +232,7 @@ def waiting_by(waiter: Waiter) -> Generator[None]:
 
 
 def suspends_by(suspend: Callable[[Signal, float | None], bool]) -> None:
-    """From now on, `suspend` is asked first to wait: it returns False where there is no task that it could suspend."""
+    """Register `suspend`, to be tried first for every wait: it returns False if there is no task that it could
+    suspend."""
     global _suspend
     _suspend = suspend

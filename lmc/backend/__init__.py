@@ -1,1 +1,1 @@
-"""What answers requests: the protocol, and the backends."""
+"""Backends, which answer requests, and their protocol."""

@@ -1,7 +1,7 @@
 """The backend protocol: whole chains of segments go in, a handle comes back, each answer arrives when it is known.
 
-A handle names the prompt up to and including the submitted segments. It can be a parent at once, before its
-answers are there, so that a chain (text, gen, text, gen …) and all of its forks are in the backend's hands early.
+A handle names the prompt up to and including the submitted segments. It can be a parent at once, before its answers
+have arrived, so that a chain (text, gen, text, gen …) and all of its forks reach the backend early.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lmc.waiting import Signal
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one answer or one run cost. Tokens; `calls` counts requests to the model (a `select` is one).
+    """Usage of one answer or one run. Tokens; `calls` counts requests to the model (a `select` is one).
 
-    ahead_asked    requests made before the program asked (design: run-ahead)
-    ahead_used     those of them that the program then made; the others are in `calls` and tokens of nobody
-    ahead_wasted   those that were in vain, with the tokens that they are known to have cost
-    written_tokens of the prompt, what was written to a cache that charges for it, `written_hour_tokens` of those for an hour
+    ahead_asked    requests made ahead of the program (design: run-ahead)
+    ahead_used     those of them that the program then made; only these count in `calls` and tokens
+    ahead_wasted   those that were wasted, with their known cost in tokens
+    written_tokens prompt tokens written to a cache that charges for it, `written_hour_tokens` of those for an hour
     batched_calls  of the calls, those that a batch API answered
     drafted_tokens that an engine ran as drafts (docs/drafts.md), and accepted_tokens, those of them that are in the answer
     """
@@ -56,19 +56,19 @@ class Usage:
 
     @property
     def plausible(self) -> bool:
-        """Whether one request can have cost that."""
+        """Return whether one request can have this usage."""
         cache = self.cached_tokens >= 0 and 0 <= self.written_hour_tokens <= self.written_tokens
         return cache and self.cached_tokens + self.written_tokens <= self.prompt_tokens <= _MOST_TOKENS and 0 <= self.completion_tokens <= _MOST_TOKENS
 
 
 _counts = attrgetter(*[f.name for f in fields(Usage)])  # looked up once: sums are made for each answer
 
-_MOST_TOKENS = 1 << 31  # of one request: beyond every context there is
+_MOST_TOKENS = 1 << 31  # of one request: beyond any context
 
 
 class MeteredAccount(str):
-    """The name of an account that learns what each of its requests has cost: of answers when they are there, of what failed or was
-    cancelled what had been computed by then. A server of an API says nothing of the latter.
+    """The name of an account that is notified of each request's usage: for answers when they arrive, for failed or
+    cancelled ones the usage up to then. API servers do not report the latter.
 
     `told` is called from any thread, once for a request, before its answer can be read, and must only enqueue.
     """
@@ -82,18 +82,18 @@ class MeteredAccount(str):
 
 
 def charge(account: str, usage: Usage) -> None:
-    """Tells an account what a request of it has cost, if it wants to know."""
+    """Notify an account of a request's usage, if it is a `MeteredAccount`."""
     if isinstance(account, MeteredAccount):
         account.told(usage)
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a backend charges for a million tokens.
+    """Prices of a backend for a million tokens.
 
-    cached        of a prompt that were found in a cache; None: as others (`lmc.Anthropic`: a tenth)
-    written       of a prompt that were written to a cache; None: as others (`lmc.Anthropic`: 1.25 times)
-    written_hour  the same, to be kept for an hour; None: as `written` (`lmc.Anthropic`: twice)
+    cached        of a prompt, read from a cache; None: as others (`lmc.Anthropic`: a tenth)
+    written       of a prompt, written to a cache; None: as others (`lmc.Anthropic`: 1.25 times)
+    written_hour  the same, for a lifetime of an hour; None: as `written` (`lmc.Anthropic`: twice)
     batch         of a request in a batch (`deadline="24h"`), as a share of these prices
     """
 
@@ -112,11 +112,11 @@ class Prices:
                 raise ParameterError(f"Prices({name}={price!r}): a number, 0 or more, of a million tokens")
 
     def of(self, usage: Usage) -> float:
-        """What an answer cost, or several that all were batched, or none."""
+        """Return the cost of an answer, or of several that were all batched, or none of them."""
         return self.of_prompt(usage) + self._share(usage) * usage.completion_tokens * self.completion / 1e6
 
     def of_prompt(self, usage: Usage) -> float:
-        """What its prompt cost."""
+        """Return the cost of its prompt."""
         cached = self.prompt if self.cached is None else self.cached
         written = self.prompt if self.written is None else self.written
         hour = written if self.written_hour is None else self.written_hour
@@ -126,35 +126,35 @@ class Prices:
 
     @property
     def batched(self) -> Prices:
-        """Those of requests in batches, which no cache helps."""
+        """Return the prices of batched requests, without cache discounts."""
         return Prices(self.prompt * self.batch, self.completion * self.batch)
 
     def _share(self, usage: Usage) -> float:
         return 1 - (1 - self.batch) * usage.batched_calls / usage.calls if usage.batched_calls and usage.calls else 1.0
 
     def with_cache(self, read: float, write: float, write_hour: float) -> Prices:
-        """With prices of a cache, as multiples of the prompt's, where none were given."""
+        """Return the prices with cache prices, as multiples of the prompt's, filled in if missing."""
         given = ((self.cached, read), (self.written, write), (self.written_hour, write_hour))
         cached, written, hour = [self.prompt * times if price is None else price for price, times in given]
         return Prices(self.prompt, self.completion, cached, written, hour, self.batch)
 
     @property
     def most(self) -> float:
-        """For one token of any kind."""
+        """Return the highest price of one token of any kind."""
         return max(self.prompt, self.completion, self.cached or 0.0, self.written or 0.0, self.written_hour or 0.0) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a backend has done since it started; subtract two readings to measure a run.
+    """Counters of a backend since its start; subtract two readings to measure a run.
 
-    `prefilled_tokens` are prompt tokens computed, `unique_tokens` those of them that no earlier request had
-    computed: prefill optimality is unique / prefilled. `groups` were submitted (and in an engine admitted) together;
-    `twins` are samples that began with another's last prompt row, as all but the first of an n-way sample do.
-    `drafted_tokens` were run as drafts, `accepted_tokens` of them are in answers.
-    `preemptions`: answers that an engine interrupted for want of memory, and went on with later.
-    `images`: pictures in the prompts of answers; `image_hits`: those of them that the model's vision tower had not to look at for
-    that, because their KV or features were there. `tower_seconds`: what it took for the others.
+    `prefilled_tokens` are prompt tokens computed, `unique_tokens` those of them that no earlier request had computed:
+    prefill optimality is unique / prefilled. `groups` were submitted (and in an engine admitted) together; `twins` are
+    samples that began with another's last prompt row, as all but the first of an n-way sample do. `drafted_tokens` were
+    run as drafts, `accepted_tokens` of them are in answers. `preemptions`: answers that an engine interrupted for lack
+    of memory, and resumed later. `images`: pictures in the prompts of answers; `image_hits`: those of them that the
+    model's vision tower did not need to process, because their KV or features were cached. `tower_seconds`: its time
+    for the others.
     """
 
     calls: int = 0
@@ -191,9 +191,10 @@ class Counters:
 class Output:
     """A complete answer. `texts` has `n` items (one for `select`); the prompt continues with the first.
 
-    ids     the tokens of the first, where the backend's prompts go on with those; else ()
-    forced  where the first was not sampled but is what its constraint left: begin and end of each run, in characters; () where nobody knows
-    phases  when it was admitted and when its first token was there, by `time.perf_counter()` (0: no token was sampled); None where nobody knows
+    ids     the tokens of the first, if the backend's prompts continue with those; else ()
+    forced  forced parts of the first: begin and end of each run, in characters; () if unknown
+    phases  times of its admission and its first token, by `time.perf_counter()` (0: no token was sampled); None if
+            unknown
     """
 
     texts: tuple[str, ...]
@@ -209,17 +210,17 @@ class Output:
 
     @property
     def unreported(self) -> int:
-        """How many requests for it may have cost something of which nobody said how much."""
+        """Return the number of its requests whose cost, if any, was not reported."""
         return self.metas[0].get("unreported_attempts", 0) if self.metas else 0
 
     @property
     def value(self) -> str | list[str]:
-        """What `s[name]` gives: the text, or the list of texts when n > 1."""
+        """Return the value of `s[name]`: the text, or the list of texts when n > 1."""
         return self.texts[0] if len(self.texts) == 1 else list(self.texts)
 
     @property
     def meta(self) -> Mapping[str, Any] | list[Mapping[str, Any]]:
-        """What `s.get_meta_info(name)` gives: the meta info, or the list of them when n > 1."""
+        """Return the value of `s.get_meta_info(name)`: the meta info, or the list of them when n > 1."""
         return self.metas[0] if len(self.metas) == 1 else list(self.metas)
 
 
@@ -228,7 +229,7 @@ class Scored:
     """Log-probabilities of consecutive tokens of an answer, as its meta info lists them.
 
     tokens  [log-probability, id, text] of each
-    tops    the likeliest tokens at each place, in the same form; () where nobody asked for them
+    tops    the likeliest tokens at each place, in the same form; () if not requested
     """
 
     tokens: tuple[Any, ...] = ()
@@ -236,7 +237,7 @@ class Scored:
 
     @staticmethod
     def of(meta: Mapping[str, Any]) -> Scored:
-        """Those of a complete answer; none where nobody asked for any."""
+        """Return those of a complete answer; none if not requested."""
         return Scored(tuple(meta.get("output_token_logprobs") or ()), tuple(meta.get("output_top_logprobs") or ()))
 
     @staticmethod
@@ -247,12 +248,12 @@ class Scored:
         return len(self.tokens)
 
     def cut(self, start: int, end: int | None = None) -> Scored:
-        """Those of the tokens from `start` on, up to `end`."""
+        """Return those of the tokens from `start` on, up to `end`."""
         return Scored(self.tokens[start:end], self.tops[start:end])
 
     @property
     def meta(self) -> dict[str, Any]:
-        """As meta info."""
+        """Return them as meta info."""
         tops = {"output_top_logprobs": list(self.tops)} if self.tops else {}
         return {"output_token_logprobs": list(self.tokens), **tops} if self.tokens else {}
 
@@ -262,11 +263,11 @@ UNSCORED = Scored()
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a backend can answer now.
+    """Health of a backend.
 
-    state   "ok", or why not: "failed" (the last pass did; a later one may not), "stuck" (a pass does not end), "ended" (a device error: a
-            new one is needed), "closed"
-    reason  for a person; "" if it is ok
+    state   "ok", or why not: "failed" (the last pass did; a later one may not), "stuck" (a pass does not end), "ended"
+            (a device error: a new engine is needed), "closed"
+    reason  for a person; "" if ok
     """
 
     state: Literal["ok", "failed", "stuck", "ended", "closed"] = "ok"
@@ -282,7 +283,7 @@ HEALTHY = Health()
 
 @runtime_checkable
 class SaysHealth(Protocol):
-    """A backend that knows how it is; others are taken to be well."""
+    """A backend that reports its health; others count as healthy."""
 
     def health(self) -> Health: ...
 
@@ -302,15 +303,16 @@ _NOTHING_SPENT = Usage(), 0
 
 
 class Result:
-    """An answer on its way: assigned once, readable as a stream of text deltas while it grows.
+    """A pending answer: assigned once, readable as a stream of text deltas while it grows.
 
-    Backends call `feed`, then `finish` or `fail`; everybody else waits, reads or registers a callback.
-    Callbacks run in the thread that completes the result and must only enqueue.
+    Backends call `feed`, then `finish` or `fail`; all others wait, read or register a callback. Callbacks run in the
+    thread that completes the result and must only enqueue.
 
-    began, first, ended  when it was asked for, when its first text came (0: it did not stream), and when the answer was there, by `time.perf_counter()`
-    checked       the journaled run that asked for it, and a check of what was asked, once it is known (lmc.checks)
-    raised        somebody has read the error that it failed with
-    asked         what a program asked, and the fork path on which it did, for reports; None: no program did
+    began, first, ended  times of the request, the first text (0: it did not stream), and the answer, by
+                         `time.perf_counter()`
+    checked       the journaled run that requested it, and a checksum of the request, once known (lmc.durable.checks)
+    raised        its error has been raised to a reader
+    asked         the program's request, and its fork path, for reports; None: not made by a program
     in_vain       what a failed answer is known to have cost, and how many requests for it of which that is not known
     """
 
@@ -337,8 +339,8 @@ class Result:
     # backend side
 
     def feed(self, delta: str, scored: Scored = UNSCORED) -> None:
-        """More text of the first item. `scored`: its tokens, where log-probabilities were asked for and the backend knows them
-        while the answer grows; what it does not give is in the meta info at the end."""
+        """Add text of the first item. `scored`: its tokens, if log-probabilities were requested and the backend knows
+        them while the answer grows; the others are in the meta info at the end."""
         with _lock:
             if self._deltas is None:
                 self._deltas, self._scored, self.first = [], [], perf_counter()
@@ -350,7 +352,7 @@ class Result:
             notify(self)
 
     def heard(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """The growing answer has a call of a tool that is complete."""
+        """Report a complete tool call in the growing answer."""
         with _lock:
             self._heard.append((name, arguments))
             told = self._told
@@ -381,35 +383,35 @@ class Result:
 
     @property
     def error(self) -> BaseException | None:
-        """The error it ended with, or None; does not wait."""
+        """Return the error it ended with, or None; does not wait."""
         return self._error
 
     @property
     def answer(self) -> Output | None:
-        """The answer; None if it is not there, or failed. Does not wait."""
+        """Return the answer; None if it has not arrived, or failed. Does not wait."""
         return self._output
 
     @property
     def usage(self) -> Usage | None:
-        """What the answer cost; None if it is not there, or failed."""
+        """Return the answer's usage; None if it has not arrived, or failed."""
         return None if self._output is None else self._output.usage
 
     @property
     def spent(self) -> tuple[Usage, float, float] | None:
-        """What the answer cost, when it was asked for and when it was there; None if it is not, or failed."""
+        """Return the answer's usage, and the times of request and arrival; None if it has not arrived, or failed."""
         return None if self._output is None else (self._output.usage, self.began, self.ended)
 
     @property
     def deltas(self) -> Sequence[str]:
-        """Text deltas of the first item so far; a backend that does not stream gives none."""
+        """Return text deltas of the first item so far; none from a backend that does not stream."""
         return self._deltas or ()
 
     def scored(self, start: int = 0, end: int | None = None) -> Scored:
-        """Log-probabilities of the tokens of `deltas[start:end]`: of those whose text ends there."""
+        """Return log-probabilities of the tokens of `deltas[start:end]`: of those whose text ends there."""
         return Scored.joined((self._scored or ())[start:end])
 
     def on_change(self, notify: Callable[[Result], None]) -> None:
-        """Calls `notify(self)` after each delta and at the end; at once if already done."""
+        """Call `notify(self)` after each delta and at the end; at once if already done."""
         with _lock:
             if not self.done:
                 if self._callbacks is None:
@@ -419,14 +421,14 @@ class Result:
         notify(self)
 
     def on_call(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
-        """Calls `told` with each call of a tool that is complete before the answer is; at once with those that are."""
+        """Call `told` with each tool call that completes before the answer; at once for those that already have."""
         with _lock:
             heard, self._told = list(self._heard), told
         for name, arguments in heard:
             told(name, arguments)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until done; False if `timeout` seconds passed first."""
+        """Wait until done; return False if `timeout` seconds passed first."""
         if self.done:
             return True
         signal = Signal()
@@ -434,7 +436,7 @@ class Result:
         return signal.wait(timeout)
 
     def output(self) -> Output:
-        """The answer; waits for it, and raises what it failed with."""
+        """Return the answer; wait for it, and raise its error."""
         if not self.done:
             self.wait()
         if self._error is not None:
@@ -444,7 +446,7 @@ class Result:
         return self._output
 
     def stream(self) -> Iterator[str]:
-        """Text deltas of the first item as they come, ending with the answer; raises what it failed with."""
+        """Yield text deltas of the first item as they arrive, ending with the answer; raise its error."""
         changed = Signal()
         self.on_change(lambda _: changed.set())
         seen, shown = 0, 0
@@ -466,11 +468,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """What a request may cover besides its own answer: text and answers that the program is expected to have behind it.
+    """Further contents that a request may cover besides its own answer: text and answers that the program is expected
+    to have after it.
 
     tokens  that they can have, beyond the limit of the answer itself
-    gens    how many answers are among them; 0 where nobody knows
-    stop    what ends the last of them, if nothing before it can contain that
+    gens    how many answers are among them; 0 if unknown
+    stop    stops of the last of them, if no earlier part can contain them
     """
 
     tokens: int
@@ -479,14 +482,14 @@ class Beyond:
 
 
 class ProgramRun:
-    """A run of a program, as backends know it: requests that name the same one belong together, those of its sub-programs and
-    forks included. A backend may keep what it will use again until it ends.
+    """A program's run as identified to backends: requests that name the same one belong together, including those of
+    its sub-programs and forks. A backend may keep its reusable data until it ends.
 
-    program   what it is a run of: runs of equal programs need about as much memory
+    program   its program: runs of equal programs need about as much memory
     batch     runs that were started together have equal ones
-    priority  its share where others compete with it: one of 2 has twice the share of one of 1
-    account   whose share that is; "" is everybody's
-    desk      where its requests go if they have a deadline (lmc/backend/api/batches.py); None: to the server, at once
+    priority  its share under competition: 2 gets twice the share of 1
+    account   owner of that share; "": shared by all
+    desk      queue of its requests with a deadline (lmc/backend/api/batches.py); None: sent to the server at once
     """
 
     __slots__ = ("_watchers", "account", "batch", "desk", "ended", "number", "priority", "program")
@@ -500,13 +503,14 @@ class ProgramRun:
         self._watchers: list[Callable[[], None]] = []
 
     def on_end(self, notify: Callable[[], None]) -> None:
-        """Calls `notify` once the run has ended, from any thread; at once if it has."""
+        """Call `notify` once the run has ended, from any thread; at once if it has."""
         self._watchers.append(notify)
         if self.ended:
             self.end()
 
     def end(self) -> None:
-        """The program has returned, or nobody can go on with it. What is asked in its name later is asked by itself."""
+        """End the run: the program has returned, or cannot be resumed. Later requests in its name count as
+        independent."""
         self.ended = True
         while self._watchers:
             try:
@@ -523,7 +527,7 @@ _numbers = count()
 
 
 class Hints(NamedTuple):
-    """What the plan knows about a submission; a backend may use it and never needs it. A tuple, since every request has its own.
+    """Advice of the plan about a submission, which a backend may ignore. A tuple, since every request has its own.
 
     pin      keep the KV until `release`
     order    place in the plan's visit: the batch item, then depth first over its prompts
@@ -540,12 +544,12 @@ class Hints(NamedTuple):
     guess    asked ahead of a decision: in rows that others leave, and the first to give up its place. If its handle is cancelled, it
              was in vain; `handle.needed()`, where a handle has it, says that it is no guess any more
     spare    a prefill that may not be needed: only where rows of a pass are nearly free
-    run      the run of a program that it belongs to; None: it is by itself
-    priority its share where others compete with it, if it is by itself (ProgramRun)
-    account  whose share that is
-    shared   beginnings of the prompt that requests to come have in common with it: whole messages (-1: all of them), and how many
-             requests. Of a prompt of messages; what is not listed is not known
-    trace    headers with which a server of HTTP goes on with the trace that the request is part of
+    run      its program run; None: it is independent
+    priority its share under competition, if it is independent (ProgramRun)
+    account  owner of that share
+    shared   prefixes of the prompt shared with later requests: whole messages (-1: all of them), and the number of
+             requests. For prompts of messages; unlisted prefixes are unknown
+    trace    headers with which an HTTP server continues the trace of the request
     adapter  of a prefill: the adapter that what follows is asked with
     """
 
@@ -571,13 +575,13 @@ class Hints(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The account: of the run, if there is one."""
+        """Return the account: of the run, if there is one."""
         return self.account if self.run is None else self.run.account
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a target can execute. What it cannot is lowered by a pass or refused with `UnsupportedOpError`."""
+    """Capabilities of a target. Unsupported features are lowered by a pass or refused with `UnsupportedOpError`."""
 
     name: str
     constraints: frozenset[str] = frozenset()  # of Constraint.kind
@@ -596,7 +600,7 @@ class Capabilities:
     plans: bool = False  # a server elsewhere, whose plans are made before the first request, too
     max_context: int | None = None
     prices: Prices | None = None  # for budgets of cost
-    seed: int | None = None  # of runs that are given none; None: one never seen before
+    seed: int | None = None  # of runs without one; None: a fresh one
 
     @property
     def listed_adapters(self) -> tuple[str, ...]:
@@ -606,23 +610,24 @@ class Capabilities:
 
 @runtime_checkable
 class Handle(Protocol):
-    """A prompt inside the backend. Dropping the last reference frees what it holds."""
+    """A prompt inside the backend. Dropping the last reference frees its resources."""
 
     @property
     def results(self) -> Sequence[Result]:
-        """One per Gen or Select of the submission, in order."""
+        """Return one per Gen or Select of the submission, in order."""
         ...
 
     def cancel(self) -> None:
-        """Stops unfinished work of this submission; its results fail with `CancelledError`."""
+        """Cancel unfinished work of this submission; its results fail with `CancelledError`."""
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """What the interpreter and the executor need of a target. All methods are thread-safe and none waits for a model.
+    """The interface of a target to the interpreter and the executor. All methods are thread-safe and none waits for a
+    model.
 
-    A backend gets handles of its own alone, so each may name their class.
+    A backend only gets its own handles, so each may name their class.
 
     Errors that belong to the request (an invalid regex, a prompt too long) are raised by `submit` itself where they
     can be known, and otherwise fail the result.
@@ -635,19 +640,19 @@ class Backend(Protocol):
     def chat_template(self) -> ChatTemplate: ...
 
     def submit(self, parent: Any, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
-        """Extends `parent` (None: the empty prompt) by a chain of segments, in order."""
+        """Extend `parent` (None: the empty prompt) by a chain of segments, in order."""
         ...
 
     def prefill(self, parent: Any, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
-        """As `submit` with literal segments only: computes their KV where the target has one. May do nothing."""
+        """As `submit` with literal segments only: compute their KV if the target has one. May do nothing."""
         ...
 
     def release(self, handle: Any) -> None:
-        """Ends a pin. The KV stays cached until room is needed."""
+        """End a pin. The KV stays cached until room is needed."""
         ...
 
     def holds(self, handle: Any) -> bool:
-        """Whether a pin is there or on its way; a flush or a full pool may have ended it."""
+        """Return whether a pin exists or is pending; a flush or a full pool may have ended it."""
         ...
 
     def counters(self) -> Counters: ...
@@ -657,12 +662,12 @@ class Backend(Protocol):
     def server_info(self) -> dict[str, Any]: ...
 
     def close(self) -> None:
-        """Cancels what is running and frees everything; idempotent."""
+        """Cancel what is running and free everything; idempotent."""
         ...
 
 
 def seed_of(backend: Backend, given: int | None) -> int:
-    """A run's seed: the given one, else the backend's own, else one never seen before."""
+    """Return a run's seed: the given one, else the backend's own, else a fresh one."""
     if given is None:
         given = backend.capabilities.seed
     return secrets.randbits(63) if given is None else given
@@ -684,7 +689,7 @@ ANY_ADAPTER = ("*",)
 
 
 def check_supported(able: Capabilities, segments: Sequence[Segment]) -> None:
-    """Refuses what a target's capabilities do not name, before the model is asked."""
+    """Refuse requests beyond a target's capabilities, before the model is used."""
     for seg in segments:
         if seg.__class__ is Text:
             continue

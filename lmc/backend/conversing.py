@@ -2,7 +2,7 @@
 
     trail of a prompt (literal parts, answers)  ──►  messages  ──►  the model's template, or Hermes' form where that has none for tools
 
-Such a prompt is written anew for each request; what it shares with the one before comes from the radix cache.
+Such a prompt is rendered for each request; the prefix shared with the previous one comes from the radix cache.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Trail(NamedTuple):
-    """What a prompt was made of, from its end: literal parts, and the text of the answer behind them."""
+    """The parts of a prompt, from its end: literal parts, and the text of the answer after them."""
 
     before: Trail | None
     parts: tuple[Part, ...]
     answer: str = ""
 
     def pieces(self) -> list[Part]:
-        """In order, from the root."""
+        """Return them in order, from the root."""
         found: list[Trail] = []
         at: Trail | None = self
         while at is not None:
@@ -42,7 +42,7 @@ class Trail(NamedTuple):
 
     @property
     def has_results(self) -> bool:
-        """Whether results of tools are among its messages."""
+        """Return whether results of tools are among its messages."""
         at: Trail | None = self
         while at is not None:
             if any(isinstance(part, Mark) and part.role == "tool" for part in at.parts):
@@ -52,7 +52,7 @@ class Trail(NamedTuple):
 
 
 class Spoken(NamedTuple):
-    """A prompt as it is written for a model, and what may be called in the answer."""
+    """A prompt as rendered for a model, and the tools that may be called in the answer."""
 
     parts: tuple[Part, ...]
     family: Family
@@ -60,11 +60,12 @@ class Spoken(NamedTuple):
     results: int  # of calls so far: the next call's number
 
     def constrained(self, ask: Gen) -> Gen:
-        """The ask with its calls forced to names and schemas of the tools. Text that is no call stays free."""
+        """Return the request with its calls constrained to names and schemas of the tools. Text outside of calls stays
+        free."""
         return replace(ask, constraint=_calls_of(self.family, json.dumps(self.tools)), tools="") if self.tools else ask
 
     def heard(self, output: Output) -> Output:
-        """The output with its calls beside its text, as APIs give them."""
+        """Return the output with its calls besides its text, as APIs do."""
         if not self.tools:
             return output
         read = [self._read(text) for text in output.texts]
@@ -82,7 +83,8 @@ class Spoken(NamedTuple):
         return content, [call_of(f"call_{i}", call.name, call.arguments) for i, call in enumerate(calls, self.results)]
 
     def feeder(self, feed: Callable[..., None], heard: Callable[[str, Mapping[str, Any]], None]) -> Callable[..., None]:
-        """`feed` for the text alone: what may become a call waits. `heard` is told of each call as soon as its arguments are complete."""
+        """Return a `feed` for the text only: possible calls are held. `heard` is notified of each call as soon as its
+        arguments are complete."""
         if not self.tools:
             return feed
         grown, fed, told = "", 0, 0
@@ -104,7 +106,8 @@ class Spoken(NamedTuple):
 
 
 def spoken(trail: Trail, ask: Gen, whole: WholeTemplate | None, template: ChatTemplate, target: str) -> Spoken:
-    """The prompt of an ask with tools, or behind results of tools. Raises UnsupportedOpError outside of an assistant's message."""
+    """Render the prompt of a request with tools, or after results of tools. Raises UnsupportedOpError outside of an
+    assistant's message."""
     tools: list[dict[str, Any]] = json.loads(ask.tools) if ask.tools else []
     messages, begun = _messages(trail.pieces())
     if begun is None:
@@ -125,7 +128,8 @@ def spoken(trail: Trail, ask: Gen, whole: WholeTemplate | None, template: ChatTe
 
 
 def _messages(pieces: Sequence[Part]) -> tuple[list[dict[str, Any]], list[Part] | None]:
-    """Closed messages as OpenAI has them, and what the open assistant's message begins with; None where none is open."""
+    """Return closed messages in OpenAI's form, and the beginning of the open assistant's message; None if none is
+    open."""
     found: list[dict[str, Any]] = []
     content: list[Part] | None = None
     role = ""
@@ -141,7 +145,8 @@ def _messages(pieces: Sequence[Part]) -> tuple[list[dict[str, Any]], list[Part] 
 
 
 def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As transformers hands messages to templates: arguments as objects, ids of nine characters, which some templates want."""
+    """Return messages as transformers passes them to templates: arguments as objects, ids of nine characters, which
+    some templates require."""
     calls = [_call_as_seen(call) for call in message.get("tool_calls", ())]
     seen = {**message, **({"tool_calls": calls} if calls else {})}
     return {**seen, "tool_call_id": _short(message["tool_call_id"])} if "tool_call_id" in message else seen
@@ -158,7 +163,7 @@ def _short(id: str) -> str:
 
 
 def _as_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Messages of a template that has no form for tools: as Hermes writes them."""
+    """Return messages for a template that has no form for tools: in Hermes' form."""
     turns: list[tuple[str, str]] = []
     for message in messages:
         content = message["content"]
@@ -187,7 +192,8 @@ For each call, answer with a JSON object with its name and arguments within tags
 
 
 def _calls_of(family: Family, tools: str) -> Constraint:
-    """Free text, in which whatever begins like a call is one of these tools, with arguments of its schema."""
+    """Return a grammar of free text in which everything that begins like a call is one of these tools, with arguments
+    of its schema."""
     tags = [family.tag(tool["name"], tool["parameters"]) for tool in json.loads(tools)]
     form = {"type": "triggered_tags", "triggers": [family.trigger], "tags": tags}
     return make_constraint("structural_tag", {"type": "structural_tag", "format": form})

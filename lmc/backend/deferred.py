@@ -1,4 +1,4 @@
-"""Requests that are made when somebody wants their answer: what nothing is known to read costs nothing."""
+"""Deferred requests, made when their answer is needed: one without a known reader costs nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmc.backend.base import Handle, Output, Result
 
 
 class Deferred(Result):
-    """An answer that is asked for when somebody waits for it, reads it or watches it."""
+    """An answer that is requested when it is waited for, read or watched."""
 
     __slots__ = ("_lock", "_submit", "handle")
 
@@ -21,17 +21,18 @@ class Deferred(Result):
 
     @property
     def begun(self) -> bool:
-        """Whether it was asked for."""
+        """Return whether it was requested."""
         return self._submit is None
 
     def begin(self) -> Handle | None:
-        """Ask, if nobody did; the backend's handle, or None if it refused, which is then this answer's error."""
+        """Make the request, if it was not made; return the backend's handle, or None if it refused, which is then this
+        answer's error."""
         with self._lock:
             submit, self._submit = self._submit, None
             if submit is not None:
                 try:
                     self.handle = submit()
-                except Exception as error:  # raised where the answer is read
+                except Exception as error:  # raised when the answer is read
                     self.fail(error)
         if submit is not None and self.handle is not None:
             self.handle.results[0].on_change(self._follow)
@@ -59,12 +60,12 @@ class Deferred(Result):
 
 
 def is_asked(answer: Result) -> bool:
-    """Whether an answer was asked for, or will be without anybody reading it."""
+    """Return whether an answer was requested, or will be without being read."""
     return answer.__class__ is not Deferred or answer.begun  # type: ignore[attr-defined]
 
 
 class DeferredHandle:
-    """The prompt with a deferred answer: going on from it asks."""
+    """The prompt with a deferred answer: extending it makes the request."""
 
     __slots__ = ("__weakref__", "_result", "results")
 
@@ -73,7 +74,7 @@ class DeferredHandle:
         self.results: Sequence[Result] = (result,)
 
     def begin(self) -> Handle:
-        """The backend's own handle. Raises what the backend refused the request with."""
+        """Return the backend's own handle. Raises the backend's refusal of the request."""
         handle = self._result.begin()
         if handle is None:
             assert self._result.error is not None
@@ -81,6 +82,6 @@ class DeferredHandle:
         return handle
 
     def cancel(self) -> None:
-        """Stop the request, if it was made."""
+        """Cancel the request, if it was made."""
         if self._result.handle is not None:
             self._result.handle.cancel()

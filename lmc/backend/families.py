@@ -1,7 +1,7 @@
-"""Tool calls: how families of models write them, read from their templates; calls out of answers.
+"""Tool calls: the formats of model families, detected from their templates; parsing of calls from answers.
 
-What a family writes is known for Hermes and Qwen (`<tool_call>{…}</tool_call>`), Llama 3 (`{"name": …, "parameters": …}`)
-and Mistral (`[TOOL_CALLS][{…}]`, whose mark is a special token and not part of the text). Other templates are refused.
+The format is known for Hermes and Qwen (`<tool_call>{…}</tool_call>`), Llama 3 (`{"name": …, "parameters": …}`) and
+Mistral (`[TOOL_CALLS][{…}]`, whose mark is a special token and not part of the text). Other templates are refused.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How calls are written.
+    """A format of calls.
 
-    opening   what a call begins with; text that cannot become one is content
-    anywhere  whether calls may follow content; else an answer is calls from its beginning on, or none
+    opening   the beginning of a call; text that cannot become one is content
+    anywhere  whether calls may follow content; else an answer begins with calls, or has none
     key       of the arguments
     """
 
@@ -38,7 +38,7 @@ class Family:
     key: str = "arguments"
 
     def settled(self, text: str) -> int:
-        """How much of a growing answer is content for certain."""
+        """Return how much of a growing answer is certainly content."""
         if self.anywhere:
             at = text.find(self.opening)
             if at >= 0:
@@ -51,7 +51,7 @@ class Family:
         return 0 if not begun or begun.startswith(self.opening) else len(text)
 
     def split(self, text: str) -> tuple[str, list[Call]]:
-        """Content and calls of a complete answer. What does not parse as a call is content."""
+        """Return content and calls of a complete answer. Text that does not parse as a call is content."""
         if self.name == "hermes":
             found = [_call(m[1], self.key) for m in _HERMES.finditer(text)]
             if not found or None in found:
@@ -64,24 +64,24 @@ class Family:
         return "", [c for c in calls if c is not None]
 
     def closed(self, text: str) -> list[Call]:
-        """Calls of a growing answer whose arguments are complete."""
+        """Return calls of a growing answer whose arguments are complete."""
         values = [m[1] for m in _HERMES.finditer(text)] if self.name == "hermes" else _closed_objects(text) if self.settled(text) == 0 else []
         calls = [_call(value, self.key) for value in values]
         return [call for call in calls if call is not None]
 
     @property
     def trigger(self) -> str:
-        """What free text becomes a call behind."""
+        """Return the text after which free text becomes a call."""
         return {"hermes": "<tool_call>", "llama3": '{"name": ', "mistral": '[{"name": '}[self.name]
 
     def required(self, tools: Sequence[tuple[str, dict[str, Any] | None]]) -> Constraint:
-        """What an answer that must be a call of one of `tools` (name, schema of its arguments) has to match."""
+        """Return the constraint on an answer that must be a call of one of `tools` (name, schema of its arguments)."""
         tags = [self.tag(name, schema if schema is not None else {"type": "object"}) for name, schema in tools]
         form = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
         return make_constraint("structural_tag", {"type": "structural_tag", "format": form})
 
     def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
-        """A call of a tool, with arguments of its schema."""
+        """Return the tag of a tool call, with arguments of its schema."""
         head = f'{{"name": {json.dumps(name)}, "{self.key}": '
         begin, end = {"hermes": ("<tool_call>\n", "\n</tool_call>"), "llama3": ("", ""), "mistral": ("[", "]")}[self.name]
         content = {"type": "json_schema", "json_schema": schema}
@@ -95,7 +95,7 @@ MISTRAL = Family("mistral", "[", False)
 
 
 def family_of(template: str) -> Family | None:
-    """The family whose calls a Jinja template describes; None where it is none that is known."""
+    """Return the family whose calls a Jinja template describes; None for an unknown one."""
     if "<tool_call>" in template and "<function=" not in template:
         return HERMES
     if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
@@ -119,7 +119,7 @@ def _as_call(value: Any, key: str) -> Call | None:
 
 
 def _closed_objects(text: str) -> list[str]:
-    """The texts of the objects that `{…}; {…}` or `[{…}, {…}` has so far."""
+    """Yield the texts of the complete objects in a growing `{…}; {…}` or `[{…}, {…}`."""
     found: list[str] = []
     at, decoder = 0, json.JSONDecoder()
     while at < len(text):
@@ -136,7 +136,7 @@ def _closed_objects(text: str) -> list[str]:
 
 
 def _json_values(text: str) -> list[Any]:
-    """The objects of `{…}; {…}` or of `[{…}, {…}]`; none where the text is anything else."""
+    """Return the objects of `{…}; {…}` or of `[{…}, {…}]`; none if the text is anything else."""
     values: list[Any] = []
     at, decoder = 0, json.JSONDecoder()
     while at < len(text):

@@ -1,12 +1,12 @@
 """The local backend: segments become token requests for the engine in this process, and a handle is a place in a prompt.
 
 A handle's prompt is  closed ids (as computed and as generated, never encoded again)  +  an open run of literal parts.
-The open run is encoded as one whenever something is asked, whatever appends and forks cut it into; an answer closes it.
+The open run is encoded as one at each request, however appends and forks cut it; an answer closes it.
 
-Who keeps what alive:
+Ownership of objects:
 
     Handle ──► _Step ──► its parent _Step (until it has started)       the engine knows steps only weakly:
-    Result ──► _Step                                                   when nobody wants an answer any more,
+    Result ──► _Step                                                   when an answer is no longer referenced,
     _Step  ╌╌► Result, children, (engine) Request                      its step dies and cancels its requests
 """
 
@@ -79,7 +79,7 @@ class _State(Enum):
 
 
 class _Step:
-    """One literal stretch and what is asked after it; knows the place after it once it is DONE."""
+    """One literal stretch and the request after it; knows the position after it once it is DONE."""
 
     __slots__ = (
         "__weakref__",
@@ -110,7 +110,7 @@ class _Step:
     ) -> None:
         self.backend, self.parent, self.parts, self.ask, self.hints = backend, parent, parts, ask, hints
         self.namespace: str = hints.namespace or (parent.namespace if parent is not None else "")
-        self.group: Group | None = None  # until its requests have arrived there
+        self.group: Group | None = None  # until its requests have joined it
         self.state = _State.WAITING
         self.wants_prefill = False
         self.after = ROOT
@@ -121,7 +121,7 @@ class _Step:
         self.result: weakref.ref[_LocalResult] | None = None
 
     def __del__(self) -> None:
-        # may run in any thread, at any moment, also inside the garbage collector: only ever posts
+        # may run in any thread, at any moment, also inside the garbage collector: must only post
         if self.state is _State.RUNNING:
             self.charge_unfinished(self.requests)
         for req in self.requests:
@@ -129,14 +129,14 @@ class _Step:
         self.backend.leave(self)
 
     def charge_unfinished(self, requests: Sequence[Request]) -> None:
-        """Tells its account what was computed for an answer that nobody gets."""
+        """Charge its account for the computation of an answer that is no longer wanted."""
         if self.ask is not None and requests:  # of several samples each has the prompt, which counts once
             prompts, answers = zip(*map(_computed, requests), strict=True)
             charge(self.hints.owner, Usage(max(prompts), sum(answers), calls=1))
 
     def tell(self, act: str, *args: Any) -> None:
-        """Calls a method of the result, if anybody still holds it. What those raise who listen to it is theirs: what waits for
-        this step goes on."""
+        """Call a method of the result, if it is still referenced. Exceptions of its listeners are their own: steps
+        waiting for this one continue."""
         result = self.result() if self.result is not None else None
         if result is not None:
             try:
@@ -146,7 +146,7 @@ class _Step:
 
 
 class _LocalResult(Result):
-    """A result that keeps its work alive for as long as somebody may read it."""
+    """A result that keeps its work alive while it may still be read."""
 
     __slots__ = ("__weakref__", "_step")
 
@@ -172,14 +172,14 @@ class LocalHandle:
         return self.steps[-1]
 
     def needed(self) -> None:
-        """It was a guess, and is none any more."""
+        """Mark as needed: it was a guess, and is none any longer."""
         for step in self.steps:
             step.hints = step.hints._replace(guess=False)
             for req in step.requests:
                 req.guess = False
 
     def cancel(self) -> None:
-        """Stops what is unfinished; its results, and those of everything that depends on them, fail."""
+        """Cancel unfinished parts; their results, and those of everything that depends on them, fail."""
         error = CancelledError("the request was cancelled before its answer was complete")
         for step in self.steps:
             step.backend.abort(step, error)
@@ -189,10 +189,10 @@ class LocalHandle:
 
 
 class LocalBackend:
-    """The Backend protocol over an engine core. `Engine` is this with a model loaded; tests put their own parts in.
+    """The Backend protocol over an engine core. `Engine` is this with a model loaded; tests substitute their own parts.
 
-    seam="token": generated text keeps its ids.  seam="text": an answer's text joins the literal run and is encoded
-    again with what follows, as engines that take only text do.
+    seam="token": generated text keeps its ids. seam="text": an answer's text joins the literal run and is re-encoded
+    with the following text, as in text-only engines.
     """
 
     def __init__(
@@ -272,13 +272,13 @@ class LocalBackend:
 
     @chat_template.setter
     def chat_template(self, template: ChatTemplate) -> None:
-        """Another template than the model's own, for runs that start later: `lmc.get_chat_template(name)`."""
+        """Set another template than the model's own, for later runs: `lmc.get_chat_template(name)`."""
         self._asker.use_template(template)
         self.whole_template = None
         self._template = template
 
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
-        """Extends `parent` by a chain of segments; see Backend.submit."""
+        """Extend `parent` by a chain of segments; see Backend.submit."""
         self._check(segments)
         hints = hints or Hints()
         self._core.give_way()
@@ -286,9 +286,9 @@ class LocalBackend:
         return self._enter(parent, self._steps(parent, segments, hints))
 
     def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
-        """Computes the KV of literal segments and pins it until `release`, or until the handle is dropped.
+        """Compute the KV of literal segments and pin it until `release`, or until the handle is dropped.
 
-        The last tokens, which the text that follows may still change, are left for later.
+        The last tokens, which the following text may still change, are left for later.
         """
         self._check(segments)
         if any(isinstance(segment, Gen | Select) for segment in segments):
@@ -302,7 +302,7 @@ class LocalBackend:
         return self._enter(parent, steps)
 
     def release(self, handle: Handle) -> None:
-        """Ends a pin. A prefill that has not run is not run: what goes on from it computes what it needs itself."""
+        """End a pin. A prefill that has not run is dropped: its continuations compute their prompts themselves."""
         assert isinstance(handle, LocalHandle)
         for step in handle.steps:
             if step.wants_prefill:
@@ -318,7 +318,7 @@ class LocalBackend:
         return found if eyes is None else eyes.counters(found)
 
     def flush_cache(self) -> None:
-        """Drops all cached KV that nothing running needs, and what was seen of pictures; returns when it is gone."""
+        """Drop all cached KV that no running request needs, and all cached pictures; return when it is gone."""
         self._core.call(self._scheduler.flush)
         if self._asker.eyes is not None:
             self._core.call(self._asker.eyes.flush)
@@ -334,7 +334,8 @@ class LocalBackend:
         }
 
     def health(self) -> Health:
-        """How the engine is. After a pass that failed it is asked for one token, so that one which is well again says so."""
+        """Return the engine's health. After a failed pass, one token is requested, so that a recovered engine reports
+        so."""
         found = self._core.health
         if found.state == "failed" and (self._trial is None or self._trial.results[0].done):
             self._trial = self.submit(None, (Text(("a",)), Gen(SamplingParams(max_new_tokens=1, temperature=0))))
@@ -354,7 +355,7 @@ class LocalBackend:
     # -- for people and tests ----------------------------------------------------------------------------------
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text by itself is, for plans and predictions."""
+        """Return the tokens of a text by itself, for plans and predictions."""
         return len(self._words.encode((text,), at_start=False)) if text else 0
 
     @property
@@ -362,12 +363,12 @@ class LocalBackend:
         return self._words
 
     def encode(self, parts: Sequence[Part]) -> list[int]:
-        """The token ids of literal parts at the start of a prompt."""
+        """Return the token ids of literal parts at the start of a prompt."""
         return self._asker.ids(Place(ROOT.closed, tuple(parts))).tolist()
 
     @property
     def drafts(self) -> Setting:
-        """How many tokens are drafted (see Engine); may be set at any time."""
+        """Return how many tokens are drafted (see Engine); may be set at any time."""
         return self._scheduler.drafts.setting
 
     @drafts.setter
@@ -376,28 +377,30 @@ class LocalBackend:
         self._core.call(lambda: drafts.use(setting))
 
     def forget_drafts(self) -> None:
-        """Forget earlier answers, which drafts are made of, and which drafts were drawn."""
+        """Forget earlier answers, from which drafts are made, and their statistics."""
         self._core.call(self._scheduler.drafts.forget)
 
     def replay(self, answers: Callable[[str], str | None] | None) -> None:
-        """Answer every later gen with the recorded text that `answers` gives for its prompt, token by token, whatever the model draws; by the
-        model where it gives None. To measure with: random weights repeat themselves, and no draft may be measured on what they say.
+        """Answer every later gen with the recorded text that `answers` returns for its prompt, token by token, whatever
+        the model draws; by the model if it returns None. For benchmarks: random weights repeat themselves, so drafts
+        cannot be measured on their output.
 
         A constrained gen's text must be one that its constraint allows.
         """
         self._recorded = answers
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds and does right now."""
+        """Return the engine's current state."""
         compiler = self._asker.compiler
         return {**self._core.stats(), "constraints": asdict(compiler.info()) if compiler is not None else {}}
 
     def check(self) -> None:
-        """Raises AssertionError if a page leaks or a reference dangles."""
+        """Raise AssertionError if a page leaks or a reference dangles."""
         self._core.call(self._scheduler.check)
 
     def prompt_ids(self, handle: Handle) -> list[int]:
-        """The token ids of the whole prompt at a handle, its open run encoded as it stands; waits for its answers."""
+        """Return the token ids of the whole prompt at a handle, its open run encoded as it is; waits for its
+        answers."""
         assert isinstance(handle, LocalHandle)
         for result in handle.results:
             result.output()
@@ -434,13 +437,13 @@ class LocalBackend:
                 result = _LocalResult(step)
                 step.result = weakref.ref(result)
                 results.append(result)
-        self._await_parent(steps[0])  # raises what is wrong with it
-        for step in steps[1:]:  # fails the step's result with what is wrong, whether it starts now or later
+        self._await_parent(steps[0])  # raises its errors
+        for step in steps[1:]:  # an error fails the step's result, whether it starts now or later
             self._quietly(step, self._await_parent)
         return LocalHandle(tuple(steps), tuple(results))
 
     def _await_parent(self, step: _Step) -> None:
-        """Starts `step` now if its parent's answer is there, else when it comes."""
+        """Start `step` now if its parent's answer has arrived, else when it does."""
         parent = step.parent
         if parent is not None:
             with self._lock:
@@ -450,7 +453,7 @@ class LocalBackend:
         self._begin(step)
 
     def _begin(self, step: _Step) -> None:
-        """The parent is finished: ask. Raises what is wrong with the request, after failing the step with it."""
+        """Begin after the parent: make the request. Raises the request's errors, after failing the step with them."""
         parent, step.parent = step.parent, None
         if parent is not None and parent.error is not None:
             return self._fail(step, parent.error)
@@ -493,7 +496,8 @@ class LocalBackend:
         self.leave(step)
 
     def _with_tools(self, step: _Step, ask: Gen, place: Place) -> list[Request]:
-        """Requests over the conversation as the model's whole template writes it. The step's own prompt goes on with the text of the answer."""
+        """Build requests over the conversation as rendered by the model's whole template. The step's own prompt
+        continues with the text of the answer."""
         assert step.trail is not None
         if place.all_pictures:
             raise UnsupportedOpError("gen(tools=…) after an image", self.capabilities.name, "ask about the picture in a call of its own", loc=ask.loc)
@@ -518,7 +522,7 @@ class LocalBackend:
 
     @staticmethod
     def _tag(req: Request, step: _Step) -> None:
-        """Whose it is."""
+        """Tag a request with its owner."""
         hints = step.hints
         req.namespace, req.run, req.watched, req.growth = step.namespace, hints.run, hints.watched, hints.growth
         share = hints if hints.run is None else hints.run
@@ -534,7 +538,7 @@ class LocalBackend:
     def _answered(self, ref: weakref.ref[_Step], done: Finished | BaseException) -> None:
         step = ref()
         if step is None:
-            return  # nobody wants it any more
+            return  # no longer wanted
         if isinstance(done, Finished):
             self._complete(step, done.after, done.output)
         else:
@@ -557,7 +561,7 @@ class LocalBackend:
         self._start_children(pending)
 
     def _fail(self, step: _Step, error: BaseException) -> None:
-        """Fails a step and all that waits for it. A loop, not a recursion: chains may be long."""
+        """Fail a step and all that waits for it. A loop, not a recursion: chains may be long."""
         doomed = [step]
         while doomed:
             step = doomed.pop()
@@ -592,7 +596,7 @@ class LocalBackend:
         self._fail(step, error)
 
     def _group(self, hints: Hints) -> Group | None:
-        """What the siblings that an ask is submitted with have in common."""
+        """Return the group of the siblings that a request is submitted with."""
         if hints.group is None:
             return None
         with self._lock:
@@ -602,14 +606,14 @@ class LocalBackend:
             return group
 
     def leave(self, step: _Step) -> None:
-        """The others of a step's group need not wait for it: its requests are on their way, or will never be. Usable from
-        a destructor."""
+        """Stop the others of a step's group from waiting for it: its requests are on their way, or will never be.
+        Usable from a destructor."""
         group, step.group = step.group, None
         if group is not None:
             self._core.post(group.arrive)
 
     def forget(self, req: Request) -> None:
-        """Nobody needs `req` any more: cancels it, or ends its pin. Usable from a destructor."""
+        """Drop `req`, which is no longer needed: cancel it, or end its pin. Usable from a destructor."""
         core, scheduler = self._core, self._scheduler
         core.cancel(req)
         if req.kind is Kind.PREFILL:
@@ -617,7 +621,8 @@ class LocalBackend:
 
 
 def _computed(req: Request) -> tuple[int, int]:
-    """Tokens of the prompt and of the answer that a request has by now, as far as another thread than the engine's sees."""
+    """Return tokens of the prompt and of the answer that a request has by now, as seen from another thread than the
+    engine's."""
     answered = max(0, req.length - req.prompt_len)
     return req.prompt_len if answered else min(req.device_len, req.prompt_len), answered
 
@@ -634,7 +639,7 @@ def _check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int 
 
 
 def check_count(option: str, value: object) -> None:
-    """Refuses what is no number of devices or processes."""
+    """Refuse an invalid number of devices or processes."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number from 1 on")
 
@@ -652,7 +657,7 @@ def check_adapters(given: object) -> Mapping[str, str]:
 
 
 def _bounded(ask: Gen, most: int | None) -> Gen:
-    """The ask with room for no more tokens than its answer can have, which is all that admission then waits for."""
+    """Return the request limited to the tokens that its answer can have, which is all that admission then waits for."""
     p = ask.params
     if most is None or most >= p.max_new_tokens or p.ignore_eos or p.min_new_tokens > 0:
         return ask
@@ -680,7 +685,7 @@ def _hearer(ref: weakref.ref[_Step]) -> Callable[[str, Mapping[str, Any]], None]
 def _stretches(
     segments: Sequence[Segment], seen: Callable[[Image], tuple[Part | Picture, ...]]
 ) -> list[tuple[tuple[Part | Picture, ...], Gen | Select | Given | None]]:
-    """Segments as (literal parts, what is asked after them, or was); the last may ask nothing."""
+    """Return segments as (literal parts, the request or known answer after them); the last may have none."""
     out: list[tuple[tuple[Part | Picture, ...], Gen | Select | Given | None]] = []
     parts: tuple[Part | Picture, ...] = ()
     for segment in segments:
@@ -698,7 +703,7 @@ def _stretches(
 
 _OPEN: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 _COMPILERS: weakref.WeakSet[Compiler] = weakref.WeakSet()
-_AT_EXIT = 5.0  # seconds that an engine may take beside its pass, for listeners who do not come back
+_AT_EXIT = 5.0  # seconds that an engine may take besides its pass, for listeners that do not return
 
 
 @atexit.register
@@ -716,12 +721,15 @@ class Engine(LocalBackend):
     """lmc's own runtime in this process.
 
     model        a .gguf file, a directory with safetensors, a hub id, or "smollm2" (embedded)
-    tp           tensor parallel: over so many devices the model is spread, from `device` on; a process each, besides this one
-    dp           replicas: so many engines, of `tp` devices each, are processes behind one backend (replicas/backend.py), which is no LocalBackend then
+    tp           tensor parallel: number of devices to shard the model over, from `device` on; a process each, besides
+                 this one
+    dp           replicas: number of engines, of `tp` devices each, run as processes behind one backend
+                 (replicas/backend.py), which is then not a LocalBackend
     device       "cpu", "cuda", "cuda:1", …; "auto" is a GPU if there is one, else the CPU
-    dtype        "float32", "bfloat16", "float16"; None: what suits the device
-    quantization  "fp8": the matrices of the layers in FP8 (e4m3), each output with a scale of its own, and the rows that they are multiplied by as they
-                 come: half of bfloat16's bytes, other answers than without. A GPU from Hopper on; on a CPU to try it, slowly. None: as the weights are
+    dtype        "float32", "bfloat16", "float16"; None: by the device
+    quantization  "fp8": the matrices of the layers in FP8 (e4m3), each output with a scale of its own, and activations
+                  quantized by row at run time: half of bfloat16's bytes, different answers. A GPU from Hopper on; on a
+                  CPU for trying it out, slowly. None: as the weights are
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
     max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
     chunk        prompt tokens computed in one pass; None: 512 on a CPU, 4096 on a GPU, 2048 on one of less than 40 GiB
@@ -737,10 +745,11 @@ class Engine(LocalBackend):
                  back when it goes on, where that is faster than computing it again; None: none. Needs schedule="program" and cache="tree"
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
-    seam         "token", or "text" to encode answers again with what follows them
-    forced       False samples every token of a constrained answer, also those that its regex leaves no choice of
-    canonical    of the legal tokens of a constrained answer, sample those that the tokenizer itself may put behind the last one: True,
-                 False, or None for wherever answers are followed on the CPU. A GPU does not follow such answers by itself
+    seam         "token", or "text" to re-encode answers with the following text
+    forced       False samples every token of a constrained answer, also those that its regex forces
+    canonical    of the legal tokens of a constrained answer, sample those that the tokenizer itself may put after the
+                 last one: True, False, or None to do so only if answers are followed on the CPU. A GPU does not follow
+                 such answers by itself
     model_path   SGLang's name for `model`
     drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
                  answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md). None: "auto" if
@@ -751,12 +760,13 @@ class Engine(LocalBackend):
     adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
-    Raises ModelLoadError if the model cannot be loaded or the device is not there; ParameterError for a number that
-    cannot be.
+    Raises ModelLoadError if the model cannot be loaded or the device does not exist; ParameterError for an impossible
+    number.
     """
 
     def __new__(cls, model: str = "smollm2", **options: Any) -> Self:
-        """With `dp` a backend of another class: what `Backend` promises, `topology`, and what servers need."""
+        """Create; with `dp` a backend of another class, with the interface of `Backend`, `topology`, and the needs of
+        servers."""
         dp = options.pop("dp", 1)
         check_count("dp", dp)
         if dp == 1:
@@ -856,7 +866,7 @@ class Engine(LocalBackend):
                 *of,
                 encode=encode,
                 store=default_store(),
-                # beside a GPU its turns at the interpreter might hold launches up, which nobody has measured yet
+                # beside a GPU its turns at the interpreter might delay launches, which is not measured yet
                 foresight=Foresight() if loaded.device.type == "cpu" else None,
                 canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
                 first=begun if loaded.device.type == "cpu" else machine_of,  # a GPU follows whole automata by itself
@@ -886,22 +896,23 @@ class Engine(LocalBackend):
 
     @property
     def topology(self) -> tuple[str, ...]:
-        """What is where, in lines for people; empty for an engine on one device."""
+        """Return the placement, in lines for people; empty for an engine on one device."""
         return self._topology
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), **({"topology": list(self._topology)} if self._topology else {})}
 
     def warm_up(self) -> None:
-        """Wait until all is compiled that later passes would use: on a GPU FlashInfer's kernels, once on a machine some two minutes.
+        """Wait until everything that later passes would use is compiled: on a GPU FlashInfer's kernels, once on a
+        machine some two minutes.
 
-        Without it the engine works on kernels of its own meanwhile, and takes those when nothing runs.
+        Without it the engine uses kernels of its own meanwhile, and adopts those when nothing runs.
         """
         self._core.warm_up()
 
 
 def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | None) -> Runner:
-    """Fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
+    """Return the runner: fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
     from lmc.backend.engine.model_runner import ModelRunner
     from lmc.backend.engine.models.llama import LlamaModel
     from lmc.backend.engine.sampler import Sampler
@@ -960,13 +971,14 @@ def _eos(loaded: LoadedModel) -> int:
 
 
 _CPU_ROW, _GPU_ROW = 0.35, 0.005
-"""What a row more takes of a pass with one, until passes have told (Costs)."""
+"""Cost of a further row, relative to a pass with one, until passes have been measured (Costs)."""
 
-_ROOMY = 40 << 30  # bytes of a GPU's memory from which on what a larger pass computes has its place beside the pool
+_ROOMY = 40 << 30  # GPU memory from which on a larger pass's activations fit beside the pool
 
 
 def _default_batch(device: torch.device) -> tuple[int, int]:
-    """Sequences that run together, and rows of a pass. Larger passes take a GPU less time for each row (docs/performance.md)."""
+    """Return sequences that run together, and rows of a pass. Larger passes take a GPU less time for each row
+    (docs/performance.md)."""
     if device.type != "cuda":
         return 64, 512
     import torch

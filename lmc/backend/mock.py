@@ -1,7 +1,7 @@
 """A deterministic backend without a model, for tests: answers are a hash of the prompt, or a script.
 
 Bytes are tokens and each special token has an id of its own, so prompts can be compared token by token. Latency and
-faults can be planted.
+faults can be injected.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ CAPABILITIES = Capabilities(
     adapters=ANY_ADAPTER,
 )
 
-# -- what is recorded ------------------------------------------------------------------------------------------------
+# -- recorded calls ------------------------------------------------------------------------------------------------
 
 
 class Call:
-    """One request to the model: the prompt it saw, what it was asked, and nothing about when."""
+    """One request to the model: its prompt and the request, without times."""
 
     __slots__ = ("_after", "_node", "ask")
 
@@ -80,12 +80,12 @@ class Call:
 
     @property
     def answer(self) -> str:
-        """As a token string; "" before it is known."""
+        """Return the answer as a token string; "" before it is known."""
         return "" if self._after is self._node else self._after.piece
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The prompt's token ids."""
+        """Return the prompt's token ids."""
         return tuple(map(ord, self._node.tokens))
 
     @property
@@ -94,7 +94,7 @@ class Call:
 
     @property
     def images(self) -> list[bytes | str]:
-        """Files of the pictures in the prompt, in order; web addresses as they are."""
+        """Return files of the pictures in the prompt, in order; web addresses as they are."""
         return images_of(self._node)
 
     @property
@@ -111,7 +111,7 @@ class Call:
 
     @property
     def params(self) -> SamplingParams | None:
-        """None for a select."""
+        """Return its parameters; None for a select."""
         return self.ask.params if isinstance(self.ask, Gen) else None
 
     @property
@@ -124,7 +124,7 @@ class Call:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two calls the same request: prompt tokens, parameters, constraint or choices, seed if it matters."""
+        """Return the key of equal requests: prompt tokens, parameters, constraint or choices, seed if it matters."""
         return (self._node.tokens, *_ask_key(self.ask))
 
     def __eq__(self, other: object) -> bool:
@@ -161,9 +161,9 @@ class _Timer:
         self._running = False
 
     def at(self, when: float, call: Callable[[], object]) -> None:
-        """`when` as `time.monotonic()` counts."""
+        """Call at `when`, by `time.monotonic()`."""
         if self._process != os.getpid():
-            self._begin()  # what was due is the parent's, and so is the thread
+            self._begin()  # pending calls are the parent's, and so is the thread
         with self._changed:
             heapq.heappush(self._due, (when, next(self._order), call))
             if not self._running:
@@ -177,7 +177,7 @@ class _Timer:
             call = self._next()
             try:
                 call()
-            except Exception:  # a callback of a reader: shown, and the others still get their answers
+            except Exception:  # error in a reader's callback: shown, and the others still get their answers
                 traceback.print_exc()
             del call  # a waiting thread keeps no mock alive
 
@@ -198,14 +198,14 @@ timer = _Timer()
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """An image as the mock sees it: its file, or its web address, and tokens that are its content's alone."""
+    """An image as the mock sees it: its file, or its web address, and tokens derived from its content."""
 
     content: bytes | str
     tokens: str
 
 
 def _picture(image: Image) -> _Picture:
-    """Reads an image as chat APIs do; raises at its place for what is none."""
+    """Read an image as chat APIs do; raise at its location for an invalid one."""
     seen = read(image) if image.frames is None else videos.read(image)
     return _Picture(seen.source, image_tokens(digest(seen)))
 
@@ -214,40 +214,42 @@ def _picture(image: Image) -> _Picture:
 
 
 class MockHandle:
-    """A prompt inside the mock. `node` is its end once every answer in it is there."""
+    """A prompt inside the mock. `node` is its end once every answer in it has arrived."""
 
     __slots__ = ("__weakref__", "_backend", "_children", "_index", "_next", "_segments", "account", "error", "node", "prompt", "results")
 
     def __init__(self, backend: Mock, segments: tuple[Text | Gen | Select | Given | _Picture, ...], results: tuple[Result, ...], account: str = "") -> None:
         self._backend, self._segments, self.results, self.account = backend, segments, results, account
-        self.prompt = 0  # tokens of that whose answer is on its way
+        self.prompt = 0  # prompt tokens of the pending answer
         self._index = self._next = 0  # of the segment to do next, and of its result
         self._children: list[MockHandle] = []  # submitted, waiting for this one
         self.node: Node | None = None
         self.error: BaseException | None = None
 
     def cancel(self) -> None:
-        """Stops unfinished work; its results, and those of its descendants, fail with CancelledError."""
+        """Cancel unfinished work; its results, and those of its descendants, fail with CancelledError."""
         self._backend._cancel(self)
 
 
 class Mock:
     """A backend whose answers are computed: `f(hash of prompt tokens, parameters, seed if temperature > 0)`, or scripted.
 
-    A run is repeatable: its seed is 0 unless one is given. An ask's seed derives from that and from its address (item, fork,
-    how many asks were before it), so siblings at a temperature above 0 differ. Images count by their content.
+    A run is repeatable: its seed is 0 unless one is given. A request's seed derives from that and from its address
+    (item, fork, number of earlier requests), so siblings at a temperature above 0 differ. Images count by their
+    content.
 
-    answers   `f(prompt_text, ask)`, or `f(prompt_text, ask, images)` with the files of the prompt's pictures, or a mapping from variable names to answers, or a list of answers in call order. An
-              answer is text, a list of texts for n > 1, or None for the hash; in a mapping also a list used in order or
-              such a function. Stops and limits apply to scripted answers too; one that its ask's constraint does not allow, or
-              that is none of the choices, is an error.
-    latency   seconds from the moment a prompt is known to its answer, or `f(ask)` or `f(ask, prompt_text)` that gives them; 0
-              answers at once
-    fault     `f(ask, index of the call)` that gives the exception a call fails with, or None
+    answers   `f(prompt_text, ask)`, or `f(prompt_text, ask, images)` with the files of the prompt's pictures, or a
+              mapping from variable names to answers, or a list of answers in call order. An answer is text, a list of
+              texts for n > 1, or None for the hash; in a mapping also a list used in order or such a function. Stops
+              and limits apply to scripted answers, too; one that violates its constraint, or is none of the choices, is
+              an error.
+    latency   seconds from a known prompt to its answer, or `f(ask)` or `f(ask, prompt_text)` that returns them; 0: at
+              once
+    fault     `f(ask, index of the call)` that returns the exception a call fails with, or None
     """
 
     counts_alone = "Beside each answer of the mock, only what stood before an earlier answer of the same conversation counts as cached, so that runs are repeatable."
-    """How `cached_tokens` of an answer differs from what `counters` counts: what a prefix cache would have had."""
+    """The difference between an answer's `cached_tokens` and those that `counters` counts as a prefix cache would."""
 
     def __init__(
         self,
@@ -267,7 +269,7 @@ class Mock:
         self._script = script_of(answers)
         scripts = answers.values() if isinstance(answers, Mapping) else (answers,)
         self.answers_in_order = any(isinstance(script, list | tuple) for script in scripts)
-        """Whether an answer may depend on how many were asked for before it."""
+        """Whether an answer may depend on how many were requested before it."""
         self._latency: Callable[..., float] = latency if callable(latency) else lambda _: latency
         self._by_prompt = callable(latency) and sum(p.default is p.empty for p in signature(latency).parameters.values()) == 2
         self._instant = latency == 0
@@ -275,7 +277,7 @@ class Mock:
         self._calls = itertools.count()
         self._lock = threading.Lock()  # guards waiting children and the pending set
         self._pending: set[MockHandle] = set()
-        self._journal: list[Call | Node] = []  # calls and prefills, to be counted when somebody asks
+        self._journal: list[Call | Node] = []  # calls and prefills, counted on demand
         self._counted = self._twins = 0
         self._counters = Counters()
         self._trie = Trie()
@@ -284,7 +286,7 @@ class Mock:
         belongs_here(self)
 
     def forked(self, parent: int) -> None:
-        """What was asked before is the parent's; the mock has nothing that cannot begin anew."""
+        """Reset in a child of fork(): earlier requests are the parent's; everything else can start over."""
         self._lock = threading.Lock()
         pending, self._pending = self._pending, set()
         for handle in pending:
@@ -317,19 +319,19 @@ class Mock:
         return self.submit(parent, segments, hints)
 
     def release(self, handle: MockHandle) -> None:
-        """Nothing is pinned."""
+        """Do nothing: nothing is pinned."""
 
     def holds(self, handle: MockHandle) -> bool:
         return True
 
     def flush_cache(self) -> None:
-        """Forgets which prompts were computed."""
+        """Forget which prompts were computed."""
         with self._lock:
             self._count()
             self._trie = Trie()
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text is: its bytes."""
+        """Return the tokens of a text: its bytes."""
         return len(tokens_of(text))
 
     def server_info(self) -> dict[str, Any]:
@@ -348,7 +350,7 @@ class Mock:
     # -- running chains
 
     def _start(self, parent: MockHandle | None, handle: MockHandle) -> Node | None:
-        """The prompt that `handle` extends, or None when it waits for its parent (or failed with it)."""
+        """Return the prompt that `handle` extends, or None when it waits for its parent (or failed with it)."""
         if parent is None:
             return ROOT
         if parent.node is not None:
@@ -363,7 +365,7 @@ class Mock:
         return parent.node
 
     def _go(self, handle: MockHandle, node: Node) -> None:
-        """Does what can be done now: from a prompt on to the next answer that takes time, then its children."""
+        """Proceed as far as possible now: from a prompt to the next answer that takes time, then its children."""
         end = self._advance(handle, node)
         children = [] if end is None else self._complete(handle, end)
         if not children:
@@ -376,7 +378,7 @@ class Mock:
                 queue.extend((child, end) for child in self._complete(handle, end))
 
     def _advance(self, handle: MockHandle, node: Node) -> Node | None:
-        """The end of the handle's chain, or None when it waits or failed."""
+        """Return the end of the handle's chain, or None when it waits or failed."""
         segments = handle._segments
         while handle._index < len(segments) and handle.error is None:
             segment = segments[handle._index]
@@ -396,7 +398,7 @@ class Mock:
             try:
                 output, after = self._ask(node, segment)
                 delay = 0.0 if self._instant else self._latency(segment, node.text) if self._by_prompt else self._latency(segment)
-            except Exception as error:  # planted or from a script: it belongs to this request
+            except Exception as error:  # injected or from a script: it belongs to this request
                 self._fail(handle, placed(error, segment))
                 return None
             if delay > 0:
@@ -413,7 +415,7 @@ class Mock:
         return node
 
     def _later(self, handle: MockHandle, result: Result, output: Output, after: Node, delay: float) -> None:
-        """Streams the first text in three deltas, the last of which comes with the answer."""
+        """Stream the first text in three deltas, the last of which comes with the answer."""
         now, text = time.monotonic(), output.texts[0]
         third = len(text) // 3
         scored = Scored.of(output.metas[0])
@@ -448,7 +450,7 @@ class Mock:
             return children
 
     def _fail(self, handle: MockHandle, error: BaseException) -> None:
-        """Fails what is unfinished in a handle, and everything that waits for it, with the same error."""
+        """Fail unfinished parts of a handle, and everything that waits for it, with the same error."""
         failing = [handle]
         while failing:
             one = failing.pop()
@@ -496,7 +498,7 @@ class Mock:
                 )
 
     def _ask(self, node: Node, ask: Ask) -> tuple[Output, Node]:
-        """The answer to `ask` after `node`, and the prompt with it."""
+        """Return the answer to `ask` after `node`, and the prompt with it."""
         call = Call(node, ask)
         number = next(self._calls)
         self.call_log.append(call)
@@ -521,12 +523,12 @@ class Mock:
             return self._count()
 
     def _count(self) -> Counters:
-        """Replays the journal since the last time against the trie: what a prefix cache would have computed."""
+        """Replay the journal since the last time against the trie: count what a prefix cache would have computed."""
         journal, self._counted = self._journal[self._counted :], len(self._journal)
         prompt = cached = computed = generated = passes = calls = 0
         count = self._trie.count
         for entry in journal:
-            if isinstance(entry, Node):  # a prefill, which rides with an ask
+            if isinstance(entry, Node):  # a prefill, counted with its request
                 known = count(entry)
                 prompt += entry.length
                 cached += known

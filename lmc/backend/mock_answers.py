@@ -31,7 +31,8 @@ _BUDGET = 1 << 14  # bytes of an answer that ignores EOS and names no limit
 
 @lru_cache(maxsize=4096)
 def _ask_bytes(key: tuple[Any, ...]) -> bytes:
-    """What of a request its answer depends on, as bytes; equal numbers of different type are the same."""
+    """Return the parts of a request that its answer depends on, as bytes; equal numbers of different type are the
+    same."""
     return repr(_plain(key)).encode()
 
 
@@ -44,7 +45,7 @@ def _plain(x: Any) -> Any:
 
 
 def _digest(prompt: Any, ask: Ask, sample: int = 0) -> bytes:
-    """`prompt` is the hash of the prompt."""
+    """Return the digest of a request; `prompt` is the hash of the prompt."""
     made = prompt.copy()
     made.update(b"\xff")
     if isinstance(ask, Gen):
@@ -61,7 +62,7 @@ def _digest(prompt: Any, ask: Ask, sample: int = 0) -> bytes:
 
 
 def _words(digest: bytes, at_least: int) -> str:
-    """Readable nonsense: two to seven words, or as many as give `at_least` bytes."""
+    """Return readable nonsense: two to seven words, or as many as give `at_least` bytes."""
     text = " ".join([_WORDS[b] for b in digest[1 : 3 + digest[0] % 6]])
     while len(text) < at_least:
         digest = blake2b(digest, digest_size=32).digest()
@@ -81,7 +82,7 @@ def _hash_answer(prompt: Any, ask: Gen, sample: int) -> str:
 
 
 def _steered(constraint: Constraint, text: str, limit: int) -> str:
-    """The text, ended in the shortest way as its limit nears; as it is, if no end fits."""
+    """Return the text, ended by the shortest path as its limit nears; unchanged if no end fits."""
     from lmc.fsm.completion import completion
 
     machine = _machine(constraint)
@@ -100,7 +101,7 @@ def _machine(constraint: Constraint) -> Any:
 
 
 class _Answer(NamedTuple):
-    """A raw answer after stop strings and limits: text, tokens and how it ended."""
+    """A raw answer after stop strings and limits: text, tokens and its end."""
 
     text: str
     tokens: str
@@ -108,7 +109,7 @@ class _Answer(NamedTuple):
 
 
 def _finish(raw: str, params: SamplingParams, stops: tuple[str, ...]) -> _Answer:
-    """Cuts a raw answer at the first stop string and at the limit, in that order of position."""
+    """Cut a raw answer at the first stop string and at the limit, in that order of position."""
     finish: dict[str, Any] = {"type": "stop", "matched": None}
     cut = len(raw)
     for stop in stops:
@@ -130,7 +131,7 @@ def _finish(raw: str, params: SamplingParams, stops: tuple[str, ...]) -> _Answer
 
 
 def _whole_characters(tokens: str) -> str:
-    """The text of tokens whose last character may be cut."""
+    """Return the text of tokens whose last character may be cut."""
     return tokens if tokens.isascii() else tokens.encode("latin-1").decode("utf-8", "ignore")
 
 
@@ -165,7 +166,8 @@ def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> t
 
 
 def _check_script(answer: _Answer, ask: Gen, constraint: Constraint) -> None:
-    """A scripted answer is one that its constraint allows, or the beginning of one where the limit has cut it."""
+    """Check that a scripted answer satisfies its constraint, or is the beginning of such a text if the limit has cut
+    it."""
     from lmc.fsm.recognise import allows, begins
 
     cut = len(answer.tokens) >= ask.params.max_new_tokens
@@ -176,7 +178,7 @@ def _check_script(answer: _Answer, ask: Gen, constraint: Constraint) -> None:
 
 
 def _calls(node: Node, raw: str) -> list[Call]:
-    """Calls of tools: an answer that is the JSON of one, `{"name": …, "arguments": {…}}`, or a list of them."""
+    """Return tool calls: of an answer that is the JSON of one, `{"name": …, "arguments": {…}}`, or a list of them."""
     try:
         read: Any = json.loads(raw)
     except ValueError:
@@ -203,7 +205,7 @@ def _raw_answers(prompt: Any, ask: Gen, scripted: Any) -> Sequence[str]:
 
 
 def _nonempty(prompt: Any, ask: Gen, sample: int) -> str:
-    """A hashed answer that does not start with a stop string, if one of the first few does not."""
+    """Return a hashed answer that does not start with a stop string, if one of the first few does not."""
     raw, stop = _hash_answer(prompt, ask, sample), ask.params.stop
     again = 1
     while stop and again < 8 and raw.startswith(stop):
@@ -213,7 +215,7 @@ def _nonempty(prompt: Any, ask: Gen, sample: int) -> str:
 
 
 def _meta(node: Node, prompt: Any, completion: int) -> dict[str, Any]:
-    """What every answer says of itself; a function of the prompt alone, whatever the order of requests was."""
+    """Return the meta info of every answer: a function of only the prompt, regardless of the order of requests."""
     return {
         "id": f"mock-{prompt.hexdigest()[:12]}",
         "prompt_tokens": node.length,
@@ -223,7 +225,7 @@ def _meta(node: Node, prompt: Any, completion: int) -> dict[str, Any]:
 
 
 def _logprobs(node: Node, answer: str, params: SamplingParams) -> dict[str, Any]:
-    """Made-up log-probabilities as an engine would list them, [log-probability, id, text]: of the prompt from
+    """Return made-up log-probabilities in an engine's form, [log-probability, id, text]: of the prompt from
     `logprob_start_len` on (None or -1: not at all; its very first token has none), and of the answer."""
     start, prompt = params.logprob_start_len, node.tokens
     known = range(0) if start is None or start < 0 else range(start, len(prompt))
@@ -247,7 +249,7 @@ def _logprobs(node: Node, answer: str, params: SamplingParams) -> dict[str, Any]
 
 
 def _logprob(position: int, token: str) -> float:
-    """In (-8, 0)."""
+    """Return a number in (-8, 0)."""
     return -0.01 - zlib.crc32(b"%d.%d" % (position, ord(token))) / 2**29
 
 
@@ -287,7 +289,7 @@ _EXTRA: Mapping[ChoicesMethod, Callable[[list[float]], dict[str, Any]]] = {
 
 
 def _scores(prompt: Any, ask: Select) -> list[float]:
-    """A log-probability in (-8, 0) for each choice, different ones for different prompts."""
+    """Return a log-probability in (-8, 0) for each choice, different ones for different prompts."""
     digest = _digest(prompt, ask)
     while len(digest) < 4 * len(ask.choices):
         digest += blake2b(digest, digest_size=32).digest()
@@ -295,7 +297,7 @@ def _scores(prompt: Any, ask: Select) -> list[float]:
 
 
 def check_constraint(constraint: Constraint, ask: Gen) -> None:
-    """Raises for a constraint that the mock cannot follow, at the ask's place."""
+    """Raise for a constraint that the mock cannot follow, at the request's location."""
     try:
         _check_source(constraint)
     except LmcError as error:
@@ -319,7 +321,7 @@ Script = Callable[[Node, Ask], Any]
 
 
 def script_of(answers: Answers | None) -> Script | None:
-    """One function from prompt and ask to the scripted answer, None where the hash decides."""
+    """Return one function from prompt and request to the scripted answer, None where the hash decides."""
     if answers is None:
         return None
     if isinstance(answers, Mapping):
@@ -356,7 +358,7 @@ def _in_order(what: str, answers: Sequence[Any]) -> Script:
 
 
 def _called(answer: Callable[..., Any]) -> Script:
-    """A function of the prompt's text and the ask, and of its pictures if it takes a third argument."""
+    """Return a function of the prompt's text and the request, and of its pictures if it takes a third argument."""
     try:
         positional = [p for p in signature(answer).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
     except ValueError:  # a function of C

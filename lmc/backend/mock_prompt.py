@@ -19,19 +19,19 @@ _FIRST_HASHED = 0xE000  # above the surrogates: ids are characters
 
 @lru_cache(maxsize=1024)
 def special_id(spelling: str) -> int:
-    """The token id of a special token: the same in every process, and never that of a byte."""
+    """Return the token id of a special token: the same in every process, and never that of a byte."""
     if spelling in KNOWN_SPECIALS:
         return 256 + KNOWN_SPECIALS.index(spelling)
     return _FIRST_HASHED + zlib.crc32(spelling.encode()) % (0x110000 - _FIRST_HASHED)
 
 
 def tokens_of(text: str) -> str:
-    """Text as a string of one character per token, which for ASCII is the text itself."""
+    """Return text as a string of one character per token, which for ASCII is the text itself."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def encode(parts: Iterable[Part]) -> tuple[int, ...]:
-    """Token ids of literal parts."""
+    """Return token ids of literal parts."""
     return tuple(map(ord, "".join(map(part_tokens, parts))))
 
 
@@ -42,22 +42,22 @@ def part_tokens(part: Part) -> str:
 
 
 def image_tokens(digest: bytes) -> str:
-    """Four tokens of the hash of an image's file or address."""
+    """Return four tokens of the hash of an image's file or address."""
     numbers = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 16, 4))
     return "".join(chr(_FIRST_HASHED + number % (0x110000 - _FIRST_HASHED)) for number in numbers)
 
 
 LONG = 1024
-"""Tokens from which a prompt keeps its hash for those that go on from it; below, the hash object costs more than hashing."""
+"""Tokens from which on a prompt keeps its hash for its extensions; below, the hash object costs more than hashing."""
 
 
 class Node:
-    """A prompt: its last piece after its parent's. Token string, text and hash are made when they are asked for."""
+    """A prompt: its last piece after its parent's. Token string, text and hash are made on demand."""
 
     __slots__ = ("_hash", "_text", "answered", "counted", "length", "parent", "piece", "shown")
 
     def __init__(self, parent: Node | None, piece: str, shown: str) -> None:
-        """`piece` as tokens, `shown` as a person reads it."""
+        """Create a node; `piece` as tokens, `shown` as a person reads it."""
         self.parent, self.piece, self.shown = parent, piece, shown
         self.length: int = len(piece) + (parent.length if parent is not None else 0)
         self.answered: int = parent.answered if parent is not None else 0  # length up to the end of the last answer
@@ -67,7 +67,7 @@ class Node:
 
     @property
     def hash(self) -> Any:
-        """A hash of the tokens; copy before use."""
+        """Return a hash of the tokens; copy before use."""
         if self._hash is not None:
             return self._hash
         pieces: list[str] = []
@@ -114,7 +114,7 @@ class Seen(Node):
 
 
 def images_of(prompt: Node) -> list[bytes | str]:
-    """The pictures in a prompt, in order."""
+    """Return the pictures in a prompt, in order."""
     found: list[bytes | str] = []
     node: Node | None = prompt
     while node is not None:
@@ -133,21 +133,21 @@ _numbers = itertools.count()
 class Trie:
     """Prompts seen so far: a radix tree, to count what a prefix cache would have had.
 
-    A node of it stands for one token string as long as the tree lives: an edge that is cut gets a new node in its middle.
+    A node represents one token string for the life of the tree: splitting an edge adds a new node in its middle.
     """
 
     __slots__ = ("_edges", "_number")
 
     def __init__(self, number: int | None = None) -> None:
-        """`number` of the tree, in which this is a node; None makes a new one."""
+        """Create a node; `number` of its tree; None makes a new one."""
         self._edges: dict[str, tuple[str, Trie]] = {}
         self._number = next(_numbers) if number is None else number
 
     def count(self, prompt: Node) -> int:
-        """Length of the longest prefix of a prompt that was there; now all of it is."""
+        """Return the length of the longest prefix of a prompt in the tree; insert all of it."""
         pieces: list[str] = []
         node, start, number = prompt, self, self._number
-        while node.parent is not None:  # the root is all mocks'
+        while node.parent is not None:  # the root is shared by all mocks
             counted = node.counted
             if counted is not None and counted._number == number:
                 start = counted
@@ -160,7 +160,7 @@ class Trie:
         return node.length + known
 
     def _insert(self, tokens: str) -> tuple[int, Trie]:
-        """How much of `tokens` goes on from here already, and where it ends; now all of it does."""
+        """Return how much of `tokens` continues from here already, and where it ends; insert all of it."""
         node, at, number = self, 0, self._number
         while at < len(tokens):
             edge = node._edges.get(tokens[at])
@@ -184,7 +184,7 @@ class Trie:
 
 
 def _common(a: str, b: str) -> int:
-    """Length of the common prefix, by bisection: comparing slices is faster than a loop."""
+    """Return the length of the common prefix, by bisection: comparing slices is faster than a loop."""
     if a == b[: len(a)]:
         return len(a)
     low, high = 0, min(len(a), len(b))

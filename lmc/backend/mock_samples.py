@@ -1,7 +1,7 @@
 """Members of a constraint's language: a text that a regex matches, or that a JSON schema or a grammar allows; fixed by a
 digest.
 
-The languages are those of `lmc.fsm`, so what is refused here is refused by the runtime, and what a keyword means is the same.
+The languages are those of `lmc.fsm`, so the same sources are refused as by the runtime, and keywords mean the same.
 Small and bounded: repeats stop after a few turns and recursion ends, so that answers stay readable.
 """
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from lmc.fsm.grammar import Grammar
 
 _MORE = 3  # turns of a repeat beyond its minimum
-_WIDE = 62  # characters beyond which a class is more than somebody would list
+_WIDE = 62  # characters beyond which a class counts as wide
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _PRINTABLE = "".join(chr(c) for c in range(32, 127))
 
 
 def dice(digest: bytes) -> random.Random:
-    """A generator that only depends on the digest."""
+    """Return a generator that only depends on the digest."""
     return random.Random(int.from_bytes(digest, "big"))
 
 
@@ -37,14 +37,16 @@ def dice(digest: bytes) -> random.Random:
 
 
 def sample_regex(source: str, digest: bytes) -> str:
-    """A string of the language of `source`. ConstraintError for what is outside the dialect of constraints."""
+    """Return a string of the language of `source`. Raises ConstraintError for sources outside the dialect of
+    constraints."""
     tree = _tree(source)
     return tree.text(dice(digest)) if isinstance(tree, _Drawer) else _member(tree, dice(digest))
 
 
 @lru_cache(maxsize=1024)
 def _tree(source: str) -> Node | _Drawer:
-    """A pattern's tree, or what draws from it where it has the graphs that look-around, word boundaries and line ends become."""
+    """Return a pattern's tree, or a drawer if it has graphs, to which look-around, word boundaries and line ends are
+    compiled."""
     from lmc.fsm.grammar import Grammar
 
     tree = parse(source)
@@ -70,8 +72,8 @@ def _member(tree: Node, rng: random.Random) -> str:
 
 @lru_cache(maxsize=4096)
 def _alphabet(ranges: Ranges) -> tuple[str, str]:
-    """The characters of a class to take most of the time, and those to take now and then; both in the class. Printable
-    ones if it has any; of a wide class mostly small letters."""
+    """Return the characters of a class to use most of the time, and those to use occasionally; both in the class.
+    Printable ones if it has any; for a wide class mostly small letters."""
     shown = _within(ranges, _PRINTABLE)
     if not shown:
         low, high = ranges[0]
@@ -86,15 +88,16 @@ def _within(ranges: Ranges, characters: str) -> str:
 
 # -- JSON schemas and Lark grammars ----------------------------------------------------------------------------------
 
-_DEPTH = 12  # rules within each other, beyond which the shortest way out is taken
+_DEPTH = 12  # nested rules beyond which the shortest derivation is taken
 _STEPS = 40  # edges of an automaton, likewise
 _LONG = 8  # turns of a repeat of a wide class: text
-_TRIES = 100  # texts drawn until one passes what automata do not hold it to
-_PLAIN = 0.9  # how often a wide class is taken where there are other ways, such as escapes
+_TRIES = 100  # texts drawn until one passes the checks beyond automata
+_PLAIN = 0.9  # how often a wide class is taken over alternatives, such as escapes
 
 
 def member_of(kind: str, source: str, digest: bytes) -> str:
-    """A text of a constraint's language. ConstraintError for what is invalid or cannot be enforced."""
+    """Return a text of a constraint's language. Raises ConstraintError for a source that is invalid or cannot be
+    enforced."""
     if kind == "regex":
         return sample_regex(source, digest)
     from lmc.fsm.sources import check_of
@@ -121,7 +124,7 @@ def _drawer(kind: str, source: str) -> _Drawer:
 
 
 class _Drawer:
-    """Derives texts of a grammar: any way at first, the one that is done soonest when it gets deep."""
+    """Derives texts of a grammar: at random at first, by the lowest derivation when it gets deep."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
@@ -138,14 +141,14 @@ class _Drawer:
         return "".join(self.drawn(self.grammar.start, rng, 0))
 
     def _lower(self, name: str) -> bool:
-        """Whether a rule's height was found to be lower than it was known to be."""
+        """Update a rule's height; return whether it was lowered."""
         self.ways.clear()
         self.known.clear()
         before, self.heights[name] = self.heights[name], self.height(self.grammar.rules[name]) + 1
         return self.heights[name] < before
 
     def height(self, node: Node) -> float:
-        """How many rules are within each other in the lowest derivation; infinite if there is none yet."""
+        """Return how many rules are nested in the lowest derivation; infinite if there is none yet."""
         if id(node) not in self.known:
             self.known[id(node)] = self._height(node)
         return self.known[id(node)]
@@ -222,8 +225,8 @@ class _Drawer:
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """Of a graph: the edges that lead to an end by derivations not higher than need be, how many edges are left to it at
-    least, and how high that is."""
+    """Data of a graph: the edges that lead to an end by lowest derivations, the least number of edges left to it, and
+    its height."""
 
     edges: Mapping[int, Sequence[tuple[Node, int]]]
     distance: Mapping[int, int]

@@ -1,6 +1,7 @@
-"""What all runs of a program have in common, pinned in its backends between the runs: bounded, the least recently used goes.
+"""Pins of prefixes shared by all runs of a program, kept in its backends between the runs: bounded, the least recently
+used is dropped.
 
-    Program ──► Pins ──► (backend, constant beginning) ──► handle: its KV is pinned until `close`, or until it goes
+    Program ──► Pins ──► (backend, constant beginning) ──► handle: its KV is pinned until `close`, or until eviction
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Hashable
 from lmc.backend.base import Backend, Handle
 
 LIMIT = 16
-"""Beginnings that one program keeps pinned: it has one for each list of argument types, branch and backend."""
+"""Most prefixes that one program keeps pinned: it has one for each list of argument types, branch and backend."""
 
 
 class Pins:
@@ -27,7 +28,8 @@ class Pins:
         return len(self._held)
 
     def get(self, backend: Backend, text: Hashable, prefill: Callable[[], Handle]) -> Handle:
-        """The pinned handle of a text; `prefill` makes it when there is none, or when the backend has given it up."""
+        """Return the pinned handle of a text; `prefill` makes it when there is none, or when the backend has dropped
+        it."""
         key = (backend, text)
         with self._lock:
             handle = self._held.get(key)
@@ -42,7 +44,7 @@ class Pins:
         return handle
 
     def close(self) -> None:
-        """Ends all pins. What asks later pins anew."""
+        """End all pins. Later requests pin again."""
         with self._lock:
             held, self._held = self._held, OrderedDict()
         for (backend, _), handle in held.items():

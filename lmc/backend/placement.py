@@ -1,12 +1,14 @@
-"""Placement: which of several equal targets a request goes to: where the longest beginning of it has been sent, unless that one is too busy.
+"""Placement: the target of a request among several equal ones: where its longest prefix has been sent, unless that one
+is too busy.
 
-What a target would have to do for a request is weighed in tokens of prefill:
+A target's work for a request is measured in tokens of prefill:
 
-    2 × what it has not been sent yet      computed here, and computed once more than needed
-    + what its running requests still cost their own tokens of prompts, and twice those that they may generate
+    2 × tokens not sent to it yet          computed here, and computed once more than needed
+    + rest of its running requests         their own tokens of prompts, and twice those that they may generate
 
-so work spreads as soon as waiting costs more than computing a prefix again. Targets are servers of a model (api/fleet.py) or replicas of an
-engine (replicas.py). What has failed is left alone for a while, and tried with one request then; what it had cached is forgotten.
+so work spreads as soon as waiting costs more than recomputing a prefix. Targets are servers of a model (api/fleet.py)
+or replicas of an engine (replicas.py). A failed target is skipped for a while, and then tried with one request; its
+cached prefixes are forgotten.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from typing import Generic, Protocol, TypeVar
 
 from lmc.backend.api.prefixes import BLOCK, Prefixes
 
-_DOWN = 1.0  # seconds that a target is left alone after its first failure; doubles with each that follows
+_DOWN = 1.0  # Seconds that a target is skipped after its first failure; doubles with each further one.
 _LONGEST_DOWN = 30.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Target:
-    """One of them.
+    """One target.
 
-    bit       its place in the tables of prefixes
-    load      tokens that its running requests still cost
-    until     it is left alone until then, by time.monotonic()
+    bit       its bit in the tables of prefixes
+    load      remaining cost of its running requests in tokens
+    until     it is skipped until then, by time.monotonic()
     fell      failures to reach it in a row
     dropped   it gets no more requests
     known     tokens of its prompts that it had been sent before
@@ -46,7 +48,8 @@ class Target:
 
 
 class Prompted(Protocol):
-    """What is about a prompt, as a Request is: keys of its beginnings (prefixes.py), about how many tokens it has, and its answer may have."""
+    """Placement data of a prompt, as in a Request: keys of its prefixes (prefixes.py), approximate tokens, and most
+    tokens of its answer."""
 
     @property
     def keys(self) -> tuple[int, ...]: ...
@@ -60,23 +63,23 @@ T = TypeVar("T", bound=Target)
 
 
 class Placement(Generic[T]):
-    """Over targets. Not thread-safe."""
+    """Placement over targets. Not thread-safe."""
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes or Prefixes()
         self._targets: list[T] = []
 
     def use(self, targets: Sequence[T]) -> None:
-        """These are all."""
+        """Set all targets."""
         self._targets = list(targets)
 
     @property
     def targets(self) -> tuple[T, ...]:
-        """Those that get requests."""
+        """Return those that get requests."""
         return tuple([target for target in self._targets if not target.dropped])
 
     def pick(self, request: Prompted) -> T:
-        """Where a request goes."""
+        """Return the target of a request."""
         targets = self.targets
         if len(targets) == 1:
             return targets[0]
@@ -86,19 +89,19 @@ class Placement(Generic[T]):
         return min(up, key=lambda t: (2 * self._missing(t, request) + t.load, t.requests))
 
     def unread(self, request: Prompted) -> int:
-        """Tokens of a prompt that the target which would get it now has not read yet, as far as is known here."""
+        """Return tokens of a prompt that its present target has not read yet, as far as known here."""
         return request.size - BLOCK * self.prefixes.read(request.keys, self.pick(request).bit)
 
     def _missing(self, target: T, request: Prompted) -> int:
         return request.size - BLOCK * self.prefixes.sent(request.keys, target.bit)
 
     def take(self, request: Prompted) -> tuple[T, int]:
-        """The target that a request goes to, and what it costs there until it is given to `leave`."""
+        """Return the target of a request, and its cost there until it is passed to `leave`."""
         target = self.pick(request)
         return target, self.give(target, request)
 
     def give(self, target: T, request: Prompted) -> int:
-        """A request goes to this target; what it costs there until it is given to `leave`."""
+        """Assign a request to this target; return its cost there until it is passed to `leave`."""
         missing = self._missing(target, request)
         cost = missing + 2 * request.limit
         target.running += 1
@@ -109,20 +112,20 @@ class Placement(Generic[T]):
         return cost
 
     def leave(self, target: T, cost: int) -> None:
-        """A request is no longer on its way."""
+        """Record that a request is no longer in flight."""
         target.running -= 1
         target.load -= cost
 
     def answered(self, target: T, request: Prompted) -> None:
-        target.fell, target.until = 0, 0.0  # both, or a failure right behind an answer that was still on its way would not count
+        target.fell, target.until = 0, 0.0  # both, or a failure right after a pending answer would not count
         self.prefixes.answered(request.keys, target.bit)
 
     def unreachable(self, target: T) -> tuple[bool, bool]:
-        """A request did not reach it: whether others are there, and whether this is news."""
+        """Record that a request did not reach it; return whether other targets exist, and whether this is news."""
         target.failures += 1
         others = any(not t.fell for t in self.targets if t is not target)
         now = time.monotonic()
-        news = len(self.targets) > 1 and now >= target.until  # once for all that were on their way to it
+        news = len(self.targets) > 1 and now >= target.until  # once for all requests in flight to it
         if news:
             target.fell += 1
             target.until = now + min(_DOWN * 2 ** (target.fell - 1), _LONGEST_DOWN)
@@ -130,6 +133,6 @@ class Placement(Generic[T]):
         return others, news
 
     def drop(self, target: T) -> None:
-        """No more requests go to it."""
+        """Send it no more requests."""
         target.dropped = True
         self.prefixes.forget(target.bit)

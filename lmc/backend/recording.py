@@ -1,4 +1,4 @@
-"""Where the parts of a run find who records it. Nobody does, as a rule, and then nothing is measured.
+"""The current recorder, for all parts of a run. Usually there is none, and then nothing is measured.
 
 Recorded are times and numbers, never the text of a prompt or an answer. All times are `time.perf_counter()`.
 """
@@ -13,9 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run: the program's name, its number in its batch, when it began, and the records of what it asked, as they are when they are read.
+    """A run: the program's name, its number in its batch, when it began, and the records of its requests, current when
+    read.
 
-    failure  the exception that ended it, where it is kept: of an item of a batch
+    failure  the exception that ended it, if kept: of an item of a batch
     """
 
     name: str
@@ -29,9 +30,9 @@ class Ran:
 class Batch:
     """A pass of the model.
 
-    prefill, decode, scored  rows of known text, rows that go on with an answer, and texts that were scored
+    prefill, decode, scored  rows of known text, rows that extend an answer, and scored texts
     waiting, free, cached    requests not admitted, free slots of the KV cache, and tokens that were found in it so far
-    device                   seconds that the device took
+    device                   device time in seconds
     """
 
     began: float
@@ -50,7 +51,7 @@ class Batch:
 
 @dataclass
 class Recorder:
-    """What happened since it was made. Parts of a run append to it from any thread."""
+    """Events since its creation. Parts of a run append to it from any thread."""
 
     began: float = field(default_factory=perf_counter)
     runs: list[Ran] = field(default_factory=list[Ran])
@@ -58,4 +59,4 @@ class Recorder:
 
 
 recorder: Recorder | None = None
-"""Who records now. Set by `lmc.trace`."""
+"""The current recorder. Set by `lmc.trace`."""

@@ -19,12 +19,12 @@ _ARGUMENTS: Mapping[str, str] = {
     "random_seed": "seed",
     "tp_size": "tp",
 }
-"""SGLang's server arguments that an Engine has, by its own names."""
+"""SGLang's server arguments that an Engine supports, by its own names."""
 _WITHOUT_EFFECT = frozenset({
     "attention_backend", "disable_cuda_graph", "host", "launch_timeout", "log_level", "log_level_http", "log_requests",
     "mem_fraction_static", "port", "sampling_backend", "tokenizer_mode", "trust_remote_code",
 })  # fmt: skip
-"""There is no server to listen, log or wait for, and the pool is sized by `max_total_tokens`."""
+"""Ignored: there is no server to listen, log or wait for, and the pool is sized by `max_total_tokens`."""
 _ONE: Mapping[str, str] = {"dp_size": "lmc.Engine(dp=…) has replicas", "pp_size": "tp_size spreads a model, too"}
 _DTYPES: Mapping[str, str | None] = {"auto": None, "half": "float16", "float": "float32"}
 
@@ -32,7 +32,7 @@ _DTYPES: Mapping[str, str | None] = {"auto": None, "half": "float16", "float": "
 class Runtime(Engine):
     """An Engine with the arguments of SGLang's `Runtime`: `model_path`, `device`, `dtype`, `max_total_tokens`, `chat_template`, …
 
-    None stands for the default. Arguments about a server's logs, ports and kernels are accepted without effect; those that
+    None means the default. Arguments about a server's logs, ports and kernels are accepted without effect; those that
     would change results are refused.
     """
 
@@ -48,24 +48,24 @@ class Runtime(Engine):
                 raise ArgumentError(f"Runtime() has no argument {name!r}{suggestion(name, known)}")
         if own.get("dtype") in _DTYPES:
             own["dtype"] = _DTYPES[own["dtype"]]
-        template = get_chat_template(chat_template) if chat_template else None  # before seconds of loading
+        template = get_chat_template(chat_template) if chat_template else None  # before loading, which takes seconds
         super().__init__(**own)
         if template is not None:
             self.chat_template = template
 
     @property
     def endpoint(self) -> Runtime:
-        """Itself: SGLang's Runtime talks to a server of its own through this."""
+        """Return itself: SGLang's Runtime talks to a server of its own through this."""
         return self
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self.tokenizer
 
     def cache_prefix(self, prefix: str) -> None:
-        """Computes a text that prompts will begin with; it stays in the cache as long as there is room."""
+        """Compute a text that prompts will begin with; it stays cached while there is room."""
         self.prefill(None, [Text((prefix,))])
 
     def shutdown(self) -> None:
-        """Closes the engine."""
+        """Close the engine."""
         self.close()

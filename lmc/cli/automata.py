@@ -19,7 +19,7 @@ from lmc.userfiles import UsageError
 
 
 class Drawing(StrEnum):
-    """How an automaton is shown."""
+    """Output format of an automaton."""
 
     text = "text"
     dot = "dot"
@@ -73,7 +73,8 @@ def dump_fsm(
 
 
 def made_while_used(kind: str, source: str) -> str:
-    """What is known of a constraint that has no whole automaton: why, how large it is, and what is forced at its beginning."""
+    """Return facts about a constraint without a whole automaton: why, how large it is, and the text forced at its
+    beginning."""
     from lmc.fsm.compress import chain_label
     from lmc.fsm.lazy import MOST_FORMS, MOST_ROWS
     from lmc.fsm.sources import grammar_of, lazily
@@ -87,7 +88,7 @@ def made_while_used(kind: str, source: str) -> str:
         f"made while it is used: {why}",
         f"{machine.states} states for its beginning: {chain_label(forced)} is forced, then {machine.ways_at(state)} bytes are legal",
         _cost(kind, source),
-        f"a step may look at {MOST_FORMS:,} ways to go on, an answer meet {MOST_ROWS:,} states",
+        f"a step may look at {MOST_FORMS:,} continuations, an answer reach {MOST_ROWS:,} states",
         *_notes(kind, source),
     ])  # fmt: skip
 
@@ -97,7 +98,7 @@ def _said_below() -> AbstractContextManager[None]:
 
 
 def _cost(kind: str, source: str) -> str:
-    """What an engine makes of a constraint, and how long that takes here."""
+    """Return the engine's machine for a constraint, and the time to build it here."""
     from lmc.fsm.json_schema import compile_schema
     from lmc.fsm.lazy import LazyDFA
     from lmc.fsm.sources import machine_of
@@ -113,7 +114,7 @@ def _cost(kind: str, source: str) -> str:
 
 
 def _notes(kind: str, source: str) -> list[str]:
-    """What a schema says that is ignored, or checked when the answer ends."""
+    """Return what a schema's notes list as ignored, or checked when the answer ends."""
     from lmc.fsm.json_schema import compile_schema
 
     said = str(compile_schema(source).notes) if kind == "json_schema" else ""

@@ -85,7 +85,7 @@ def _row(line: Any) -> dict[str, str]:
 
 
 def _table(rows: list[dict[str, str]]) -> str:
-    """The columns in which something is, aligned."""
+    """Return aligned columns, without empty ones."""
     names = [name for name in rows[0] if any(row[name] for row in rows)]
     lines = [names, *([row[name] for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(names))]

@@ -29,7 +29,7 @@ _HELP = """  /help             this list
   /save FILE        the conversation as JSON messages
   /quit             end (or Ctrl-D); Ctrl-C stops an answer
 End a line with \\ to continue it on the next, or put a message between two lines of \"\"\"."""
-_MOST_CALLS = 8  # of tools, before the user is asked again
+_MOST_CALLS = 8  # of tools, before the next user message
 
 
 def chat(
@@ -67,7 +67,7 @@ def _functions(path: Path) -> list[Callable[..., Any]]:
 
 
 def _messages() -> Iterator[str]:
-    """What the user says, a message at a time; ends with the input."""
+    """Yield the user's input, a message at a time; ends with the input."""
     asks = sys.stdin.isatty()
     if asks:
         with suppress(ImportError):
@@ -90,7 +90,7 @@ def _messages() -> Iterator[str]:
 
 
 class Chat:
-    """A conversation. `turns` are (role, text, call): of a result of a tool its call, else None."""
+    """A conversation. `turns` are (role, text, call): the call of a tool's result, else None."""
 
     def __init__(self, model: Any, system: str, tools: list[Callable[..., Any]], options: dict[str, Any]) -> None:
         self.model, self.system, self.tools, self.options = model, system, tools, options
@@ -106,7 +106,7 @@ class Chat:
             self._answer()
 
     def _command(self, name: str, rest: str) -> bool:
-        """Does what a line with / says; False to end."""
+        """Run a command that begins with /; return False to end."""
         match name:
             case "quit" | "exit":
                 return False
@@ -136,12 +136,12 @@ class Chat:
             say(f"{path}: {error.strerror}")
 
     def _state(self) -> Any:
-        """The conversation as a state; nothing is asked."""
+        """Return the conversation as a state, without a request."""
         said, _ = _programs()
         return said.run(self.system, self.turns, backend=self.model)
 
     def _answer(self) -> None:
-        """Answers the last message; with tools, after the calls that the model wants."""
+        """Answer the last message; with tools, after the calls that the model wants."""
         for _ in range(_MOST_CALLS):
             try:
                 text, calls = self._asked()
@@ -160,7 +160,7 @@ class Chat:
         say(f"the model called tools {_MOST_CALLS} times in a row; type how to continue")
 
     def _asked(self) -> tuple[str, list[Any]]:
-        """One answer, printed as it grows, and the calls that it wants."""
+        """Return one answer, printed as it grows, and the calls that it wants."""
         _, turn = _programs()
         state = turn.run(self.system, self.turns, self.tools or None, stream=True, backend=self.model, **self.options)
         for piece in state.text_iter("answer"):
@@ -176,7 +176,7 @@ class Chat:
         say(f"[{call['name']}({', '.join(f'{k}={v!r}' for k, v in given.items()) if isinstance(given, dict) else given})]")
         try:
             return call_tool(call, self.tools)
-        except Exception as error:  # the tool's own: the model is told
+        except Exception as error:  # the tool's own error: sent to the model
             return f"error: {type(error).__name__}: {error}"
 
 

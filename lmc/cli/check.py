@@ -1,4 +1,4 @@
-"""`lmc check`: what programs' graphs show before any run."""
+"""`lmc check`: static checks of programs' graphs before any run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(
 
 
 def _prices(text: str | None, backend: str) -> tuple[Any, str]:
-    """What a backend charges, and what there is to say of it: where the prices come from, or how to give them."""
+    """Return a backend's prices, and a note: their source, or how to give them."""
     import lmc
     from lmc.pricelist import listed
 

@@ -69,10 +69,10 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_print_ver
 
 
 def main() -> None:
-    """The console script: runs the command and turns exceptions into one message and an exit code."""
+    """Run the command and turn exceptions into one message and an exit code: the console script."""
     try:
         with as_usage():
-            if config().otel:  # a bad LMC_… variable is said before anything else happens
+            if config().otel:  # a bad LMC_… variable is reported before anything else happens
                 require("LMC_OTEL=1", "otel")
                 import_module("lmc.integrations.otel").provide()
         app()
@@ -82,7 +82,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave()
     except SystemExit as stop:
-        if stop.code == INTERRUPTED:  # typer makes it of Ctrl-C inside a command
+        if stop.code == INTERRUPTED:  # typer raises it on Ctrl-C inside a command
             _leave()
         raise
     except Exception as error:
@@ -97,8 +97,8 @@ INTERRUPTED = 130
 
 
 def _leave() -> None:
-    """Ends an interrupted command now: Python itself would wait for threads that are in a program's own code."""
-    until = time.monotonic() + 0.5  # those that wait for the model end when they hear that it is closed
+    """End an interrupted command now: Python itself would wait for threads that are in a program's own code."""
+    until = time.monotonic() + 0.5  # those that wait for the model end when it is closed
     while (left := _own_code_running()) and time.monotonic() < until:
         time.sleep(0.01)
     say("interrupted" + (f"; the program's own code was still running in {left} of its threads and is cut off" if left else ""))
@@ -109,7 +109,7 @@ def _leave() -> None:
 
 
 def _own_code_running() -> int:
-    """How many threads of pools are not idle."""
+    """Return how many threads of pools are not idle."""
     frames = sys._current_frames()
     workers = [t for t in threading.enumerate() if re.fullmatch(r"lmc-.*_\d+", t.name) and t.ident in frames]
     return sum(not frames[t.ident or 0].f_code.co_filename.endswith(os.path.join("futures", "thread.py")) for t in workers)

@@ -1,4 +1,4 @@
-"""What people see on their terminal, and the files that commands read and write for them."""
+"""Terminal output, and files that commands read and write for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def say(message: str) -> None:
 
 
 def progress(states: Iterable[Any], total: int, backend: Any) -> Iterator[Any]:
-    """Passes (place, state) pairs on; shows on standard error how far it is: a live view on a terminal, else a line every few seconds."""
+    """Pass (place, state) pairs on; show progress on standard error: a live view on a terminal, else a line every few
+    seconds."""
     if not sys.stderr.isatty():
         return _progress_lines(states, total)
     from lmc.cli.live import watched
@@ -34,7 +35,7 @@ def _progress_lines(states: Iterable[Any], total: int, every: float = 5.0) -> It
 
 
 class waiting:
-    """Says on standard error what takes long; on a terminal with a spinner that goes away."""
+    """Report slow work on standard error; on a terminal with a spinner that goes away."""
 
     def __init__(self, what: str) -> None:
         self.what = what

@@ -52,8 +52,8 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 
 def _topology() -> Iterator[tuple[str, str]]:
-    """Of several GPUs: memory of each, and which of them read each other's directly."""
-    torch = sys.modules.get("torch")  # where GPUs were asked for
+    """Return, for several GPUs, the memory of each, and which of them have peer access."""
+    torch = sys.modules.get("torch")  # only if GPUs were queried
     count = torch.cuda.device_count() if torch is not None else 0
     if torch is None or count < 2:
         return

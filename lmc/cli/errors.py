@@ -1,4 +1,4 @@
-"""Whose fault an exception is, and one message for a person."""
+"""Attribution of an exception to the user or to lmc, and one message for a person."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunFailed(LmcError):
 
 @contextmanager
 def as_usage() -> Iterator[None]:
-    """A value that was typed on the command line is the command's fault, not the program's."""
+    """Turn errors of a value typed on the command line into usage errors of the command."""
     try:
         yield
     except (ParameterError, ConstraintError, JournalError) as error:
@@ -28,8 +28,8 @@ def as_usage() -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """One message for a person. For an exception of the user's own code: its type and the user's line."""
-    if isinstance(error, LmcError) or type(error).__module__.startswith("lmc."):  # these say the place themselves
+    """Return one message for a person. For an exception of the user's own code: its type and the user's line."""
+    if isinstance(error, LmcError) or type(error).__module__.startswith("lmc."):  # these contain the location
         return str(error)
     place = _users_line(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -37,7 +37,8 @@ def explain(error: BaseException) -> str:
 
 
 def _users_line(error: BaseException) -> str:
-    """Where in the user's files an exception passed last, as text; "" if it never left lmc's or a library's."""
+    """Return the last position of an exception in the user's files, as text; "" if it never left lmc's or a
+    library's."""
     here = str(Path(lmc.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__)
               if not f.filename.startswith((here, "<", sys.prefix, sys.base_prefix)) and "site-packages" not in f.filename]

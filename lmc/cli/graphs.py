@@ -106,7 +106,7 @@ def opt(
         chosen = parse_pipeline(passes) if passes is not None else pipeline_for(compiled_for)
         manager = PassManager(chosen, verify_each=verify_each, print_after=print_after)
     planned = manager.plan(parse(source, str(file)), compiled_for)
-    for note in planned.notes:  # what was changed that a reader of prompts would see
+    for note in planned.notes:  # changes visible to a reader of prompts
         say(note)
     if timing:
         print(planned.table(), file=sys.stderr)
@@ -114,7 +114,7 @@ def opt(
 
 
 def _list_passes(wanted: bool) -> None:
-    """`lmc opt --list`: the passes, what they do, and their options with the defaults."""
+    """`lmc opt --list`: Print the passes for `lmc opt --list`: descriptions, and options with their defaults."""
     from lmc.passes.manager import described
 
     if wanted:

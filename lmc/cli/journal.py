@@ -1,4 +1,4 @@
-"""`lmc journal`: what is in journals, what waits for a person in them, and their files."""
+"""`lmc journal`: the contents of journals, their open points, and their files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJs
     typer.echo(f"{path}: a {header.get('kind')} of {header.get('program')} on {header.get('backend')}, seed {header['seed']}; {contents.size} bytes in {contents.groups + 1} lines"
                f"{', encrypted' if contents.cipher is not None else ''}")  # fmt: skip
     if contents.dropped:
-        typer.echo(f"  its last {contents.dropped} bytes were not written whole; they are dropped when the run goes on")
+        typer.echo(f"  its last {contents.dropped} bytes were not written whole; they are dropped when the run is resumed")
     try:
         Sidecar.check(records.find(path), contents)
     except JournalError as error:
@@ -156,11 +156,11 @@ def compact(
     say(f"{path}: {before} bytes before, {now} now" + (f"; {deleted} run{'s'[: deleted != 1]} deleted" if older_than else ""))
 
 
-# -- what is given, and what is shown ----------------------------------------------------------------------------------
+# -- input and output ----------------------------------------------------------------------------------
 
 
 class _as_usage:
-    """An answer that was typed is the command's fault."""
+    """Turns errors of a typed answer into usage errors of the command."""
 
     def __enter__(self) -> None:
         pass
@@ -177,7 +177,7 @@ def _open(path: Path, key_file: Path | None) -> Journal:
 
 
 def key_of(key_file: Path | None) -> str | bytes | None:
-    """The key that a file has."""
+    """Return the key in a file."""
     return None if key_file is None else _key(key_file)
 
 
@@ -190,7 +190,7 @@ def _key(file: Path) -> str | bytes:
 
 
 def _journals(path: Path) -> list[Path]:
-    """The journals at a path: itself, or those in a folder and the folders in it."""
+    """Return the journals at a path: itself, or those in a folder and its subfolders."""
     if not path.is_dir() or (path / "journal").is_file():
         return [path]
     from lmc.durable.groups import MAGIC
@@ -206,7 +206,7 @@ def _begins_with(path: Path, magic: bytes) -> bool:
 
 
 def _runs(path: Path, key_file: Path | None) -> tuple[list[RunStatus], str]:
-    """Its runs, or why there are none."""
+    """Return its runs, or why there are none."""
     try:
         return _open(path, key_file).runs(), ""
     except JournalError as error:
@@ -245,7 +245,7 @@ def _as_json(run: RunStatus) -> dict[str, Any]:
 
 
 def _parsed(opened: Journal, answer: str, item: int | None, effect: int | None) -> Any:
-    """What an answer on the command line means: text, or JSON where the question has a schema."""
+    """Return the value of an answer on the command line: text, or JSON if the question has a schema."""
     asked = [w for w in opened.waiting() if w.question and item in (None, w.item) and effect in (None, w.number)]
     return _json("--answer", answer) if len(asked) == 1 and asked[0].schema else answer
 

@@ -1,4 +1,5 @@
-"""What a batch does now, in a few lines of a terminal: items, requests, tokens, latency, cache, queue, memory, errors."""
+"""Live view of a batch, in a few lines of a terminal: items, requests, tokens, latency, cache, queue, memory,
+errors."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from lmc.backend.base import Counters
 from lmc.pages import count, seconds
 from lmc.report import of_state
 
-_RECENT = 512  # requests that latencies are of
-_WINDOW = 10.0  # seconds that rates are of
-_SOON = 0.1  # seconds before there are any
+_RECENT = 512  # requests in the latency statistics
+_WINDOW = 10.0  # window of rates in seconds
+_SOON = 0.1  # seconds before rates are shown
 
 
 class BatchView:
@@ -35,7 +36,7 @@ class BatchView:
         self._looks: deque[tuple[float, Counters]] = deque([(self._begun, Counters())])
 
     def took(self, state: Any) -> None:
-        """One more item is over."""
+        """Record that one more item is over."""
         self._done += 1
         self._failed += state.error() is not None
         for request in of_state(state).requests:
@@ -73,7 +74,7 @@ class BatchView:
 
 
 def _rate(amount: float, passed: float) -> str:
-    """How much of something a second; – before there is time to say."""
+    """Return the amount per second; – before there is enough time."""
     if passed < _SOON:
         return "–"
     n = amount / passed
@@ -86,7 +87,7 @@ def _latency(first: Iterable[float], whole: Iterable[float]) -> str:
 
 
 def _held(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What an engine says of its queue and its memory; nothing of other backends."""
+    """Yield an engine's queue and memory; nothing for other backends."""
     if "waiting" in info:
         yield "queue", f"{info['waiting']} waiting, {info.get('running', 0)} in the batch"
     if slots := info.get("slots"):

@@ -36,7 +36,7 @@ def warmup(model: Annotated[str, typer.Argument(metavar="MODEL", show_default=Fa
 
 
 def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) -> Any:
-    """The backend that `--backend` names. `service` opens one that is not a model in this process."""
+    """Open the backend that `--backend` names. `service`: only one that is not a model in this process."""
     with as_usage():
         if not named.is_model(name):
             return service(name)
@@ -78,7 +78,7 @@ def use_adapters(name: str, given: Sequence[str] | None) -> None:
 
 
 def use_devices(name: str, tp: int | None, dp: int | None) -> None:
-    """`--tp` and `--dp`: how models are opened from now on."""
+    """Set `--tp` and `--dp` for models opened from now on."""
     if (tp or dp) and not named.is_model(name):
         raise UsageError(f"--tp and --dp are about GPUs of this machine, and {name} is no model that runs on them")
     if tp is not None:

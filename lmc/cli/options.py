@@ -39,7 +39,7 @@ OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE
 
 
 class Format(StrEnum):
-    """How a graph is shown."""
+    """Output format of a graph."""
 
     text = "text"
     dot = "dot"

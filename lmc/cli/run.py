@@ -127,14 +127,14 @@ def run(
 
 
 class _Saying(logging.Handler):
-    """Tells a person how batches stand."""
+    """Shows the progress of batches."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(record.getMessage())
 
 
 def _journaled(journal: Path | None, key_file: Path | None, with_media: bool) -> dict[str, Any]:
-    """The option of a run with a journal."""
+    """Return the option of a run with a journal."""
     if journal is None:
         return {}
     from lmc.journals import Journal
@@ -149,13 +149,13 @@ def one_source(arg: list[str] | None, input_file: Path | None) -> None:
 
 
 def sampling(temperature: float | None, max_tokens: int | None, seed: int | None) -> dict[str, Any]:
-    """The options of a run that were given."""
+    """Return the options of a run that were given."""
     given = {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
-    """What --arg says, checked against the program's parameters."""
+    """Return the arguments in --arg, checked against the program's parameters."""
     arguments = userfiles.parse_arguments(program, arg or ())
     userfiles.check_arguments(program, arguments)
     return arguments
@@ -176,7 +176,7 @@ def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], b
 
 
 def _print_result(state: Any) -> None:
-    """What a person wants to see of one run: what it returned, else the text."""
+    """Print the result of one run: its return value, else the text."""
     import json
 
     value = state.ret_value
@@ -198,7 +198,7 @@ def _run_file(program: Any, items: Items, options: dict[str, Any], backend: str,
 
 def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any, results: userfiles.Results,
                interpret: bool, html: Path | None) -> tuple[list[int], int]:
-    """Runs what is to do and writes each result; the indices of items that failed, and how many ran."""
+    """Run the remaining items and write each result; return the indices of items that failed, and how many ran."""
     todo = [i for i in range(len(items.arguments)) if i not in results.done]
     failed: list[int] = []
 
@@ -227,10 +227,11 @@ def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any,
 
 def states_of(program: Any, items: Mapping[int, dict[str, Any]], options: dict[str, Any], backend: Any,
             interpret: bool, html: Path | None = None) -> Iterator[tuple[int, Any]]:
-    """The final state of each item with its place, as soon as it is there; a failed one knows its `error()`.
+    """Yield the final state of each item with its index, as soon as it is done; a failed one has its `error()`.
 
-    Items go by their numbers in the input, so that with a seed a resumed run gives what an undisturbed one gives.
-    Compiled runs come as they end, interpreted ones in order. `html`: where to write a page of them when all are there.
+    Items keep their numbers in the input, so that with a seed a resumed run gives the same results as an uninterrupted
+    one. Compiled runs are yielded as they end, interpreted ones in order. `html`: where to write a page of them when
+    all are done.
     """
     from lmc.runahead.program import program_of
 
@@ -241,7 +242,7 @@ def states_of(program: Any, items: Mapping[int, dict[str, Any]], options: dict[s
 
 
 def _with_page(states: Iterator[tuple[int, Any]], compiled: Any, html: Path | None) -> Iterator[tuple[int, Any]]:
-    """The states, and behind the last one the page: of the compiled program, else of that last run."""
+    """Yield the states, and after the last one write the page: of the compiled program, else of that last run."""
     latest: Any = None
     for place, state in states:
         latest = state
@@ -251,7 +252,7 @@ def _with_page(states: Iterator[tuple[int, Any]], compiled: Any, html: Path | No
 
 
 class _Background:
-    """Iterates in a thread of its own, so that an interruption waits for nothing and loses nothing that is finished."""
+    """Iterates in a thread of its own, so that an interruption neither waits nor loses finished results."""
 
     def __init__(self, states: Iterator[tuple[int, Any]]) -> None:
         self._events: queue.SimpleQueue[tuple[int, Any] | BaseException | None] = queue.SimpleQueue()
@@ -262,7 +263,7 @@ class _Background:
             for event in states:
                 self._events.put(event)
             self._events.put(None)
-        except BaseException as error:  # SystemExit of a program too: raised where the results are read
+        except BaseException as error:  # a program's SystemExit, too: raised where the results are read
             self._events.put(error)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -272,7 +273,7 @@ class _Background:
             yield event
 
     def finished(self) -> Iterator[tuple[int, Any]]:
-        """What is finished and was not yet given."""
+        """Yield finished results that were not yielded yet."""
         while not self._events.empty():
             if isinstance(event := self._events.get(), tuple):
                 yield event

@@ -1,4 +1,4 @@
-"""`lmc trace`: what happened when, for a viewer of timelines."""
+"""`lmc trace`: a timeline of events, for a trace viewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of a journaled run: known by stream and ordinal, and taken if what is asked is what was asked then."""
+"""Answers of a journaled run: known by stream and ordinal, and reused if the request is the same as then."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (values are data by nature)
@@ -20,30 +20,30 @@ from lmc.prompt import Gen, Given, Prompt, Select
 
 
 class Answers:
-    """What the model answers in one run, its sub-programs included. Safe to use from any thread.
+    """The model's answers in one run, its sub-programs included. Thread-safe.
 
-    resumed  whether anything is known of an earlier time
-    broken   why the run is not that of the journal: it does nothing more, whatever the program makes of it
+    resumed  whether the journal has records of an earlier execution
+    broken   why the run is not the journal's: it does nothing more, however the program handles the error
     """
 
     def __init__(self, journal: Journal, item: int) -> None:
         self.journal, self.item = journal, item
-        self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first says that it begins
+        self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first record marks the beginning
         self._known: Known | None = None
         self.broken: JournalError | Interrupted | None = None
         self._asked: list[Result] = []
         if self.resumed and journal.contents.records[item][0][0] == "x":
             self.broken = JournalError(f"journal={str(journal.path)!r}: run {item} is over, and what it did was deleted from the journal (keep=)")
-        self._late: dict[Result, Sequence[Ask]] = {}  # what was not there when the group was made to which it belongs
+        self._late: dict[Result, Sequence[Ask]] = {}  # answers missing when their group was made
 
     @property
     def with_media(self) -> bool:
-        """Whether the journal holds the files of pictures and videos that are given by path."""
+        """Return whether the journal holds the files of pictures and videos that are given by path."""
         return bool(self.journal.contents.header.get("media"))
 
     @property
     def known(self) -> Known:
-        """What the journal has of the run. Raises JournalError."""
+        """Return the journal's records of the run. Raises JournalError."""
         if not self.resumed:
             return _NOTHING_KNOWN
         if self._known is None:
@@ -51,9 +51,9 @@ class Answers:
         return self._known
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
-        """The prompt with the answer to `ask`: the known one, or the one that `send` asks for.
+        """Return the prompt with the answer to `ask`: the known one, or the one that `send` requests.
 
-        places  of the ask, and of the equal ones that it answers as well
+        places  of the request, and of the equal ones that it answers as well
         """
         self.go_on()
         text, last = since_last(before)
@@ -66,7 +66,7 @@ class Answers:
                 return self._answered(before, found, result)
             if any(place in self.known.answers for place in places):
                 raise self.differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
-        # what failed before has no handle that a backend could see
+        # an earlier failure has no handle that a backend could see
         after = send() if last is None or last.error is None or not self.resumed else _failed(before, last.error)
         assert after.result is not None
         after.result.checked = self, digest
@@ -77,7 +77,7 @@ class Answers:
         return after
 
     def check(self, before: Prompt, ask: Gen | Select) -> int:
-        """A check of the whole prompt and of what is asked of it, by which the answer is known again."""
+        """Return a checksum of the whole prompt and the request, by which the answer is found again."""
         text, last = since_last(before)
         return of_ask(0 if last is None else self._checked(last), text, ask)
 
@@ -87,7 +87,7 @@ class Answers:
         return result.checked[1]
 
     def find(self, places: Sequence[Ask], digest: int) -> Record | None:
-        """The record of the answer to an ask with this check."""
+        """Return the record of the answer to a request with this checksum."""
         answers = self.known.answers
         for place in places:
             record = answers.get(place, _NOTHING).get(digest)
@@ -106,14 +106,15 @@ class Answers:
         return Prompt(before, (), result, before.handle, (*before.tail, given))
 
     def output(self, record: Record) -> Output:
-        """The answer that a record holds."""
+        """Return the answer that a record holds."""
         try:
             return output_of(record)
         except (codec.BadData, ValueError, TypeError, IndexError) as error:
             raise JournalError(f"journal={str(self.journal.path)!r}: an answer that lmc did not write: {error}") from None
 
     def record(self, places: Sequence[Ask], result: Result) -> Record | None:
-        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
+        """Return the record of an outcome other than a plain answer; None if it has not arrived, and is written later
+        or never."""
         output, error = result.answer, result.error
         assert result.checked is not None
         if output is not None:
@@ -123,41 +124,41 @@ class Answers:
             result.on_change(self._came)
             return None
         if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
-            return None  # what this run came to, not what the model said
+            return None  # the outcome of this run, not the model's answer
         try:
             return ["f", places, result.checked[1], codec.encode(error)]
         except codec.NotData:
-            return None  # asked again
+            return None  # requested again
 
     def _came(self, result: Result) -> None:
-        """Something is there that was late, or more of it."""
+        """Handle the arrival of an answer that was late, or of more of it."""
         if result.done and (places := self._late.pop(result, None)) is not None:
             self.journal.add((places, self, result))
 
     def unanswered(self) -> list[Result]:
-        """What was asked and is not there yet."""
+        """Return the requests that have no answer yet."""
         return [result for result in self._asked if not result.done]
 
     def settle(self, error: BaseException | None) -> None:
-        """The run is over: waits for what it asked, unless it failed, and writes what was late."""
+        """End the run: wait for its requests, unless it failed, and write late answers."""
         if error is None:
             for result in self.unanswered():
                 result.wait()
         self._asked.clear()
         for result in list(self._late):
-            self._came(result)  # the thread that completed it may not have come to say so, and then the journal would be closed
+            self._came(result)  # the completing thread may not have notified yet, and the journal would be closed by then
 
     # -- a run that is not that of its journal
 
     def go_on(self) -> None:
-        """Raises what ended the run, whatever the program made of it."""
+        """Raise the error that ended the run, even if the program handled it."""
         if self.broken is not None:
             raise self.broken
         if self.journal.left:
             raise CancelledError("the run was cancelled")
 
     def differs(self, what: str, loc: Loc | None) -> JournalError:
-        """What is raised where the program does something else than it did; it ends the run."""
+        """Return the error to raise where the program diverges from its journal; it ends the run."""
         error = JournalError(
             f"the program {what}. It depends on something that is not in the journal and has changed: an outside variable, a helper, the "
             "order of a set", loc=loc)
@@ -165,7 +166,7 @@ class Answers:
         return error
 
     def decoded(self, data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
-        """A value of the journal."""
+        """Decode a value of the journal."""
         try:
             return codec.decode(data, found)
         except codec.BadData as error:

@@ -30,12 +30,12 @@ from lmc.frontend.state import State
 
 
 class Effects:
-    """What is known of the effects of one run.
+    """The known effects of one run.
 
-    counts      of calls so far;  left: effects that the program has not come to;  next: the number of the next one
-    idempotent  coroutines of idempotent functions, by id;  made: coroutines that effects gave, by id
-    tasks       that the program began;  coming: what tasks were made to await that have not begun
-    busy        calls of host code that go on
+    counts      of calls so far;  left: effects that the program has not reached;  next: the number of the next one
+    idempotent  coroutines of idempotent functions, by id;  made: coroutines returned by effects, by id
+    tasks       that the program began;  coming: awaitables of tasks that have not begun
+    busy        running calls of host code
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Effects:
 
 
 class _Noted:
-    """The attempts at one effect, in the journal."""
+    """The journal's record of the attempts at one effect."""
 
     def __init__(self, calls: Calls, number: int, failed: int) -> None:
         self._calls, self._number, self.failed = calls, number, failed
@@ -80,7 +80,7 @@ class Calls(Answers):
 
     @property
     def effects(self) -> Effects:
-        """What is known of effects; made for the first one, since most runs have none."""
+        """Return the known effects; created for the first one, since most runs have none."""
         if self._effects is None:
             with _making:
                 self._effects = self._effects or Effects()
@@ -88,9 +88,10 @@ class Calls(Answers):
 
     def call(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
              make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
-        """What an effect gives, (True, result) or (False, exception): the known one, or that of `make`, whose intent is written before.
+        """Return the outcome of an effect, (True, result) or (False, exception): the known one, or that of `make`, with
+        its intent written first.
 
-        caller  the state of the program that makes the call, which counts the programs that are run
+        caller  the state of the program that makes the call, which counts the programs that it runs
         """
         with self.journal.held():
             return self._made(stream, caller, fn, args, kwargs, make, loc)
@@ -127,11 +128,11 @@ class Calls(Answers):
         return outcome
 
     def _is_ordered(self, fn: Any) -> bool:
-        """Whether the program comes to its calls in one order: not on its threads, and not in tasks."""
+        """Return whether the program makes its calls in one order: not on other threads, and not in tasks."""
         return (not isinstance(fn, HostFunction) or fn.ordered) and threading.get_ident() == self.thread and not _in_loop()
 
     def sync(self) -> None:
-        """Waits until the disk has what was written; if it cannot, the run is over, whatever the program makes of that."""
+        """Wait until everything written is on disk; if it cannot be, the run ends, however the program handles that."""
         try:
             self.journal.sync()
         except JournalError as error:
@@ -141,12 +142,12 @@ class Calls(Answers):
     # -- intents
 
     def begin(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> tuple[int, Effect | None]:
-        """The number of an effect that the program has come to, and what is known of it; a new one is written down."""
+        """Return the number of the effect that the program has reached, and its known record; write a new one."""
         place, known = self.come_to(stream, name, args, kwargs)
         return (self.intend(place, args, kwargs, loc, ordered=ordered), None) if known is None else (known.number, known)
 
     def come_to(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Place, Effect | None]:
-        """The place of the effect that the program has come to, and what is known of it."""
+        """Return the place of the effect that the program has reached, and its known record."""
         digest = arguments_digest(args, kwargs)
         with self.effects.lock:
             which = self.effects.counts.get((stream, name, digest), 0)
@@ -159,7 +160,7 @@ class Calls(Answers):
             return place, self.known.effects.get(place)
 
     def intend(self, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> int:
-        """Writes a new effect down; its number."""
+        """Write the intent of a new effect; return its number."""
         assert self.effects.left is not None
         shown = shown_call(args, kwargs)
         with self.effects.lock:
@@ -173,7 +174,8 @@ class Calls(Answers):
     # -- attempts
 
     def begins_again(self, known: Effect | None) -> bool:
-        """Whether an effect is made again whose last attempt is known to have failed; then it is in doubt from now on, which the disk has to have first."""
+        """Return whether an effect is retried whose last attempt is known to have failed; then it is in doubt from now
+        on, which must be on disk first."""
         if known is None or known.begun:
             return False
         self.journal.put(self.item, ["g", known.number])
@@ -181,7 +183,7 @@ class Calls(Answers):
 
     @contextmanager
     def attempts(self, fn: Any, number: int, known: Effect | None) -> Generator[None]:
-        """While an effect is made, as often as it may be: how many attempts have failed, and those that will."""
+        """Track an effect's attempts while it is made: how many have failed, and further ones."""
         noted = _Noted(self, number, 0 if known is None else known.failed)
         token = NOTED.set(noted if isinstance(fn, HostFunction) and fn.retry is not None else None)
         try:
@@ -190,7 +192,7 @@ class Calls(Answers):
             NOTED.reset(token)
 
     def unchecked(self, known: Effect, error: Exception, loc: Loc | None) -> InDoubtEffect:
-        """What the program gets where a check gave no answer."""
+        """Return the error for the program if a check gave no answer."""
         doubt = InDoubtEffect(f"{known.name}({known.shown}) was begun before the run was cut off, and its check could not tell whether it was done: "
                               f"{type(error).__name__}: {error}", loc=loc)  # fmt: skip
         doubt.__cause__ = error
@@ -198,23 +200,23 @@ class Calls(Answers):
 
     def in_doubt(self, known: Effect, loc: Loc | None) -> InDoubtEffect:
         return InDoubtEffect(
-            f"{known.name}({known.shown}) was begun before the run was cut off, and nobody knows whether it was done. Say so with lmc journal "
+            f"{known.name}({known.shown}) was begun before the run was cut off, and it is not known whether it was done. Resolve it with lmc journal "
             f"resolve or retry {self.journal.path}, give it a check (@lmc.host(check=…)), mark it @lmc.host(idempotent=True) if it may be called again, or handle "
             "lmc.InDoubtEffect where it is called", loc=loc)
 
     def may_begin_again(self, given: Iterable[Any]) -> bool:
-        """Whether what awaits these does nothing but what is idempotent."""
+        """Return whether awaiting these runs only idempotent functions."""
         awaited = [inner_of(x) for x in given if inspect.isawaitable(x) and x not in self.effects.tasks]
         return bool(awaited) and all(x.idempotent if isinstance(x, Deferred) else id(x) in self.effects.idempotent for x in awaited)
 
     def note_coroutine(self, made: Any) -> None:
-        """An idempotent function gave this to await."""
+        """Record that an idempotent function returned this awaitable."""
         if isinstance(made := inner_of(made), types.CoroutineType):
             self.effects.idempotent[id(made)] = made
 
     @contextmanager
     def working(self) -> Generator[None]:
-        """While host code works, what it starts is a part of its result."""
+        """Mark running host code: everything it starts is part of its result."""
         with self.effects.lock:
             self.effects.busy += 1
         try:
@@ -228,7 +230,7 @@ class Calls(Answers):
     def _recalled(
         self, known: Effect, fn: Any, args: Sequence[Any], reached: Snapshot, make: Callable[[], Any], loc: Loc | None
     ) -> tuple[bool, Any] | None:
-        """The result of a call that was made, with these arguments in all; None if it has to be made again."""
+        """Return the recorded result of a call with these arguments; None if it must be made again."""
         assert known.outcome is not None
         if isinstance(fn, DeferredMethod):
             fn.of.called.add(fn.name)
@@ -241,13 +243,13 @@ class Calls(Answers):
         if known.outcome[0] == "awaitable":
             kind = known.outcome[1]
             idempotent = is_idempotent(fn) or self.may_begin_again(args)
-            if kind == "coroutine":  # which has not begun where nothing awaited it
+            if kind == "coroutine":  # which has not begun if nothing awaited it
                 return True, Deferred(make, args, kind, made_by(known.name, known.number), None, idempotent=idempotent)
             return True, Deferred(make, args, kind, (kind, (), {}), None if idempotent else lambda: self.in_doubt(known, loc), idempotent=idempotent)
         return self.known_result(known.outcome, known.name, args, reached)
 
     def known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: Snapshot | None) -> tuple[bool, Any]:
-        """What a call gave that the journal knows of, as from `call`; what it changed is changed again."""
+        """Return the recorded result of a call, as from `call`; redo its changes to arguments."""
         kind, data, *rest = outcome
         if rest and reached is not None:
             changed, taken = rest[:2]
@@ -256,7 +258,7 @@ class Calls(Answers):
                 if taken and list(map(type, taken)) != [int] * len(reached.iterators):
                     raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))
-        if kind == "opaque":  # of something awaited
+        if kind == "opaque":  # of an awaitable
             return False, self.lost(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be resumed behind it")
         with self._reading(name):
             if kind == "argument":
@@ -270,14 +272,14 @@ class Calls(Answers):
 
     @contextmanager
     def _reading(self, name: str) -> Generator[None]:
-        """While what the journal has of a call is looked at."""
+        """Guard reading the journal's record of a call."""
         try:
             yield
         except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.lost(f"journal={str(self.journal.path)!r}: a result of {name} that lmc did not write: {error}") from None
 
     def lost(self, what: str) -> JournalError:
-        """What ends the run, whatever the program makes of it."""
+        """Return the error that ends the run, however the program handles it."""
         error = JournalError(what)
         self.broken = self.broken or error
         return error
@@ -285,10 +287,10 @@ class Calls(Answers):
     def write_outcome(
         self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Snapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
     ) -> None:
-        """Writes what a call gave. `programs`: how many the program's state has counted that were run in it."""
+        """Write the outcome of a call. `programs`: how many programs, counted by the program's state, ran in it."""
         ok, value = outcome
         if not ok and not isinstance(value, Exception | asyncio.CancelledError):
-            return  # Ctrl-C and the like: nobody knows what was done
+            return  # Ctrl-C and the like: it is not known what was done
         if isinstance(value, JournalError | InDoubtEffect | Interrupted):
             return
         record: Record
@@ -310,11 +312,11 @@ class Calls(Answers):
                 _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
         self.journal.put(self.item, ["r", number, *record])
-        self.journal.flush()  # until it is written, nobody would know
+        self.journal.flush()  # an unwritten outcome would be lost
 
 
 def _in_loop() -> bool:
-    """Whether an event loop is running here: tasks of a program may make their calls in any order."""
+    """Return whether an event loop is running here: tasks of a program may make their calls in any order."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,5 @@
-"""Checks of what was asked: 32 bits of the text of a prompt, however it was cut, and of the request. By them a journal knows its answers again."""
+"""Checksums of requests: 32 bits of the text of a prompt, however it was cut, and of the request. A journal finds its
+answers by them."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (parts of prompts come from the host)
@@ -16,16 +17,17 @@ from lmc.prompt import Excerpt, Gen, Image, Mark, Prompt, Select, Special
 
 
 def of_ask(last: int, text: int, ask: Gen | Select) -> int:
-    """Of a request: from the checks of the last answer in its prompt (0 if there is none) and of the text since then."""
+    """Return the checksum of a request, from those of the last answer in its prompt (0 if there is none) and of the
+    text since then."""
     return (last * _ODD ^ text ^ ask.seed ^ _of_request(ask)) & _BITS
 
 
-_ODD = 0x9E3779B1  # so that no bit of what it multiplies is lost
+_ODD = 0x9E3779B1  # odd, so that multiplication loses no bit
 _BITS = 0xFFFFFFFF
 
 
 def since_last(before: Prompt) -> tuple[int, Result | None]:
-    """Of the text since the last answer in a prompt; and that answer."""
+    """Return the checksum of the text since the last answer in a prompt; and that answer."""
     texts: list[bytes] = []
     node: Prompt | None = before
     while node is not None and node.result is None:
@@ -48,7 +50,8 @@ def _of_request(ask: Gen | Select) -> int:
 
 
 def _of_gen(ask: Gen) -> int:
-    """Of parameters, constraint and tools. Equal ones are mostly one object's: these are looked up by identity, which compares no twenty fields."""
+    """Return the checksum of parameters, constraint and tools. Equal ones are mostly the same object, so they are
+    looked up by identity, without comparing twenty fields."""
     params, constraint, tools = ask.params, ask.constraint, ask.tools
     key = id(params), id(constraint), tools
     found = _requests.get(key)
@@ -56,7 +59,7 @@ def _of_gen(ask: Gen) -> int:
         if len(_requests) >= 4096:
             _requests.clear()
         of = params, constraint, tools
-        found = _requests[key] = crc32(repr(of).encode("utf-8", "surrogatepass")), of  # which are kept, so that no other object gets their ids
+        found = _requests[key] = crc32(repr(of).encode("utf-8", "surrogatepass")), of  # kept alive, so that no other object gets their ids
     return found[0]
 
 
@@ -69,7 +72,7 @@ def _of_choices(choices: tuple[str, ...], method: str) -> int:
 
 
 def shown(parts: Sequence[Any]) -> str:
-    """Parts of a prompt as text to check."""
+    """Return the parts of a prompt as text to checksum."""
     return "".join([p if p.__class__ is str else p.spelling if p.__class__ is Special else "" if p.__class__ is Mark else _shown_part(p) for p in parts])
 
 

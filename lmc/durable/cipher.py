@@ -1,6 +1,8 @@
-"""Journals that are encrypted at rest: each line is sealed with AES-256-GCM, under a key that the file's salt makes of the user's.
+"""Journals that are encrypted at rest: each line is sealed with AES-256-GCM, under a key derived from the user's with
+the file's salt.
 
-A line is bound to its number, so that none can be moved or left out in the middle; what is missing at the end only the sidecar tells.
+A line is bound to its number, so that none can be moved or left out in the middle; truncation is detected by the
+sidecar only.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -22,7 +24,8 @@ _NONCE = 12
 
 
 class Cipher:
-    """Seals and opens the lines of one journal. A text as key is a passphrase; bytes are 32 random ones. Raises MissingPackageError."""
+    """Seals and opens the lines of one journal. A str key is a passphrase; a bytes key is 32 random bytes. Raises
+    MissingPackageError."""
 
     def __init__(self, key: Key, salt: bytes | None = None) -> None:
         require("key= of a journal", "journals")
@@ -30,16 +33,16 @@ class Cipher:
         self._aead: Any = import_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM(_derived(key, self.salt))
 
     def first(self, header: bytes) -> bytes:
-        """What the first line holds: the salt, and the header sealed."""
+        """Return the contents of the first line: the salt, and the header sealed."""
         return codec.to_bytes({"cipher": "aes-256-gcm", "salt": self.salt.hex(), "header": self.seal(header, 0).decode()})
 
     def seal(self, data: bytes, number: int) -> bytes:
-        """Data of line `number` (the first is 0), as one line of text."""
+        """Seal the data of line `number` (the first is 0), as one line of text."""
         nonce = os.urandom(_NONCE)
         return base64.b64encode(nonce + self._aead.encrypt(nonce, data, number.to_bytes(8)))
 
     def open(self, sealed: bytes, number: int) -> bytes:
-        """What `seal` was given. Raises JournalError: another key, or somebody has changed it."""
+        """Return the data given to `seal`. Raises JournalError: for another key, or a modified line."""
         try:
             found = base64.b64decode(sealed, validate=True)
             return self._aead.decrypt(found[:_NONCE], found[_NONCE:], number.to_bytes(8))
@@ -49,7 +52,7 @@ class Cipher:
 
 
 def check_key(key: object) -> Key:
-    """A key that was given. Raises ParameterError."""
+    """Check a user's key. Raises ParameterError."""
     if isinstance(key, str) and len(key) >= 8:
         return key
     if isinstance(key, bytes) and len(key) == 32:
@@ -58,7 +61,7 @@ def check_key(key: object) -> Key:
 
 
 def opened_first(found: Any, key: Key | None) -> tuple[Any, Cipher | None]:
-    """The header that a first line holds, decoded; and what opens the other lines. Raises JournalError."""
+    """Return the header that a first line holds, decoded; and the cipher for the other lines. Raises JournalError."""
     if not isinstance(found, dict) or "cipher" not in found:
         if key is not None:
             raise JournalError("it is not encrypted, and a key= was given: leave it out, or start a new journal")
@@ -73,7 +76,7 @@ def opened_first(found: Any, key: Key | None) -> tuple[Any, Cipher | None]:
 
 
 def _derived(key: Key, salt: bytes) -> bytes:
-    """The key of one file."""
+    """Derive the key of one file."""
     if isinstance(key, bytes):
         return hashlib.blake2b(salt, key=key, digest_size=32).digest()
     return hashlib.scrypt(key.encode(), salt=salt, n=1 << 15, r=8, p=1, maxmem=1 << 26, dklen=32)

@@ -1,12 +1,13 @@
-"""Columns: values of one shape, written part by part, so that a few calls write and read many of them, and what is the same in each is written once.
+"""Columns: values of one shape, written part by part, so that a few calls write and read many of them, and repeated
+values are written once.
 
-(Cf. the columns of Dremel and Parquet; unlike theirs, a column whose values are not of one shape has them as they are.)
+(Cf. the columns of Dremel and Parquet; unlike theirs, a column whose values have different shapes holds them unpacked.)
 
     [x, y, …]                          the values
     {"=": x}                           each is x: a text, a whole number, true, false or null
     {"keys": […], "columns": […]}      dicts with these keys, in this order
     {"columns": […]}                   lists that are as long as there are columns
-    {"of": [i, …], "kinds": […]}       dicts of several kinds, each with a column of its own: which of them the values are of, in order
+    {"of": [i, …], "kinds": […]}       dicts of several kinds, a column for each: the kind of each value, in order
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -29,7 +30,7 @@ WIDE = 16
 
 
 def packed(values: Sequence[Any]) -> Column:
-    """JSON values as a column. Raises NotData for what JSON lacks."""
+    """Pack JSON values as a column. Raises NotData for values that JSON lacks."""
     if len(values) >= FEW:
         kinds = set(map(type, values))
         if len(kinds) == 1:
@@ -42,12 +43,12 @@ def packed(values: Sequence[Any]) -> Column:
 
 
 def packed_numbers(rows: Sequence[Sequence[int]]) -> Column:
-    """As `packed`, of tuples of as many whole numbers."""
+    """As `packed`, for tuples of equally many whole numbers."""
     return {"columns": list(map(_packed_equals, zip(*rows, strict=True)))} if len(rows) >= FEW else list(map(list, rows))
 
 
 def packed_rows(rows: Sequence[Sequence[Any]]) -> Column:
-    """As `packed`, of lists or tuples."""
+    """As `packed`, for lists or tuples."""
     widths = set(map(len, rows))
     if len(widths) > 1 or len(rows) < FEW or (width := widths.pop()) > WIDE:
         return _as_they_are(list(map(list, rows)))
@@ -56,7 +57,7 @@ def packed_rows(rows: Sequence[Sequence[Any]]) -> Column:
 
 def _packed_dicts(dicts: Sequence[dict[Any, Any]]) -> Column:
     shapes = list(map(tuple, dicts))
-    kinds = dict.fromkeys(shapes)  # what equals a text, such as a member of a StrEnum, is one when it is read
+    kinds = dict.fromkeys(shapes)  # equal to a text, as a member of a StrEnum is: read back as text
     if not codec.are_texts(chain.from_iterable(kinds)):
         raise codec.NotData("what JSON lacks")
     if len(kinds) == 1:
@@ -75,7 +76,7 @@ def _of_one_kind(keys: tuple[Any, ...], dicts: Sequence[dict[Any, Any]]) -> Colu
 
 
 def _packed_equals(values: Sequence[Any]) -> Column:
-    """Values of one type whose equality says that they are the same: not floats, of which 0.0 equals -0.0."""
+    """Pack values of one type whose equality means identity: not floats, of which 0.0 equals -0.0."""
     first = values[0]
     if values[-1] == first and values.count(first) == len(values):
         return {"=": first}
@@ -101,13 +102,14 @@ _PACKED: Mapping[type, Callable[[Sequence[Any]], Column]] = {
 
 
 def unpacked(column: Any, count: int) -> list[Any]:
-    """The values of a column, none of which share a container. Raises ValueError, TypeError or KeyError for what is no column of `count` values."""
+    """Return the values of a column, none of which share a container. Raises ValueError, TypeError or KeyError unless
+    it is a column of `count` values."""
     if isinstance(column, list):
         values = column
     elif "=" in column:
         values = [column["="]] * count
     elif "of" in column:
-        if len(column["kinds"]) > FEW:  # so many are not written, and each is looked for
+        if len(column["kinds"]) > FEW:  # never written with so many, and each is searched
             raise ValueError(f"a column of {len(column['kinds'])} kinds")
         parts = [unpacked(part, column["of"].count(i)) for i, part in enumerate(column["kinds"])]
         if sum(map(len, parts)) != len(column["of"]):

@@ -1,4 +1,4 @@
-"""What stands for awaitables of host code in a run that is resumed."""
+"""Stand-ins for awaitables of host code in a resumed run."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -17,22 +17,23 @@ from lmc.frontend import tools
 from lmc.frontend.host import HostFunction
 
 MadeBy = tuple[str, Sequence[Any], Mapping[str, Any]]
-"""What awaiting something is a call of: name and arguments."""
+"""The call that awaiting something counts as: name and arguments."""
 
 
 def made_by(name: str, number: int) -> MadeBy:
-    """What awaiting a coroutine is that an effect gave."""
+    """Return the call that awaiting a coroutine returned by an effect counts as."""
     return name, (number,), {}
 
 
 class Deferred:
-    """Stands for what a call gave to await, in a run that is resumed: the call is made again if it is awaited after all.
+    """Stands for the awaitable that a call returned, in a resumed run: the call is made again if it is awaited after
+    all.
 
     kind        its type's name
-    of          what awaiting it is a call of
-    doubt       what is raised then: a task may have done something since it was begun. None where it may be made again
-    idempotent  whether what was begun to await it may begin again
-    called      its methods that the journal has
+    of          the call that awaiting it counts as
+    doubt       error raised then: a task may have done something since it began. None if it may be made again
+    idempotent  whether an await begun earlier may begin again
+    called      methods of it that are in the journal
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class Deferred:
         self._call, self._args, self._made = call, args, list[Any]()
 
     def __getattr__(self, name: str) -> Any:
-        """A method, whose call is in the journal too."""
+        """Return a method, whose call is in the journal too."""
         return DeferredMethod(self, name)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return (yield from self.made().__await__())
 
     def made(self) -> Any:
-        """What the call gives now. Raises InDoubtEffect where it may have done something before."""
+        """Make the call now and return its result. Raises InDoubtEffect if it may have done something before."""
         if self.doubt is not None:
             raise self.doubt()
         if not self._made:
@@ -67,7 +68,8 @@ class Deferred:
 
 
 class DeferredMethod:
-    """Of what `Deferred` stands for. No function, so that nobody takes it for one of the program's."""
+    """A method of the awaitable that `DeferredAwaitable` represents. Not a function, so that it is not mistaken for one
+    of the program's."""
 
     def __init__(self, of: Deferred, name: str) -> None:
         self.of, self.name = of, name
@@ -82,7 +84,7 @@ WAIT_FOR = asyncio.wait_for.__code__
 
 
 def drop(awaitable: Any) -> None:
-    """An awaitable that nobody awaits any more."""
+    """Close an awaitable that will not be awaited."""
     if isinstance(awaitable, types.CoroutineType):
         inner = inner_of(awaitable)
         if inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
@@ -98,7 +100,7 @@ def drop(awaitable: Any) -> None:
 
 
 def inner_of(awaitable: Any) -> Any:
-    """What a coroutine of lmc's own awaits."""
+    """Return the awaitable inside a coroutine of lmc's own."""
     while isinstance(awaitable, types.CoroutineType) and awaitable.cr_frame is not None and awaitable.cr_code in _INNER:
         awaitable = _INNER[awaitable.cr_code](awaitable.cr_frame.f_locals)
     return awaitable
@@ -108,4 +110,4 @@ _INNER: Mapping[types.CodeType, Callable[[Mapping[str, Any]], Any]] = {
     tools.later.__code__: lambda held: held["result"],
 }  # fmt: skip
 AROUND_HOST_CODE = frozenset({*_INNER, HostFunction.awaited.__code__})
-"""The code of lmc's coroutines that await what host code made."""
+"""Code of lmc's coroutines that await host code's awaitables."""

@@ -1,7 +1,9 @@
-"""Which calls of a program are effects, to be recorded, and how they are named and told apart; the others are made again.
+"""Classification of a program's calls: effects, which are recorded under a name and checksum, and others, which are
+made again.
 
-Made again: what computes with the run's own values (methods of text, lists, dicts and the like, functions of Python that only compute, what is marked
-`lmc.pure`), what makes exceptions, data and coroutines, and what enters and leaves a `with`.
+Made again: computations on the run's own values (methods of text, lists, dicts and the like, Python functions that only
+compute, functions marked `lmc.pure`), constructors of exceptions, data and coroutines, and entering and leaving a
+`with`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -51,18 +53,18 @@ from lmc.frontend.tools import call_tool
 
 
 class Kind(enum.Enum):
-    """What becomes of a call."""
+    """The treatment of a call."""
 
     AGAIN = "made again, and nothing that it calls is an effect"
-    CALLS_BACK = "made again; the functions that it is handed are looked at in turn"
-    OWN = "of the program's own: made again, with each call in it looked at"
-    EITHER = "an effect, unless it is handed a state or a function of the program's own"
-    MAKES_COROUTINE = "what it does it does when it is awaited, unless it is handed a state"
+    CALLS_BACK = "made again; the functions passed to it are classified in turn"
+    OWN = "of the program's own: made again, with each call in it classified"
+    EITHER = "an effect, unless it is passed a state or a function of the program's own"
+    MAKES_COROUTINE = "it acts when awaited, unless it is passed a state"
     EFFECT = "recorded"
 
 
 def kind_of(fn: Any) -> Kind:
-    """What becomes of a call of `fn`, which is no partial."""
+    """Return the treatment of a call of `fn`, which is no partial."""
     cls = type(fn)
     if cls is types.FunctionType:
         return _of_function(fn)
@@ -123,7 +125,7 @@ def _of_class(cls: type) -> Kind:
 def _of_method(fn: types.MethodType) -> Kind:
     owner, function = fn.__self__, fn.__func__
     if not isinstance(function, types.FunctionType):
-        return kind_of(function)  # of a marked function, say
+        return kind_of(function)  # such as of a marked function
     if is_instrumented(function.__code__) or fn.__name__ in _MANAGING:
         return Kind.AGAIN
     if isinstance(owner, StateGroup):
@@ -164,18 +166,18 @@ MANAGERS = {
     contextlib.contextmanager(lambda: (x for x in ())).__code__: contextlib.contextmanager,
     contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
 }
-"""What makes managers of generator functions, by the code of what it makes of one."""
+"""Decorators that make managers of generator functions, by the code of the manager factory."""
 _LOGS = frozenset({"logging", "warnings", "_warnings"})
-"""What names the line that calls it, so that nothing may stand between: a run that is resumed says it again."""
+"""Functions that record the calling line, so that nothing may stand in between; a resumed run calls them again."""
 BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
 
 
 _OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
-"""Builtins that do something outside of the run, or may."""
+"""Builtins with effects outside of the run, or possible ones."""
 _TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
                     threading.Semaphore, threading.BoundedSemaphore})  # fmt: skip
-"""What a run's own tasks and threads take turns by: entered and left again, it ends as it was."""
+"""Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
 _MADE_AGAIN = frozenset({copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
                asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe, sys.exc_info, sys.exception,  # pyright: ignore[reportPrivateUsage]
                inspect.currentframe, *_TURNS})  # fmt: skip
@@ -185,9 +187,10 @@ _CHANGE_NOTHING = frozenset({
     datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4, os.getenv, os.getcwd, os.urandom,
     *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
 })  # fmt: skip
-"""Functions of Python that only wait, look at the clock or draw lots: where nobody knows whether they were called, they are called again."""
+"""Python functions that only wait, read the clock or draw random numbers: called again if it is not known whether they
+were called."""
 AWAITED_AGAIN = frozenset(fn.__code__ for fn in (asyncio.Lock.acquire, asyncio.Semaphore.acquire))
-"""The code of coroutines that only wait for their turn."""
+"""Code of coroutines that only wait for their turn."""
 _COMPUTING: Mapping[str, str] = {
     "ast": "literal_eval",
     "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
@@ -207,10 +210,11 @@ _COMPUTING: Mapping[str, str] = {
                     "urldefrag parse_qs parse_qsl",
     "zlib": "crc32 adler32",
 }  # fmt: skip
-"""Functions of Python that only compute with what they are handed: no files, no clock, no state. By name, because importing them here would cost every program."""
+"""Python functions that only compute with their arguments: no files, no clock, no state. By name, because importing
+them here would cost every program."""
 _COMPUTE = frozenset({"_bisect", "_heapq", "_operator", "_functools", "abc", "bisect", "cmath", "collections", "contextlib", "dataclasses", "enum",
                       "functools", "heapq", "itertools", "math", "operator", "statistics", "typing"})
-"""Modules all of whose functions and classes do, or define something."""
+"""Modules whose functions and classes all do so, or define something."""
 _MODULES_OF: Mapping[str, Sequence[str]] = {
     name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
 }
@@ -219,11 +223,11 @@ _MAKE_DATES = frozenset({
     datetime.datetime.fromisoformat, datetime.datetime.fromordinal, datetime.datetime.fromisocalendar, datetime.datetime.combine,
 })  # fmt: skip
 _CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
-"""Methods of data and builtins that call a function they are handed. The others hold it or look at it."""
+"""Methods of data and builtins that call a function passed to them. The others store or inspect it."""
 
 
 def _only_computes(fn: Any) -> bool:
-    """Whether it is a function of Python whose result depends on its arguments alone, and that changes nothing."""
+    """Return whether it is a Python function whose result depends only on its arguments, and that changes nothing."""
     if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, type(_cached)):
         return False
     if fn.__module__ in _COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):
@@ -234,11 +238,12 @@ def _only_computes(fn: Any) -> bool:
 
 @functools.lru_cache
 def _cached() -> None:
-    """Of the type that such functions have: `urlsplit` is one."""
+    """Sample of the type of such functions: `urlsplit` is one."""
 
 
 def _only_makes_data(fn: Any) -> bool:
-    """Whether it is a class whose constructor keeps what it is handed, as Python wrote it: of a dataclass, a named tuple, an enum."""
+    """Return whether it is a class whose constructor only stores its arguments, as generated by Python: a dataclass, a
+    named tuple, an enum."""
     if not isinstance(fn, type):
         return False
     if issubclass(fn, enum.Enum):
@@ -252,7 +257,7 @@ def _only_makes_data(fn: Any) -> bool:
 
 
 def _is_of_pydantic(fn: Any) -> bool:
-    """Whether it validates, copies or shows data as pydantic does; what a program's own validators do is done again."""
+    """Return whether it validates, copies or shows data as pydantic does; a program's own validators run again."""
     cls = fn if isinstance(fn, type) else None
     if cls is not None:
         init = getattr(cls.__init__, "__module__", "")
@@ -261,9 +266,11 @@ def _is_of_pydantic(fn: Any) -> bool:
 
 
 def refuse_unseen_calls(cls: type) -> None:
-    """Raises JournalError for a class of the program's own whose operators, properties and the like call what would be an effect.
+    """Raise JournalError for a class of the program's own whose operators, properties and the like make calls that
+    would be effects.
 
-    Python calls these by itself, so nobody sees what they call. Classes that the program defines while it runs are instrumented, and may.
+    Python calls these implicitly, so their calls are not observed. Classes that the program defines while it runs are
+    instrumented, and may.
     """
     members: dict[str, Any] = {}
     for base in reversed(cls.__mro__[:-1]):
@@ -284,7 +291,7 @@ def refuse_unseen_calls(cls: type) -> None:
 
 
 _SEEN = frozenset({"__init__", "__new__", "__call__", "__post_init__", "__repr__", *_MANAGING})
-"""Methods that the program or a constructor calls, or whose effects matter to nobody."""
+"""Methods called by the program or a constructor, or whose effects do not matter."""
 
 
 def makes_coroutine(fn: Any) -> bool:
@@ -308,7 +315,7 @@ def name_of(fn: Any) -> str:
 
 
 def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
-    """What an awaitable that nobody has awaited is a call of: name and arguments."""
+    """Return the call that an awaitable which was never awaited represents: name and arguments."""
     if isinstance(awaitable, Deferred):
         return awaitable.of
     held = inspect.getcoroutinelocals(awaitable) if isinstance(awaitable, types.CoroutineType) else {}
@@ -318,28 +325,28 @@ def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]
 
 
 _CALLING = frozenset({HostFunction.awaited.__code__, asyncio.to_thread.__code__})
-"""The code of coroutines that call what they are handed."""
+"""Code of coroutines that call a function passed to them."""
 
 
 def arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """A check of a call's arguments: of what is not data, its class."""
+    """Return a checksum of a call's arguments: for non-data, of the class."""
     return crc32(codec.to_bytes([*map(data_or_class, args), [[k, data_or_class(v)] for k, v in kwargs.items()]]))
 
 
 def data_or_class(x: Any) -> Any:
     try:
-        return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # the order of a set is the process's
+        return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # set order is per process
     except codec.NotData:
         return {codec.TAG: ["object", class_of(x)]}
 
 
 def class_of(x: Any) -> str:
-    """The class of an object, also of one that something else stands for."""
+    """Return the class of an object, also of one that has a stand-in."""
     return x.kind if isinstance(x, Deferred) else type(x.items if isinstance(x, Drawn) else x).__qualname__
 
 
 def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """A call's arguments, for people."""
+    """Return a call's arguments, for people."""
     text = ", ".join([*[_short(a) for a in args], *[f"{k}={_short(v)}" for k, v in kwargs.items()]])
     return text if len(text) <= 120 else text[:117] + "…"
 
@@ -351,11 +358,11 @@ def _short(x: Any) -> str:
 
 
 def _repr(x: Any) -> str:
-    """Never that of an object of the host, whose `__repr__` could do anything."""
+    """Return a repr, but never by calling `__repr__` of a host object, which could do anything."""
     try:
         if type(x) in _ATOMS or (type(x) in (list, tuple, dict, set) and codec.encode(x) is not None):
             return repr(x)
-    except (codec.NotData, ValueError):  # a number of more digits than Python writes
+    except (codec.NotData, ValueError):  # a number with more digits than Python prints
         pass
     return f"<{class_of(x)}>"
 

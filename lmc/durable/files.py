@@ -1,4 +1,4 @@
-"""Journals' files: opened and locked, synced, and beside each a sidecar that says how much of it the disk has for certain."""
+"""Journals' files: opened and locked, synced, each with a sidecar that says how much of it is certainly on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ log = logging.getLogger("lmc.journal")
 
 
 def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
-    """A journal's file, locked, and what is in it; None if that is nothing yet. Raises JournalError, also where synced groups are missing."""
+    """Open and lock a journal's file and read it; None if it is still empty. Raises JournalError, also where synced
+    groups are missing."""
     with as_journal_error(path):
         there = os.path.exists(path)
         file: BinaryIO = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
@@ -28,7 +29,7 @@ def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise JournalError(f"journal={str(path)!r} is not a regular file; give the path of one, or of a file that is not there yet")
             _lock(file, path)
-            if not is_at(file, os.path.abspath(path)):  # it was compacted just now
+            if not is_at(file, os.path.abspath(path)):  # it was compacted meanwhile
                 raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it")
             contents = parse(file.read(), str(path), key)
             if there:
@@ -41,7 +42,7 @@ def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
 
 
 def truncate(file: BinaryIO, contents: Contents) -> None:
-    """Drops the end that was not written whole, and says so; the file goes on there."""
+    """Drop the end that was not written completely, and log it; the file continues there."""
     if contents.dropped:
         log.warning("%s: the last %d bytes were not written whole when its process ended, and are dropped; no effect was begun behind them",
                     contents.name, contents.dropped)  # fmt: skip
@@ -58,9 +59,10 @@ def as_journal_error(path: Path) -> Generator[None]:
 
 
 class Sidecar:
-    """Beside a journal, how much of it the disk has for certain: `SIZE FIRST CHECKSUM`: bytes, the checksum of the journal's first line, and one of the two.
+    """Beside a journal, how much of it is certainly on disk: `SIZE FIRST CHECKSUM`: bytes, the checksum of the
+    journal's first line, and one of the two.
 
-    It is written behind each sync, and never before it: a journal that is shorter has lost groups that runs relied on.
+    It is written after each sync, never before: a shorter journal has lost groups that runs relied on.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -77,7 +79,7 @@ class Sidecar:
 
     def note(self, size: int, first: int) -> None:
         self._file.seek(0)
-        said = b"%016d %08x " % (size, first)  # as long as what it replaces
+        said = b"%016d %08x " % (size, first)  # as long as the text it replaces
         write_all(self._file, b"%s%08x\n" % (said, crc32(said)))
 
     def close(self) -> None:
@@ -85,14 +87,14 @@ class Sidecar:
 
     @classmethod
     def check(cls, journal: Path, contents: Contents | None) -> None:
-        """Raises JournalError where groups are missing that the disk had."""
+        """Raise JournalError if groups are missing that were on disk."""
         try:
             said = cls.path_of(journal).read_bytes()
         except FileNotFoundError:
             return
         found = re.fullmatch(rb"(([0-9]{16}) ([0-9a-f]{8}) )([0-9a-f]{8})\n", said)
         if found is None or crc32(found[1]) != int(found[4], 16) or (contents is not None and int(found[3], 16) != contents.first):
-            return  # not written whole when its process ended; of another journal that was here
+            return  # partly written when its process ended; or of an earlier journal here
         size, there = int(found[2]), 0 if contents is None else contents.size
         if there < size:
             raise JournalError(
@@ -101,7 +103,7 @@ class Sidecar:
 
 
 def is_at(file: BinaryIO, place: str) -> bool:
-    """Whether an open file is what a path leads to."""
+    """Return whether a path leads to this open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(place))
     except FileNotFoundError:
@@ -131,7 +133,7 @@ def check_parent(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """A new file's name is not its own."""
+    """Sync a directory: a new file's name is stored there."""
     if hasattr(os, "O_DIRECTORY"):  # not on every system
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -141,7 +143,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
-    """Two processes must not write one journal."""
+    """Lock the file: two processes must not write one journal."""
     try:
         import fcntl
     except ImportError:  # not on this system
@@ -153,7 +155,7 @@ def _lock(file: BinaryIO, path: Path) -> None:
 
 
 def unlock(file: BinaryIO) -> None:
-    """For a child of fork() as well, which may not have come to close its copy of the file."""
+    """Unlock, also in a child of fork(), which may not have closed its copy of the file yet."""
     try:
         import fcntl
     except ImportError:

@@ -1,8 +1,8 @@
 """Groups: the lines of a journal, each with the records that were written together.
 
-A group is a list of sections, `[kind, …]`. Answers, of which there are most, are in it by columns (lmc.durable.columns), a section for each
-place where programs asked: a few calls write and read all of them. A line's checksum goes on from that of the line before, so
-that no line can be missing either.
+A group is a list of sections, `[kind, …]`. Answers, the most common records, are stored by columns
+(lmc.durable.columns), a section for each place where programs made requests: a few calls write and read all of them. A
+line's checksum continues that of the line before, so that a missing line is detected, too.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
@@ -28,9 +28,9 @@ MAGIC = "lmc-journal"
 
 Record = list[Any]
 Ask = tuple[str, int]
-"""The place of an answer: stream and ordinal."""
+"""Place of an answer: stream and ordinal."""
 WELL: Record = ["e", []]
-"""The record of a run that is over, and well; the file has the time with it, in seconds since 1970."""
+"""Record of a run that ended well; the file has the time with it, in seconds since 1970."""
 
 
 class Writes(Protocol):
@@ -39,23 +39,24 @@ class Writes(Protocol):
     item: int
 
     def record(self, places: Sequence[Ask], result: Result) -> Record | None:
-        """The record of what is no plain answer. None if it is not there yet, and then it comes later, or not to be had."""
+        """Return the record of an outcome other than a plain answer; None if it has not arrived, and is written later
+        or never."""
         ...
 
 
 Answered = tuple[Sequence[Ask], Writes, Result]
-"""What was asked at places and is checked."""
+"""Places of requests, with their checksums."""
 Begun = tuple[Sequence[int], Sequence[str], Sequence[Sequence[str]]]
-"""Runs that begin with nothing but text: their numbers, names of their arguments, and a column of values for each."""
+"""Beginning runs with only text arguments: their numbers, names of their arguments, and a column of values for each."""
 Entry = Answered | tuple[int, Record] | tuple[Begun]
-"""What goes into a group; a record has its run. They are told apart by their lengths."""
+"""Contents of a group; a record has its run. They are distinguished by their lengths."""
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
 def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
-    """The sections of what became known, in this order for each run."""
+    """Return the sections of what became known, in this order for each run."""
     sections: list[list[Any]] = []
     ended: list[int] = []
     answers = _Answers()
@@ -76,7 +77,7 @@ def group_of(entries: Iterable[Entry]) -> list[list[Any]]:
 
 
 class _Answers:
-    """Answers that are in no section yet, by where they were asked for; what a run asked later is in a later one.
+    """Answers that are in no section yet, by place of the request; a run's later requests are in later sections.
 
     items  their runs, each with the last section that it is in
     """
@@ -96,14 +97,14 @@ class _Answers:
         self.items[item] = at
 
     def taken(self) -> Iterator[list[Any]]:
-        """The sections of all there are."""
+        """Remove and return the sections of all answers."""
         for entries in self._sections:
             places, runs, results = zip(*entries, strict=True)
             yield from _sections(places[0], runs, results, [result.checked[1] for result in results])
 
 
 def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[Result], checks: Sequence[int]) -> Iterator[list[Any]]:
-    """A section for the answers that are there; of what is no answer the record, if there is one."""
+    """Yield a section for the answers that have arrived; for other outcomes their record, if there is one."""
     outputs: Any = [result.answer for result in results]
     if all(outputs):
         yield from _of_outputs(places, runs, checks, outputs)
@@ -117,12 +118,12 @@ def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[R
 
 
 def _of_outputs(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> Iterator[list[Any]]:
-    """A section for all, if their meta info is as JSON has it; otherwise one for each."""
+    """Yield one section for all if their meta info is plain JSON; otherwise one for each."""
     try:
         yield _answers(places, runs, checks, outputs)
         return
     except (codec.NotData, RecursionError):
-        pass  # of some
+        pass  # for some
     for run, check, output in zip(runs, checks, outputs, strict=True):
         if all(map(_is_json, output.metas)):
             yield _answers(places, [run], [check], [output])
@@ -138,7 +139,7 @@ def _is_json(x: Any) -> bool:
 
 
 def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> list[Any]:
-    """Raises NotData."""
+    """Pack answers as a section. Raises NotData."""
     return [
         "answers", places, list(map(_ITEM, runs)), checks, packed_rows([o.texts for o in outputs]), packed_rows([o.metas for o in outputs]),
         packed_numbers([_USAGE(o.usage) for o in outputs]), packed_rows([o.ids for o in outputs])]  # fmt: skip
@@ -150,7 +151,7 @@ _USAGE = attrgetter(*_COUNTED)
 
 
 def record_of(places: Sequence[Ask], digest: int, output: Output) -> Record:
-    """The record of an answer whose meta info is not as JSON has it. Raises JournalError for what is no data."""
+    """Return the record of an answer whose meta info is not plain JSON. Raises JournalError if it is not data."""
     try:
         metas = [[[name, codec.encode(x)] for name, x in meta.items()] for meta in output.metas]
     except codec.NotData as what:
@@ -162,31 +163,31 @@ def record_of(places: Sequence[Ask], digest: int, output: Output) -> Record:
 
 
 def line(data: bytes, before: int) -> tuple[bytes, int]:
-    """A line, and its checksum; `before` is that of the line before, 0 of the first."""
+    """Return a line, and its checksum; `before` is that of the line before, 0 for the first."""
     total = zlib.crc32(data, before)
     return b"%08x %s\n" % (total, data), total
 
 
 def payload(found: bytes, before: int) -> tuple[bytes, int] | None:
-    """What a line holds, without its end, and its checksum; None if it is damaged, or not the next line."""
+    """Return the contents of a line, without its end, and its checksum; None if it is damaged, or not the next line."""
     total, _, data = found.partition(b" ")
     expected = zlib.crc32(data, before)
     return (data, expected) if total == b"%08x" % expected else None
 
 
 def first_line(header: Mapping[str, Any], cipher: Cipher | None = None) -> tuple[bytes, int]:
-    """The first line of a journal, and its checksum."""
+    """Return the first line of a journal, and its checksum."""
     found, total = line(codec.to_bytes(header) if cipher is None else cipher.first(codec.to_bytes(header)), 0)
     return b"%s %d %s" % (MAGIC.encode(), VERSION, found), total
 
 
 def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Record]]) -> bytes:
-    """The file of a journal with these records, a group for each."""
+    """Return the file of a journal with these records, a group for each."""
     return file_of(header, ([["record", item, record]] for item, record in records))[0]
 
 
 def file_of(header: Mapping[str, Any], groups: Iterable[list[list[Any]]], cipher: Cipher | None = None) -> tuple[bytes, int]:
-    """The file of a journal with these groups, as lists of sections, and the checksum of its first line."""
+    """Return the file of a journal with these groups, as lists of sections, and the checksum of its first line."""
     found, first = first_line(header, cipher)
     lines, total = [found], first
     for number, group in enumerate(groups, 1):
@@ -200,7 +201,7 @@ def file_of(header: Mapping[str, Any], groups: Iterable[list[list[Any]]], cipher
 
 
 def in_group(sections: Any) -> Iterator[tuple[int, Record]]:
-    """The records of a group in order, each with its run."""
+    """Yield the records of a group in order, each with its run."""
     for kind, *section in sections:
         yield from _READ[kind](*section)
 
@@ -223,7 +224,8 @@ _READ: Mapping[str, Any] = {
 
 
 def output_of(record: Record) -> Output:
-    """The answer that a record holds. Raises BadData, ValueError, TypeError or IndexError for what no lmc wrote."""
+    """Return the answer that a record holds. Raises BadData, ValueError, TypeError or IndexError for one that no lmc
+    wrote."""
     kind, _, _, texts, metas, usage, ids = record
     if kind == "A":
         metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]

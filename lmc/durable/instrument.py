@@ -1,7 +1,9 @@
-"""Instrumented code: a program's own functions, with each call and each awaited value handed to the run that records them.
+"""Instrumented code: a program's own functions, with each call and each awaited value routed through the run that
+records them.
 
-`f(x)` becomes `resolve(f)(x)`: what is called is looked at, and is still called from the user's own frame. `resolve` is a constant of the code, so
-that no variable is added: names, lines, closures and frames are those of the source. Only code whose source compiles to just that code is rewritten.
+`f(x)` becomes `resolve(f)(x)`: the callee is inspected, and still called from the user's own frame. `resolve` is a
+constant of the code, so that no variable is added: names, lines, closures and frames are those of the source. Only code
+whose source compiles to exactly that code is rewritten.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -29,7 +31,8 @@ _FOLDER = __file__.rpartition("instrument")[0]
 
 
 class _Hook:
-    """A constant of instrumented code: `hook @ x` is what `of(x)` gives. An operator, because Python warns of constants that are called."""
+    """A constant of instrumented code: `hook @ x` evaluates to `of(x)`. An operator, because Python warns of constants
+    that are called."""
 
     __slots__ = ("of",)
 
@@ -73,7 +76,7 @@ def _decide(loc: str, test: str) -> Callable[[Any], bool]:
 
 
 def without_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames that recording puts between the program and what it calls."""
+    """Remove the frames that recording adds between the program and its callees from a traceback."""
     kept: list[types.TracebackType] = []
     while traceback is not None:
         if not traceback.tb_frame.f_code.co_filename.startswith(_FOLDER):
@@ -89,7 +92,7 @@ def without_own_frames(traceback: types.TracebackType | None) -> types.Traceback
 
 @dataclass
 class _Rewrite(ast.NodeTransformer):
-    """Puts hooks into a module. `hooks`: those that it has, by the text that stands for each until it is compiled."""
+    """Inserts hooks into a module. `hooks`: by the placeholder text of each until it is compiled."""
 
     file: str
     lines: Sequence[str]
@@ -124,7 +127,7 @@ class _Rewrite(ast.NodeTransformer):
         node.body.insert(0, ast.copy_location(clean, node))
         return node
 
-    # which way the program goes, where somebody looks at it
+    # outcomes of tests, if they are observed
 
     def _decides(self, node: Any) -> ast.AST:
         test = node.test
@@ -141,7 +144,7 @@ class _Rewrite(ast.NodeTransformer):
         return node
 
     def visit_Match(self, node: ast.Match) -> ast.AST:
-        """The case that is taken says so, and that those before it were not."""
+        """Record the case that is taken, and that those before it were not."""
         if not self.deciding:
             return self.generic_visit(node)
         names = [self._place(case.pattern, case.guard) for case in node.cases]
@@ -166,12 +169,12 @@ class _Rewrite(ast.NodeTransformer):
 
     def _noted(self, test: ast.expr, hooked: ast.expr) -> ast.expr:
         if not self.deciding or not any(isinstance(x, ast.Call | ast.Name | ast.Attribute) for x in ast.walk(test)):
-            return hooked  # a test of constants alone says which code is there
+            return hooked  # a test of constants only decides which code exists
         name = self._hook(_decide(f"{self.file}:{test.lineno}", self._source(test, test)))
         return _hooked(name, hooked)
 
     def _source(self, first: Any, last: Any) -> str:
-        """The source from one node to another in one line. Columns count bytes."""
+        """Return the source between two nodes in one line. Columns count bytes."""
         lines = [line.encode() for line in self.lines[first.lineno - 1 : last.end_lineno]]
         lines[-1] = lines[-1][: last.end_col_offset]
         lines[0] = lines[0][first.col_offset :]
@@ -184,7 +187,7 @@ class _Rewrite(ast.NodeTransformer):
 
 
 def _takes_all(pattern: ast.pattern) -> bool:
-    """Whether a pattern matches anything: Python allows no other one behind it."""
+    """Return whether a pattern matches anything: Python allows no other one after it."""
     if isinstance(pattern, ast.MatchOr):
         return _takes_all(pattern.patterns[-1])
     return isinstance(pattern, ast.MatchAs) and (pattern.pattern is None or _takes_all(pattern.pattern))
@@ -200,7 +203,7 @@ def _hooked(name: str, x: ast.expr) -> ast.expr:
 
 
 def _with_hooks(code: types.CodeType, hooks: dict[str, _Hook]) -> types.CodeType:
-    """Code with hooks where the texts are that stand for them."""
+    """Return code with its placeholder texts replaced by hooks."""
     consts = [_with_hooks(c, hooks) if isinstance(c, types.CodeType) else hooks.get(c, c) if type(c) is str else c for c in code.co_consts]
     return code.replace(co_consts=tuple(consts))
 
@@ -210,7 +213,7 @@ def _with_hooks(code: types.CodeType, hooks: dict[str, _Hook]) -> types.CodeType
 
 @dataclass(frozen=True)
 class _Module:
-    """A file: each code in it, by first line and name, with the same instrumented."""
+    """A file: each code object in it, by first line and name, with its instrumented twin."""
 
     text: str
     codes: dict[tuple[int, str], list[tuple[types.CodeType, types.CodeType]]]
@@ -219,9 +222,9 @@ class _Module:
 _modules: dict[tuple[str, bool, int], _Module] = {}
 _instrumented: dict[int, types.CodeType] = {}
 _building = threading.RLock()  # CPython 3.11 raises SystemError where two threads parse or compile at once
-_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # cells of notebooks have it
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # used by notebook cells
 _FUTURES = functools.reduce(operator.or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]) & ~inspect.CO_NESTED
-"""What code has of `__future__`: a cell has it of earlier cells."""
+"""`__future__` flags of code: a notebook cell inherits those of earlier cells."""
 
 
 def is_instrumented(code: types.CodeType | None) -> bool:
@@ -229,9 +232,9 @@ def is_instrumented(code: types.CodeType | None) -> bool:
 
 
 def twin(fn: types.FunctionType, deciding: bool = False) -> types.FunctionType:
-    """The same function instrumented: same globals, variables, defaults, attributes.
+    """Return the same function instrumented: same globals, variables, defaults, attributes.
 
-    Raises JournalError where its source is not there or is not that of the code that runs.
+    Raises JournalError if its source is missing or is not that of the running code.
     """
     code = _code_of(fn, deciding)
     made = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
@@ -263,7 +266,8 @@ def _is_same(running: types.CodeType, compiled: types.CodeType) -> bool:
 
 
 def _module(file: str, deciding: bool, futures: int) -> _Module | None:
-    """A file compiled with these flags, kept while its text stays the same. None: it cannot be read, or is not Python."""
+    """Return a file compiled with these flags, cached while its text stays the same. None: it cannot be read, or is not
+    Python."""
     lines = linecache.getlines(file)
     text, key = "".join(lines), (file, deciding, futures)
     if not text:
@@ -273,7 +277,7 @@ def _module(file: str, deciding: bool, futures: int) -> _Module | None:
             if (found := _modules.get(key)) is None or found.text != text:
                 found = _built(file, text, lines, deciding, _FLAGS | futures)
                 if found is not None:
-                    _modules[key] = found  # whole: other threads look here without the lock
+                    _modules[key] = found  # complete: other threads read this without the lock
     return found
 
 
@@ -294,7 +298,7 @@ def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: in
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code, and that of the functions and classes in it."""
+    """Yield code, and that of the functions and classes in it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):

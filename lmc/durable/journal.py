@@ -1,6 +1,6 @@
-"""Journals: files to which runs write what becomes known (answers, results of effects), so that a run that was cut off can go on.
+"""Journals: files to which runs write answers and results of effects, so that an interrupted run can be resumed.
 
-lmc.durable.records says what is in them.
+lmc.durable.records describes their contents.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -32,16 +32,17 @@ from lmc.forking import REMEDY, belongs_here
 log = logging.getLogger("lmc.journal")
 
 GROUP = 0.05
-"""Seconds that records wait for others to be written and synced with, unless somebody waits for them."""
+"""Seconds that records wait for others to be written and synced with, unless something waits for them."""
 
 MANY = 256
-"""Entries that whoever adds the last of them puts into a group, while what they hold is in the processor's caches."""
+"""Number of entries at which the thread that adds the last puts them into a group, while they are in the CPU caches."""
 
 
 class Journal:
-    """A journal that runs write to, from any thread. What came together is encoded together; a thread of its own writes and syncs it.
+    """A journal that runs write to, from any thread. Entries that arrive together are encoded together; a thread of its
+    own writes and syncs them.
 
-    entries  what is in no group yet
+    entries  entries in no group yet
     """
 
     def __init__(self, path: Path, file: BinaryIO, contents: Contents, *, new: bool) -> None:
@@ -51,12 +52,12 @@ class Journal:
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
         self._file = file
         self._new = new  # the disk may not have the file's name yet
-        self._lines: list[bytes] = []  # groups that are not written
-        self._writing = threading.Lock()  # in their order
-        self._waiting: list[Callable[[], object]] = []  # what to call when all that was there before it is written
+        self._lines: list[bytes] = []  # groups not written yet
+        self._writing = threading.Lock()  # guards the order of writes
+        self._waiting: list[Callable[[], object]] = []  # callbacks for when everything before them is written
         self._gathering = threading.Lock()  # groups are made one after another
         self._some, self._urgent = threading.Event(), threading.Event()
-        self._rung = False  # the writing thread will look at the entries
+        self._rung = False  # the writing thread has been notified of entries
         self._closing = False
         self.left = False  # its runs were cancelled: nothing more begins
         self._calls, self._held = 0, threading.Lock()  # calls of host code whose outcome is to be written
@@ -69,7 +70,8 @@ class Journal:
         belongs_here(self)
 
     def forked(self, parent: int) -> None:
-        """The lock is on the open file, which a child would keep open for as long as it lives: it is the parent's alone."""
+        """Close a child's copy: the lock is on the open file, which a child would keep open for as long as it lives; it
+        is the parent's alone."""
         self._file.close()
         self._sidecar.close()
         self._gathering, self._writing, self._some, self._urgent = threading.Lock(), threading.Lock(), threading.Event(), threading.Event()
@@ -79,9 +81,9 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int], key: Key | None = None) -> Journal:
-        """A new journal with this header, or the one that is there, if it has the same. Raises JournalError.
+        """Open a new journal with this header, or the existing one, if it has the same. Raises JournalError.
 
-        A seed of None in `header` means the journal's own, which of a new one is `fresh()`.
+        A seed of None in `header` means the journal's own, for a new one `fresh()`.
         """
         file, contents = files.opened(path, key)
         try:
@@ -104,22 +106,22 @@ class Journal:
 
     @property
     def seed(self) -> int:
-        """The seed of the runs."""
+        """Return the seed of the runs."""
         return self.contents.header["seed"]
 
     def begin(self, numbers: Sequence[int], names: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
-        """Runs begin, with nothing but text as arguments: a column for each name."""
+        """Begin runs with only text arguments: a column for each name."""
         self.add(((numbers, names, columns),))
 
     def put(self, item: int, record: Record) -> None:
-        """A record of a run, as data as JSON has it that nobody changes any more.
+        """Add a record of a run, as JSON data that is no longer modified.
 
-        Never waits and never raises for the file: a disk that is full is said by `sync` and `close`.
+        Never waits and never raises for the file: a full disk is reported by `sync` and `close`.
         """
         self.add((item, record))
 
     def add(self, entry: Entry) -> None:
-        """As `put`, of anything."""
+        """As `put`, for any entry."""
         self.entries.append(entry)
         if not self._rung:
             self._ring()
@@ -129,7 +131,8 @@ class Journal:
         self._some.set()
 
     def flush(self) -> None:
-        """Writes what was put, so that it is there if this process ends; the disk has it a moment later. Never raises for the file, as `put`."""
+        """Write everything that was put, so that it survives the end of this process; it is synced to disk later. Never
+        raises for the file, as `put`."""
         self.gather()
         self._trying(self._write_groups)
 
@@ -138,7 +141,7 @@ class Journal:
         self._ring()
 
     def sync(self) -> None:
-        """Waits until all that was put is on the disk. Raises JournalError if it cannot be."""
+        """Wait until everything that was put is on disk. Raises JournalError if it cannot be."""
         written = threading.Event()
         self._waiting.append(written.set)
         self._hurry()
@@ -147,7 +150,7 @@ class Journal:
         self._check()
 
     async def synced(self) -> None:
-        """As `sync`, without holding the loop."""
+        """As `sync`, without blocking the loop."""
         loop = asyncio.get_running_loop()
         written = loop.create_future()
 
@@ -162,7 +165,8 @@ class Journal:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """While a call is made whose outcome is written here: the journal stays open, also if the run is cancelled meanwhile."""
+        """Keep the journal open in the block, in which a call is made whose outcome is written here, also if the run is
+        cancelled meanwhile."""
         with self._held:
             self._calls += 1
         try:
@@ -175,21 +179,22 @@ class Journal:
                 self._alone(self.close)
 
     def leave(self) -> None:
-        """The runs were cancelled. Calls that go on write what they came to, and the last of them closes the journal; where there is none, it is closed now."""
+        """Leave after the runs were cancelled. Running calls still write their outcomes, and the last of them closes
+        the journal; without any, it is closed now."""
         with self._held:
             self.left = True
             last = not self._calls
         self._alone(self.close if last else self.sync)
 
     def _alone(self, act: Callable[[], None]) -> None:
-        """Where nobody is there to be told."""
+        """Log the error of an action that has no caller to raise it to."""
         try:
             act()
         except JournalError as error:
             log.error("%s", error.message)
 
     def close(self) -> None:
-        """Writes what was put and closes the file. Raises JournalError if it cannot be written."""
+        """Write everything that was put and close the file. Raises JournalError if it cannot be written."""
         self._closing = True
         self._hurry()
         self._thread.join()
@@ -202,23 +207,23 @@ class Journal:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise JournalError(f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot go on without its journal")
+            raise JournalError(f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot continue without its journal")
 
     def _work(self) -> None:
-        closing, due = False, 0.0  # when the disk must have what was written; 0: it has
+        closing, due = False, 0.0  # deadline of the next sync; 0: all is synced
         while not closing:
             if not self._some.wait(max(0.0, due - monotonic()) if due else None):
                 due = self._trying(self._sync)
                 continue
             due = due or monotonic() + GROUP
             self._urgent.wait(max(0.0, due - monotonic()))
-            self._some.clear()  # before taking anything: what comes now is seen now or rings again
+            self._some.clear()  # before taking anything: an entry added now is seen now or notifies again
             self._rung = False
             self._urgent.clear()
             closing = self._closing
             waiting = _taken(self._waiting)
             self.gather()
-            if waiting:  # somebody waits before an effect, whose intent is not written where there is no room for its result
+            if waiting:  # a caller waits before an effect, whose intent is not written if there is no room for its result
                 self._trying(self._room.reserve, self._end + sum(map(len, self._lines)))
             self._trying(self._write_groups)
             if waiting or closing or monotonic() >= due:
@@ -227,7 +232,8 @@ class Journal:
                 notify()
 
     def _trying(self, work: Callable[..., None], *args: Any) -> float:
-        """Does what may fail, unless something has failed before; that is said to whoever waits or closes. Always 0."""
+        """Run an action that may fail, unless something has failed before; that error goes to waiters or `close`.
+        Always returns 0."""
         try:
             if self._error is None:
                 work(*args)
@@ -236,7 +242,7 @@ class Journal:
         return 0.0
 
     def _sync(self) -> None:
-        end = self._end  # what others write from now on may not be on the disk
+        end = self._end  # later writes may not be on disk
         os.fsync(self._file.fileno())
         if not files.is_at(self._file, self._place):
             raise JournalError("it was deleted, moved or replaced while a run wrote to it")
@@ -256,15 +262,15 @@ class Journal:
     # -- making groups
 
     def gather(self) -> None:
-        """Makes a group of the entries that are there."""
+        """Make a group of the entries so far."""
         with self._gathering:
             entries = self.entries[:]
             if entries:
                 self._trying(self._make_group, entries)
-                del self.entries[: len(entries)]  # only now: Ctrl-C, on the thread of a run, loses none
+                del self.entries[: len(entries)]  # only now: Ctrl-C on a run's thread must lose none
 
     def gather_many(self) -> None:
-        """As `gather`, unless somebody does already."""
+        """As `gather`, unless another thread is gathering already."""
         if not self._gathering.locked():
             self.gather()
 
@@ -278,7 +284,7 @@ class Journal:
 
 
 def _taken(items: list[Any]) -> list[Any]:
-    """What a list has now, which then is no more in it; others may add to it meanwhile."""
+    """Remove and return the present items of a list; others may append meanwhile."""
     taken = items[:]
     del items[: len(taken)]
     return taken
@@ -291,7 +297,7 @@ _FIELDS: Mapping[str, str] = {
 
 
 def check(found: Mapping[str, Any], header: Mapping[str, Any], path: Path) -> None:
-    """Refuses a journal of something else than `header` says."""
+    """Refuse a journal whose header is not `header`."""
     for name, text in _FIELDS.items():
         theirs, ours = found.get(name), header.get(name)
         if theirs != ours and not (name == "seed" and ours is None):
@@ -304,7 +310,7 @@ def check(found: Mapping[str, Any], header: Mapping[str, Any], path: Path) -> No
 
 
 def _shown(x: Any) -> str:
-    """What is empty is nothing that somebody gave."""
+    """Return a value for messages; an empty one was not given."""
     if isinstance(x, dict):
         return ", ".join(f"{k}={v!r}" for k, v in x.items()) or "that are the default"
     return "no outputs= or aggressive=" if x == "" else str(x)

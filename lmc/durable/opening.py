@@ -1,4 +1,4 @@
-"""Opening journals: what a call must have in common with the one that wrote a journal, and how its runs begin."""
+"""Opening journals: the match between a call and the call that wrote a journal, and the beginning of its runs."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 _FEW = 1000
-"""Passes of the garbage collector through younger objects for one through all, while a batch is resumed that has ended."""
+"""GC passes through younger objects for each full one, while a finished batch is resumed."""
 LARGEST = 1 << 20
-"""Bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
+"""Most bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
 
 
 def header(function: Function, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
-    """What a journal must be of, to be used for a call."""
+    """Return the header that a journal must have to be used for a call."""
     defaults = options.defaults(SamplingParams())
     changed = {f.name: codec.encode(getattr(defaults, f.name)) for f in fields(defaults) if getattr(defaults, f.name) != f.default}
     return {
@@ -58,7 +58,7 @@ def journaled(
     function: Function, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
     *, batch: bool, compiled: str = "",
 ) -> Generator[Options]:  # fmt: skip
-    """The options with the journal open and the seed that it has. Raises JournalError if it is of something else."""
+    """Yield the options with the journal open and its seed. Raises JournalError if it belongs to another call."""
     assert options.journal is not None and isinstance(options.journal, str)
     if options.stream:
         raise ParameterError("journal= with stream=True: a stream is not journaled; leave one out", loc=caller_loc())
@@ -108,12 +108,12 @@ def _check_parent(path: Path) -> None:
 
 
 def batches_of(journal: Path) -> Path:
-    """Where it is noted what a journal's runs have submitted to batch APIs."""
+    """Return the file that records which batches a journal's runs have submitted to batch APIs."""
     return journal.with_name(journal.name + ".batches")
 
 
 def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
-    """The runs of a call: new ones are written down, those of an earlier call must have the same arguments."""
+    """Enter the runs of a call: new ones are written, those of an earlier call must have the same arguments."""
     for arguments in bound:
         if len(arguments.arguments) < len(arguments.signature.parameters):
             arguments.apply_defaults()
@@ -133,14 +133,15 @@ def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
 
 
 def _same(given: Record, known: Record) -> bool:
-    """Whether two runs begin alike: 1, 1.0 and True are three values, NaN is one, and the order of a dict does not count."""
+    """Return whether two runs begin alike: 1, 1.0 and True are three values, NaN is one, and the order of a dict does
+    not count."""
     if type(known[1]) is dict and set(map(type, known[1].values())) <= {str}:
         return given == known
     return json.dumps(given, sort_keys=True) == json.dumps(known, sort_keys=True)
 
 
 def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
-    """New runs, written down together if their arguments are text."""
+    """Begin new runs, written together if their arguments are text."""
     names = list(bound[0].arguments)[1:]
     columns = list(zip(*[arguments.arguments.values() for arguments in bound], strict=True))[1:]
     if all(set(map(type, column)) == {str} and len(max(column, key=len)) < LARGEST // 8 // len(columns) for column in columns):  # at most 6 bytes a character
@@ -151,14 +152,14 @@ def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: S
 
 
 def _given(arguments: inspect.BoundArguments) -> dict[str, Any]:
-    """The arguments of a run, but for its state."""
+    """Return the arguments of a run, except its state."""
     given = dict(arguments.arguments)
     del given[next(iter(given))]
     return given
 
 
 def _beginning(given: Mapping[str, Any]) -> Record:
-    """The record of a run's arguments, or of their digest if they are too large."""
+    """Return the record of a run's arguments, or of their digest if they are too large."""
     if set(map(type, given.values())) <= {str} and sum(map(len, given.values())) < LARGEST // 8:  # JSON has 6 bytes for a character at most
         return ["b", given, None]
     data = {name: data_or_class(x) for name, x in given.items()}

@@ -1,4 +1,5 @@
-"""Which functions are a program's own: those that name lmc, or are handed a state. Their calls are recorded one by one; any other one's as a whole."""
+"""Detection of a program's own functions: those that name lmc, or are passed a state. Their calls are recorded one by
+one; a call of any other function as a whole."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (objects of the host are Any by nature)
@@ -14,7 +15,7 @@ from typing import Any
 from lmc.frontend.host import HostFunction
 
 _DEPTH = 6
-"""How deep closures and fields are searched; containers to any depth."""
+"""Depth to which closures and fields are searched; containers to any depth."""
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, types.ModuleType, types.BuiltinFunctionType, HostFunction})
 _STDLIB = types.__file__.rsplit("/", 1)[0] if types.__file__ else ""
@@ -22,19 +23,19 @@ _LANGUAGE = ("lmc.frontend.", "lmc.jit.", "lmc.runahead.")
 
 
 def is_language(x: object) -> bool:
-    """Whether an object belongs to the language: a state, a group of forks, an expression, a program."""
+    """Return whether an object belongs to the language: a state, a group of forks, an expression, a program."""
     cls = x if isinstance(x, type) else type(x)
     return cls.__module__.startswith(_LANGUAGE) and cls.__module__ != HostFunction.__module__
 
 
 def is_of_lmc(x: object) -> bool:
-    """Whether a function, class or module is a part of lmc."""
+    """Return whether a function, class or module is a part of lmc."""
     module = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None)
     return isinstance(module, str) and (module == "lmc" or module.startswith("lmc."))
 
 
 def from_library(x: Any) -> bool:
-    """Whether a function or class is of an installed library or of Python itself."""
+    """Return whether a function or class is of an installed library or of Python itself."""
     module = sys.modules.get(getattr(x, "__module__", "") or "")
     return module is not None and _is_library(module)
 
@@ -45,7 +46,7 @@ def _is_library(module: types.ModuleType) -> bool:
 
 
 def inside(x: Any) -> Iterator[Any]:
-    """What an object holds: items, fields, closure cells, bound arguments."""
+    """Yield the contents of an object: items, fields, closure cells, bound arguments."""
     cls = type(x)
     if cls in (list, tuple, set, frozenset):
         yield from x
@@ -87,7 +88,8 @@ def _cells(fn: types.FunctionType) -> Iterator[Any]:
 
 
 def holds_language(x: Any) -> bool:
-    """Whether a state, expression or program is in an object: through containers, and through fields up to a depth."""
+    """Return whether an object contains a state, expression or program: through containers, and through fields up to a
+    depth."""
     seen: set[int] = set()
 
     def search(y: Any, left: int) -> bool:
@@ -104,12 +106,12 @@ def holds_language(x: Any) -> bool:
 
 
 def reaches(values: Iterable[Any]) -> bool:
-    """Whether among what a call is handed is anything of the language, or a function of the program's own."""
+    """Return whether a call's arguments contain anything of the language, or a function of the program's own."""
     return any(holds_language(x) or (isinstance(x, types.FunctionType) and not from_library(x) and names_language(x)) for x in values)
 
 
 def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool:
-    """Whether a function's code names lmc's primitives or, transitively, a function or class that does."""
+    """Return whether a function's code names lmc's primitives or, transitively, a function or class that does."""
     seen = set() if seen is None else seen
     if id(fn.__code__) in seen:
         return False
@@ -143,7 +145,7 @@ def _names(value: Any, seen: set[int]) -> bool:
 
 
 def class_names_language(cls: type, seen: set[int] | None = None) -> bool:
-    """Whether a method of a class reaches the language."""
+    """Return whether a method of a class reaches the language."""
     seen = set() if seen is None else seen
     if cls.__module__ == "builtins" or id(cls) in seen or from_library(cls):
         return False

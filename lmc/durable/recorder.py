@@ -1,4 +1,5 @@
-"""What instrumented code calls and awaits: looks at each callee, makes its call again, goes on into it, or has the journal answer for it."""
+"""Recording of the calls and awaits of instrumented code: inspects each callee, makes its call again, follows it, or
+answers it from the journal."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -40,10 +41,11 @@ class Recorder:
         self.limits = limits if limits is not None and limits.timed else None
         self._callees: dict[int, tuple[Any, Any]] = {}
 
-    # -- what is called
+    # -- calls
 
     def callee(self, fn: Any) -> Any:
-        """What stands for `fn` in a call: itself, its instrumented twin, or what records the call."""
+        """Return the replacement for `fn` in a call: itself, its instrumented twin, or a wrapper that records the
+        call."""
         if type(getattr(fn, "__self__", None)) in _PLAIN:
             return fn
         known = self._callees.get(id(fn))
@@ -58,22 +60,22 @@ class Recorder:
         if isinstance(fn, type) and kind in (Kind.AGAIN, Kind.OWN) and not is_of_lmc(fn):
             refuse_unseen_calls(fn)
         found = fn if kind is Kind.AGAIN else self.own(fn) if kind is Kind.OWN else _Call(self, fn, kind)
-        if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(fn, "__qualname__", ""):  # else it would live longer than in Python
+        if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(fn, "__qualname__", ""):  # others would live longer than in Python
             self._callees[id(fn)] = fn, found
         return found
 
     def forget(self) -> None:
-        """The program is over: nothing of it lives on."""
+        """Release the program's objects at its end."""
         self._callees.clear()
 
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call of a function that is marked, from code that is not instrumented."""
+        """Make a call of a marked function from uninstrumented code."""
         kind = kind_of(fn)
         made = self.made(fn, kind, args, kwargs)
         return self.awaited(made) if kind is Kind.MAKES_COROUTINE else made
 
     def made(self, fn: Any, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a call gives that is no other function's."""
+        """Make a call of any function but the program's own, by its kind; return the result."""
         if kind is Kind.CALLS_BACK:
             return self._called_back(fn, args, kwargs)
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)
@@ -90,7 +92,7 @@ class Recorder:
         return self._recorded(fn, args, kwargs)
 
     def _recorded(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An effect. Raises JournalError where it was handed the program's own coroutines when it was made."""
+        """Record an effect. Raises JournalError if it was passed the program's own coroutines."""
         args, kwargs = tuple([drawn(x, self.going_on) for x in args]), {name: drawn(x, self.going_on) for name, x in kwargs.items()}
         made: list[bool] = []
         if (fn is eval or fn is exec) and len(args) == 1:
@@ -104,7 +106,7 @@ class Recorder:
             try:
                 with beyond_hooks():
                     return True, call()
-            except BaseException as error:  # handed on
+            except BaseException as error:  # raised again below
                 return False, error
 
         loc, owner = caller_loc(), getattr(fn, "__self__", None)
@@ -112,7 +114,7 @@ class Recorder:
         ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
         if not made and any(map(is_own_coroutine, (*args, *kwargs.values()))):
             raise JournalError(
-                f"{getattr(fn, '__qualname__', fn)}() was handed tasks of the program's own, and what they did to states is something "
+                f"{getattr(fn, '__qualname__', fn)}() was passed tasks of the program's own, and what they did to states is something "
                 "which a journal cannot hold, so the run cannot be resumed behind it", loc=loc)  # fmt: skip
         if ok:
             return value
@@ -122,7 +124,7 @@ class Recorder:
             del value  # or its traceback would hold itself
 
     def _called_back(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What only computes, or holds functions: what it calls of those that it is handed is looked at."""
+        """Call a function that only computes, or stores functions: the functions passed to it are instrumented."""
         if fn is call_tool:  # under the name of the tool
             tool, given = asked_for(*args)
             return result_of(self.callee(tool)(**given))
@@ -131,7 +133,8 @@ class Recorder:
         return fn(*map(look, args), **{name: look(x) for name, x in kwargs.items()})
 
     def _handed_language(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call that is handed a state, or a function of the program: one more of the program's own, or of a library, which is made again."""
+        """Make a call that is passed a state or a function of the program: of one more of the program's own functions,
+        or of a library's, which is made again."""
         function = getattr(fn, "__func__", fn)
         if isinstance(function, HostFunction):
             return self._recorded(fn, args, kwargs)
@@ -146,7 +149,7 @@ class Recorder:
         return _through(result) if isinstance(result, types.CoroutineType) else result
 
     def callback(self, fn: Any) -> Any:
-        """What code that is not instrumented is handed for a function: recorded wherever it is called, on other threads, too."""
+        """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""
         if not isinstance(fn, _FUNCTIONS):
             return fn
         found = self.callee(fn)
@@ -180,7 +183,7 @@ class Recorder:
         return fn if is_instrumented(fn.__code__) else twin(fn, self.journal.deciding)
 
     def _constructor(self, cls: Any) -> Callable[..., Any]:
-        """What makes instances of a class as `type` does, with its `__init__` looked at."""
+        """Return a function that makes instances of a class as `type` does, with its `__init__` instrumented."""
         refuse_unseen_calls(cls)
         init, post = cls.__init__, getattr(cls, "__post_init__", None)
 
@@ -192,7 +195,7 @@ class Recorder:
                 return instance
             if init.__code__.co_filename != "<string>":
                 self._twin(init)(instance, *args, **kwargs)
-            elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # what a dataclass was given: it calls this
+            elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # called by its generated `__init__`
                 vars(instance)["__post_init__"] = types.MethodType(self._twin(post), instance)
                 init(instance, *args, **kwargs)
                 del vars(instance)["__post_init__"]
@@ -202,10 +205,10 @@ class Recorder:
 
         return make
 
-    # -- what is awaited
+    # -- awaits
 
     def awaited(self, x: Any) -> Any:
-        """What stands for something that is awaited: itself, if it is the program's own."""
+        """Return the replacement for an awaitable: itself, if it is the program's own."""
         if is_own_coroutine(x) or _is_turn_of_own_generator(x):
             return x
         loc = caller_loc()
@@ -213,7 +216,7 @@ class Recorder:
         return _as_host(x if self.limits is None else self.limits.wait(x, loc))
 
     def managed(self, x: Any) -> Any:
-        """What stands for a manager: itself, unless its methods are the program's own."""
+        """Return the replacement for a manager: itself, unless its methods are the program's own."""
         cls = type(x)
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]
@@ -231,7 +234,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def going_on(self) -> Generator[None]:
-        """In host code: what runs in here is the program's."""
+        """Turn hooks on within host code: the block runs the program's code."""
         token = RECORDING.set(self)
         try:
             yield
@@ -240,7 +243,7 @@ class Recorder:
 
 
 class _Call:
-    """Stands for a function in a call that has to be looked at."""
+    """Replaces a function in a call that must be inspected."""
 
     __slots__ = ("fn", "kind", "recorder")
 
@@ -251,21 +254,22 @@ class _Call:
         return self.recorder.made(self.fn, self.kind, args, kwargs)
 
     def __str__(self) -> str:
-        """As Python names the function, where it cannot be called with what it is handed."""
+        """Return Python's name of the function, for calls that it rejects."""
         name, module = getattr(self.fn, "__qualname__", None), getattr(self.fn, "__module__", None)
         return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
 _PLAIN = frozenset({State, str, dict, set, int, float, bytes})
-"""Types none of whose methods call a function that they are handed."""
+"""Types none of whose methods call a function passed to them."""
 _TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap"})
-"""What calls a class that it is handed as a function."""
+"""Functions that call a class passed to them as a function."""
 
 
 @contextlib.contextmanager
 def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state: State, limits: Limits | None) -> Generator[Callable[..., Any]]:
-    """The function of a program instrumented, while it runs in a journaled run with `state`. Raises JournalError where it cannot be."""
+    """Yield the function of a program instrumented, while it runs in a journaled run with `state`. Raises JournalError
+    if it cannot be."""
     recorder = Recorder(journal, state, limits)
     if not state.stream:
         journal.thread = threading.get_ident()
@@ -283,7 +287,7 @@ def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state
 
 
 def program_frame() -> types.FrameType:
-    """The frame of the program, which calls this through those of lmc."""
+    """Return the frame of the program, which calls this through lmc's frames."""
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -292,7 +296,7 @@ def program_frame() -> types.FrameType:
 
 @contextlib.contextmanager
 def beyond_hooks() -> Generator[None]:
-    """What runs in here is host code."""
+    """Turn hooks off: the block runs host code."""
     token = RECORDING.set(None)
     try:
         yield
@@ -306,17 +310,17 @@ async def _as_host(awaitable: Awaitable[Any]) -> Any:
 
 
 async def _through(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """A library's coroutine that runs the program's own functions."""
+    """Await a library's coroutine that runs the program's own functions."""
     return await coroutine
 
 
-# -- what is the program's own ---------------------------------------------------------------------------------------
+# -- the program's own objects ---------------------------------------------------------------------------------------
 
 _PACKAGE = __file__.rsplit("durable", 1)[0]
 
 
 def is_own_coroutine(x: Any) -> bool:
-    """Whether something is a coroutine of the program's own functions, or of programs."""
+    """Return whether something is a coroutine of the program's own functions, or of programs."""
     x = inner_of(x)
     if not isinstance(x, types.CoroutineType):
         return False
@@ -333,7 +337,8 @@ def _is_own_generator(x: Any) -> bool:
 
 
 def _is_turn_of_own_generator(x: Any) -> bool:
-    """Whether something moves an async generator of the program's own on: what `anext` and `asend` give, or its manager's methods."""
+    """Return whether something advances an async generator of the program's own: the result of `anext` or `asend`, or
+    its manager's methods."""
     if isinstance(x, types.CoroutineType):
         return x.cr_code in _MANAGING and _is_own_generator(getattr(inspect.getcoroutinelocals(x).get("self"), "gen", None))
     return type(x).__name__ in ("async_generator_asend", "async_generator_athrow") and any(map(_is_own_generator, gc.get_referents(x)))

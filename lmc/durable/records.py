@@ -1,8 +1,9 @@
-"""Records: what a journal's file holds, and how it is read.
+"""Records: the contents of a journal's file, and reading them.
 
-A journal is lines of text. The first says what it is and of which program; each further one is a group of records that
-were written together (lmc.durable.groups), behind a checksum, so that a file cut at any byte is read up to the last whole group.
-Records only add; those of a run are in the order in which things became known. docs/durability.md is the format's description.
+A journal is lines of text. The first identifies the format and the program; each further one is a group of records
+written together (lmc.durable.groups), after a checksum, so that a file cut at any byte is read up to the last complete
+group. Records only add; those of a run are in the order in which they became known. docs/durability.md describes the
+format.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -23,19 +24,20 @@ from lmc.errors import JournalError
 from lmc.garbage import no_collection
 
 Place = tuple[str, str, int, int]
-"""Of an effect: the stream of its run, what is called, a check of its arguments, and which of such calls it is."""
+"""Identity of an effect: the stream of its run, the callee, a checksum of its arguments, and its index among such
+calls."""
 
 
 @dataclass(slots=True)
 class Effect:
     """A call of host code, or a question to a person. `outcome`: None while only its intent is known.
 
-    number    of the run's effects, in the order in which they began
+    number    index among the run's effects, in the order in which they began
     shown     its arguments, for people;  line  where the program calls it
-    ordered   it is made where the program makes it, not ahead
-    failed    how many attempts are known to have failed, behind which it may be called again
+    ordered   it is made where the program makes it, not ahead of order
+    failed    how many attempts are known to have failed, after which it may be retried
     begun     whether an attempt began whose end is not known
-    question  what a person is asked, the JSON schema of the answer (or ""), and when, in seconds since 1970
+    question  the question to a person, the JSON schema of the answer (or ""), and its time, in seconds since 1970
     """
 
     number: int
@@ -54,21 +56,21 @@ class Effect:
 
     @property
     def doubtful(self) -> bool:
-        """Whether nobody knows if it was done."""
+        """Return whether it is in doubt: begun, with unknown outcome."""
         return self.outcome is None and self.begun and self.question is None
 
 
 @dataclass(slots=True)
 class Known:
-    """What a journal knows of one run.
+    """A journal's records of one run.
 
     arguments  as data, or None if they are too large; then digest is of them
-    answers    by place, then by the digest of what was asked
+    answers    by place, then by the checksum of the request
     effects    by place, and `calls` by number
-    order      of what became known: records of answers, and effects
+    order      records of answers and effects in the order they became known
     end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
     ended      when that was, in seconds since 1970
-    deleted    its contents were: it is over, and cannot be resumed
+    deleted    whether its contents were deleted: it is over, and cannot be resumed
     """
 
     arguments: Any = None
@@ -83,7 +85,7 @@ class Known:
 
     @property
     def open(self) -> list[Effect]:
-        """What waits for a person: questions, and effects that are in doubt."""
+        """Return the effects that wait for a person: questions, and those in doubt."""
         return [effect for effect in self.calls.values() if effect.outcome is None and (effect.doubtful or effect.question is not None)]
 
 
@@ -91,9 +93,10 @@ class Known:
 class Contents:
     """A journal that was read: its header, the records of its runs by number, and how many bytes are whole.
 
-    records  the first of a run says how it begins
-    groups   how many there are;  sum  the checksum of the last one, which that of the next goes on from;  first  that of the first line
-    cipher   what opens and seals its lines, if it is encrypted
+    records  the first of a run is its beginning
+    groups   how many there are;  sum  the checksum of the last one, which the next one's continues;  first  that
+             of the first line
+    cipher   opens and seals its lines, if it is encrypted
     """
 
     name: str
@@ -107,7 +110,7 @@ class Contents:
     cipher: Cipher | None = None
 
     def known(self, item: int) -> Known:
-        """What is known of a run. Raises JournalError."""
+        """Return the records of a run. Raises JournalError."""
         known = Known()
         try:
             for record in self.records.get(item, ()):
@@ -118,12 +121,12 @@ class Contents:
         return known
 
     def finished(self, items: Iterable[int]) -> bool:
-        """Whether runs are over, and none with an error."""
+        """Return whether runs are over, and none with an error."""
         return all(self.records.get(item, _NO_RECORDS)[-1][:2] == WELL for item in items)
 
     @property
     def runs(self) -> dict[int, Known]:
-        """What is known of all runs, by number."""
+        """Return the records of all runs, by number."""
         with no_collection():
             return {item: self.known(item) for item in self.records}
 
@@ -132,13 +135,13 @@ class Contents:
 
 
 def find(path: str | os.PathLike[str]) -> Path:
-    """The file of a journal: the path itself, or the file in a batch's directory."""
+    """Return the file of a journal: the path itself, or the file in a batch's directory."""
     path = Path(path)
     return path / "journal" if path.is_dir() else path
 
 
 def read(path: str | os.PathLike[str], key: Key | None = None) -> Contents:
-    """A journal from its file, without the end that was not written whole. Raises JournalError."""
+    """Read a journal from its file, without an incomplete end. Raises JournalError."""
     file = find(path)
     try:
         data = file.read_bytes()
@@ -152,7 +155,8 @@ def read(path: str | os.PathLike[str], key: Key | None = None) -> Contents:
 
 
 def parse(data: bytes, name: str, key: Key | None = None) -> Contents | None:
-    """A journal from its bytes; None if they end before the first line does. Raises JournalError for what is no journal, or not this key's."""
+    """Parse a journal's bytes; None if they end before the first line does. Raises JournalError for what is not a
+    journal, or for another key."""
     head, newline, _ = data.partition(b"\n")
     magic = f"{MAGIC} ".encode()
     if not head.startswith(magic):
@@ -180,7 +184,8 @@ def parse(data: bytes, name: str, key: Key | None = None) -> Contents | None:
 
 
 def _header(first: bytes, key: Key | None) -> tuple[dict[str, Any] | None, int, Cipher | None]:
-    """What the first line says behind the format's number, None if it is damaged; its checksum; and what opens the others."""
+    """Return the header in the first line after the format's number, None if it is damaged; its checksum; and the
+    cipher of the others."""
     found = payload(first, 0)
     if found is None:
         return None, 0, None
@@ -195,7 +200,7 @@ _NO_RECORDS: Sequence[Record] = ([],)
 
 
 def _groups(contents: Contents, data: bytes) -> None:
-    """Reads the groups behind the first line, up to the last whole one."""
+    """Read the groups after the first line, up to the last complete one."""
     records, decode = contents.records, codec.decoder(len(data))
     with no_collection():
         while (end := data.find(b"\n", contents.size)) >= 0 and (found := payload(data[contents.size : end], contents.sum)) is not None:
@@ -215,15 +220,16 @@ def _groups(contents: Contents, data: bytes) -> None:
 
 
 def _check_rest(contents: Contents, data: bytes) -> None:
-    """What follows the last whole group is the beginning of one, if the file was cut off while it was written. Otherwise it was changed."""
+    """Check that the rest after the last complete group is the beginning of one, as when writing was cut off. Otherwise
+    the file was changed."""
     at = contents.size
-    if data.find(b"\n", at) >= 0 or payload(data[at:-1], contents.sum) is not None:  # of a whole one only the end of its line may have been changed
+    if data.find(b"\n", at) >= 0 or payload(data[at:-1], contents.sum) is not None:  # of a complete one only the line end may have been changed
         raise JournalError(
             f"{contents.name} is damaged at byte {at}, where what was written behind the group before is not, or not as it was: effects that it, or what "
             f"follows, knows of would be called again. Restore the file, or cut it there if that may be (truncate -s {at})")
 
 
-# -- what is known of a run ------------------------------------------------------------------------------------------
+# -- records of a run ------------------------------------------------------------------------------------------
 
 
 def _begin(known: Known, record: Record) -> None:
@@ -270,7 +276,7 @@ def _deleted(known: Known, record: Record) -> None:
 
 
 def _undo(known: Known, record: Record) -> None:
-    """A call that was not made after all."""
+    """Take back a call that was not made after all."""
     effect = known.calls.pop(_number(record[1]))
     del known.effects[effect.place]
     known.order.remove(effect)
@@ -293,7 +299,8 @@ _TAKE = {
 
 
 def _forget_failures(known: Known) -> None:
-    """A run that ended because a request failed asks again; what the program handled stays as it was."""
+    """Forget the failed requests of a run that ended because of one, so that they are made again; failures that the
+    program handled stay."""
     ended = set(known.end or ())
     if not ended:
         return
@@ -307,4 +314,4 @@ def _forget_failures(known: Known) -> None:
 
 def _failure(record: Record) -> tuple[str, str]:
     data = record[3][codec.TAG]
-    return data[1].rpartition(":")[2].rpartition(".")[2], data[4]  # of a class within another one, too
+    return data[1].rpartition(":")[2].rpartition(".")[2], data[4]  # also for a nested class

@@ -1,4 +1,4 @@
-"""Journals written anew: compacted, and without the contents of runs that are over for long; and what a person adds to one."""
+"""Rewriting of journals: compaction, deletion of the contents of old finished runs, and records that a person adds."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (records are data by nature)
@@ -26,7 +26,8 @@ from lmc.errors import JournalError
 
 
 def append(path: Path, key: Key | None, make: Callable[[Contents], Iterable[tuple[int, Record]]]) -> None:
-    """Adds the records that `make` gives for what is in a journal, as one group that the disk has. Raises JournalError."""
+    """Append the records that `make` gives for a journal's contents, as one group, synced to disk. Raises
+    JournalError."""
     file, contents = opened(_existing(path), key)
     with as_journal_error(path), file:
         if contents is None:
@@ -41,9 +42,10 @@ def append(path: Path, key: Key | None, make: Callable[[Contents], Iterable[tupl
 
 
 def compact(path: Path, key: Key | None, keep: float | None = None, *, new_key: Key | None = None) -> tuple[int, int, int]:
-    """Writes a journal anew, with what a run that is resumed needs; and without the contents of runs that ended well more than `keep` seconds ago.
+    """Rewrite a journal with only the records that a resumed run needs; and without the contents of runs that ended
+    well more than `keep` seconds ago.
 
-    Bytes before and now, and how many runs were deleted. `new_key`: another key from now on. Raises JournalError.
+    Returns bytes before and after, and how many runs were deleted. `new_key`: the key from now on. Raises JournalError.
     """
     where = _existing(path)
     with _locked(where, key) as contents:
@@ -60,7 +62,8 @@ def compact(path: Path, key: Key | None, keep: float | None = None, *, new_key: 
 
 
 def delete_finished(path: Path, key: Key | None, keep: float) -> None:
-    """Deletes the contents of runs that ended well more than `keep` seconds ago, if there are any. Raises JournalError."""
+    """Delete the contents of runs that ended well more than `keep` seconds ago, if there are any. Raises
+    JournalError."""
     if not path.exists():
         return
     with _locked(path, key) as contents:
@@ -70,12 +73,12 @@ def delete_finished(path: Path, key: Key | None, keep: float) -> None:
 
 
 def is_over(known: Known) -> bool:
-    """Whether a run ended well."""
+    """Return whether a run ended well."""
     return known.end == [] and not known.open
 
 
 def _needed(records: list[Record]) -> list[Record]:
-    """The records of a run without those that later ones have made void."""
+    """Return the records of a run without those superseded by later ones."""
     void, of, ends = set[int](), dict[int, list[int]](), [n for n, record in enumerate(records) if record[0] == "e"]
     for n, record in enumerate(records):
         if record[0] in _OF_EFFECTS:
@@ -89,7 +92,7 @@ _OF_EFFECTS = frozenset("itgqr")
 
 
 def _groups(runs: Mapping[int, list[Record]]) -> Iterator[list[list[Any]]]:
-    """Groups of all records. Runs go in step, so that what they were told at the same place is in one section."""
+    """Return groups of all records. Runs are interleaved, so that answers at the same place are in one section."""
     items = iter(runs)
     while some := list(islice(items, MANY)):
         ended = dict[int, list[int]]()
@@ -109,7 +112,7 @@ def _groups(runs: Mapping[int, list[Record]]) -> Iterator[list[list[Any]]]:
 
 
 def _begin_together(records: Sequence[Record]) -> tuple[Sequence[str], Sequence[Sequence[str]]] | None:
-    """Names and columns of arguments, where runs begin with nothing but text under the same names."""
+    """Return names and columns of arguments, if the runs begin with only text under the same names."""
     shapes = {tuple(given) if record[0] == "b" and type(given := record[1]) is dict and set(map(type, given.values())) == {str} else None for record in records}
     names = shapes.pop()
     return None if shapes or names is None else (names, [[record[1][name] for record in records] for name in names])
@@ -120,7 +123,7 @@ class _Run:
     item: int
 
     def record(self, places: Sequence[Ask], result: Result) -> None:
-        """All answers are there."""
+        """Return no record: all answers have arrived."""
 
 
 def _answer(record: Record) -> Result:
@@ -131,8 +134,8 @@ def _answer(record: Record) -> Result:
 
 
 def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], key: Key | None) -> int:
-    """Puts another file in the place of a journal, at once; its size."""
-    header = {**contents.header, "id": secrets.token_hex(8)}  # so that the sidecar of the old one says nothing of it
+    """Replace a journal's file atomically; return its size."""
+    header = {**contents.header, "id": secrets.token_hex(8)}  # so that the old sidecar does not apply to it
     data, first = file_of(header, _groups(runs), None if key is None else Cipher(key))
     temporary = where.with_name(where.name + ".new")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.stat(where).st_mode & 0o777), "wb") as file:
@@ -146,7 +149,7 @@ def _replace(where: Path, contents: Contents, runs: Mapping[int, list[Record]], 
 
 
 def _existing(path: Path) -> Path:
-    """The file of a journal that is there."""
+    """Return the file of an existing journal."""
     with as_journal_error(path):
         if not (where := find(path)).is_file():
             raise JournalError(f"{path}: there is no journal")

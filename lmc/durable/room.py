@@ -1,4 +1,4 @@
-"""Room on the disk for what a run will have to write: reserved before an effect, so that its result can be written when it is known."""
+"""Disk space for a run's writes: reserved before an effect, so that its result can be written when it is known."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import sys
 from typing import Any
 
 ROOM = 1 << 16
-"""Bytes behind the end of a journal that are its own before an effect begins; of results that take more, the rest has to be found."""
+"""Bytes reserved after the end of a journal before an effect begins; for larger results, the rest must be found
+then."""
 _KEEP_SIZE = 1
 
 
 class Room:
-    """Blocks behind the end of a file that are its own, without being a part of it. Where the system has no such thing, its free space is looked at."""
+    """Blocks reserved after the end of a file without being part of it. Systems without such reservations check the
+    free space."""
 
     def __init__(self, file: int) -> None:
         self._file, self._until = file, 0
 
     def reserve(self, end: int) -> None:
-        """Has `ROOM` bytes behind `end`, or nearly. Raises OSError where the disk has not as much."""
+        """Reserve `ROOM` bytes after `end`, or nearly. Raises OSError if the disk lacks them."""
         if self._until - end >= ROOM // 2:
             return
         if not _allocate(self._file, end, ROOM) and hasattr(os, "fstatvfs"):
@@ -29,13 +31,14 @@ class Room:
         self._until = end + ROOM
 
     def give_back(self, end: int) -> None:
-        """Frees what was not used. Raises OSError."""
+        """Free unused blocks. Raises OSError."""
         if self._until:
             os.ftruncate(self._file, end)
 
 
 def _allocate(file: int, at: int, size: int) -> bool:
-    """Reserves blocks behind the end of a file; False where the system or the file system cannot. Raises OSError where there is no room."""
+    """Reserve blocks after the end of a file; return False if the system or the file system cannot. Raises OSError if
+    there is no space."""
     allocate = _fallocate()
     if allocate is None:
         return False
@@ -51,7 +54,7 @@ def _allocate(file: int, at: int, size: int) -> bool:
 
 
 def _fallocate() -> Any | None:
-    """Linux's `fallocate`, which Python has without the flag."""
+    """Return Linux's `fallocate`, which Python offers without the flag."""
     global _found
     if _found is _UNKNOWN and not sys.platform.startswith("linux"):
         _found = None

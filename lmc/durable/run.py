@@ -1,4 +1,5 @@
-"""The journal of one run: what it asks, calls and awaits is answered from there if it is known, and written there otherwise."""
+"""The journal of one run: its requests, calls and awaits are answered from it if they are recorded, and written to it
+otherwise."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (objects of the host are Any by nature)
@@ -27,22 +28,22 @@ from lmc.frontend.primitives import caller_loc
 
 
 class RunJournal(Calls):
-    """The journal of one run, its sub-programs included. Safe to use from any thread.
+    """The journal of one run, its sub-programs included. Thread-safe.
 
-    deciding  whether it wants to know which way the program goes at each test
+    deciding  whether the outcomes of tests are reported to it
     """
 
     deciding = False
 
     def decided(self, loc: str, test: str, answer: bool) -> None:
-        """The program goes one way at a test. Not in the journal: it is computed again."""
+        """Ignore the outcome of a test. It is not in the journal: it is computed again."""
 
-    # -- what is awaited
+    # -- awaits
 
     def task(
         self, stream: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, is_own: Callable[[Any], bool] = lambda x: False
     ) -> Any | None:
-        """What a call gives that begins tasks, or gathers them; None for any other call."""
+        """Return the result of a call that begins tasks, or gathers them; None for any other call."""
 
         def wait(awaitable: Any) -> tuple[Coroutine[Any, Any, Any], Callable[[], None]]:
             self.effects.coming.append(coming := Coming(stream, awaitable, loc))
@@ -51,9 +52,10 @@ class RunJournal(Calls):
         return self.effects.tasks.begun(fn, args, kwargs, is_own, wait)
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None, coming: Coming | None = None) -> Any:
-        """What an awaitable of host code gives: the known result, or what it gives now. `call` has made it, or a stand-in for it.
+        """Await an awaitable of host code: return the recorded result, or its result now. `call` has made it, or a
+        stand-in for it.
 
-        coming  the same, where a task was made to await it
+        coming  the awaitable as announced by the task made to await it
         """
         call = self._awaited(awaitable)
         try:
@@ -68,7 +70,7 @@ class RunJournal(Calls):
         except BaseException:
             drop(awaitable)
             raise
-        if begun is None or call is None:  # what it waits for is in the journal by itself
+        if begun is None or call is None:  # its inner awaits are in the journal by themselves
             return await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
         name, _, given = call
         number, known = begun
@@ -112,7 +114,8 @@ class RunJournal(Calls):
         return outcome[1]
 
     async def _in_time(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
-        """What `asyncio.wait_for` gives of a task of the run. That the task was late is an effect, or else nobody would know how far it got."""
+        """Await `asyncio.wait_for` of a task of the run. Its timeout is an effect, since otherwise the task's progress
+        would be unknown."""
         what, args, given = awaited_call(inner_of(awaitable))
         place, known = self.come_to(stream, f"await {what}", args, given)
         if known is not None and known.outcome is not None:
@@ -125,7 +128,7 @@ class RunJournal(Calls):
             raise
 
     def _awaited(self, awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]] | None:
-        """The effect that awaiting it is: name and arguments. None where it is none."""
+        """Return the effect that awaiting it is: name and arguments. None if it is none."""
         if getattr(awaitable, "cr_code", None) in AWAITED_AGAIN:
             return None
         inner = inner_of(awaitable)
@@ -136,9 +139,10 @@ class RunJournal(Calls):
         return f"await {what}", args, given
 
     def _begin_together(self, first: Coming) -> tuple[int, Effect | None] | None:
-        """The effect of a task that begins, by number, and what is known of it. Its intent is on the disk, with those of all other tasks that were made by then.
+        """Return the effect of a beginning task, by number, and its known record. Its intent is on disk, with those of
+        all other tasks made by then.
 
-        None where it has none yet: it is behind what is in doubt, or no effect.
+        None if it has none yet: it comes after effects in doubt, or is no effect.
         """
         if first.begun is None and self._intend_all():
             self.sync()
@@ -146,7 +150,7 @@ class RunJournal(Calls):
         return first.begun
 
     def _intend_all(self) -> bool:
-        """Writes the intents of what tasks were made to await, in that order; whether there are any."""
+        """Write the intents of the tasks' awaitables, in that order; return whether there are any."""
         found = False
         for coming in self.effects.coming:
             call = self._awaited(coming.awaitable) if coming.begun is None else None
@@ -156,7 +160,7 @@ class RunJournal(Calls):
         return found
 
     def _gone(self, coming: Coming) -> None:
-        """A task has ended that was made to await something, or does not begin: then that was not called."""
+        """Remove a task's awaitable when the task has ended, or never begins: then its call was not made."""
         if coming in self.effects.coming:
             self.effects.coming.remove(coming)
             if coming.begun is not None:
@@ -168,21 +172,22 @@ class RunJournal(Calls):
         drop(coming.awaitable)
 
     def _is_behind_doubts(self, place: Place) -> bool:
-        """Whether an effect has not begun in an earlier time of the run, and another one has that is not known to be done."""
+        """Return whether an effect did not begin in an earlier execution of the run, while another one did and is in
+        doubt."""
         return self.resumed and place not in self.known.effects and any(effect.doubtful for effect in self.known.effects.values())
 
     def _next_place(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
-        """That of an effect that the program is about to come to."""
+        """Return the place of an effect that the program is about to reach."""
         digest = arguments_digest(args, kwargs)
         return stream, name, digest, self.effects.counts.get((stream, name, digest), 0)
 
     async def _after_doubts(self) -> None:
-        """Gives other tasks turns to come to what is in doubt, which ends their group; then this one is cancelled, and has not begun."""
+        """Let other tasks reach effects in doubt, which ends their group; then cancel this one, which has not begun."""
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 
     async def _synced(self, number: int, awaitable: Any) -> None:
-        """As `sync`, before something is awaited. Holds the loop where tasks of the program could be on it: they would go first."""
+        """As `sync`, before an await. Blocks the loop if tasks of the program could be on it: they would run first."""
         tasks = self.journal.tasks
         if not all(task in tasks for task in asyncio.all_tasks()):
             return self.sync()
@@ -197,31 +202,32 @@ class RunJournal(Calls):
             raise
 
     def drives(self, *tasks: asyncio.Task[Any] | None) -> None:
-        """Tasks in which runs of the journal are: whatever else is on their loop may be of programs."""
+        """Return the tasks that drive runs of the journal: any other task on their loop may be a program's."""
         self.journal.tasks.update(task for task in tasks if task is not None)
 
     # -- the run
 
     def ended(self, error: BaseException | None) -> BaseException | None:
-        """The run is over; gives the error that it ended with. Waits for what it asked."""
+        """End the run; return the error that it ended with. Waits for its requests."""
         self.settle(error)
         if self._effects is not None:
-            self._intend_all()  # tasks that nobody has awaited may begin yet
+            self._intend_all()  # tasks that were not awaited may still begin
         error = self.broken or error
         if error is not None and not isinstance(error, Interrupted):
             self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)], int(time.time())])
-        elif error is None and (not self.resumed or self.known.end != []):  # what it ended with before is over
+        elif error is None and (not self.resumed or self.known.end != []):  # its earlier end no longer holds
             self.journal.add((self.item, WELL))
-        self._known = None  # read again if somebody goes on with the state
+        self._known = None  # read again if the state is used further
         return error
 
     def asked(self, stream: str, question: str, schema: str, loc: Loc | None) -> Any:
-        """A person's answer to a question. Raises Interrupted while there is none: what the run has asked of the model is answered then, and it does nothing more."""
+        """Return a person's answer to a question. Raises Interrupted while there is none: the run's pending requests
+        are answered then, and it does nothing more."""
         self.go_on()
         number, known = self.begin(stream, QUESTION, (question,), {}, loc, ordered=False)
         if known is not None and known.outcome is not None:
             return self.known_result(known.outcome, QUESTION, (), None)[1]
-        if known is None or known.question is None:  # it ended just between the two
+        if known is None or known.question is None:  # it ended between the two
             self.journal.put(self.item, ["q", number, question, schema, int(time.time())])
             self.sync()
         for result in self.unanswered():
@@ -230,7 +236,8 @@ class RunJournal(Calls):
         raise self.broken
 
     def refuse_batch(self) -> None:
-        """A program of a journaled run starts a batch, or a run with a seed of its own, which are not at places of the run."""
+        """Refuse a batch, or a run with a seed of its own, started by a program of a journaled run: they have no place
+        in the run."""
         if not self.effects.busy:
             raise JournalError("a batch, or a run with a seed of its own, inside a journaled run has no place in its journal; "
                                "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
@@ -246,6 +253,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 _MARKED = HostFunction.awaited.__code__
 QUESTION = "lmc.interrupt"
-"""The name of questions to people, among the effects of a run."""
+"""Name of questions to people, among the effects of a run."""
 _TURNS = 16
-"""Turns of the event loop within which a task of a group, and of groups in it, comes to what the journal knows of it."""
+"""Turns of the event loop within which a task of a group, and of nested groups, reaches its recorded effects."""

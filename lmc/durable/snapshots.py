@@ -1,4 +1,4 @@
-"""Snapshots of what a call of host code was handed of the run's own: what it changed of that, and what it chose of it."""
+"""Snapshots of the run's objects passed to a host call: its changes to them, and the parts of them that it returned."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -20,10 +20,10 @@ from lmc.frontend.state import State, StateGroup
 
 
 class Drawn:
-    """An iterator that the program made, handed to host code: what that takes of it runs in the program, and is counted.
+    """An iterator that the program made, passed to host code: producing its items runs in the program, and is counted.
 
-    within  in what an item is made: the hooks of the program are on
-    taken   items so far, its end too;  None where something else was done to it
+    within  context in which an item is made: the program's hooks are on
+    taken   items so far, including its end;  None if something else was done to it
     """
 
     def __init__(self, items: Iterator[Any], within: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -45,9 +45,9 @@ class Drawn:
         return found
 
     def take(self, count: int) -> None:
-        """Goes on as far as host code did in an earlier time of the run, which knows what it came to."""
+        """Advance as far as host code did in an earlier execution of the run, which has its outcome recorded."""
         for _ in range(count):
-            with suppress(Exception):  # StopIteration, or what was raised into the call then, which has handled it or raised it
+            with suppress(Exception):  # StopIteration, or the error raised into the call then, which has handled or raised it
                 next(self.items)
 
 
@@ -55,23 +55,24 @@ LAZY = (
     types.GeneratorType, map, filter, zip, enumerate, itertools.islice, itertools.chain, itertools.zip_longest, itertools.pairwise,
     itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product, type(iter(int, 0)),
 )  # fmt: skip
-"""Iterators that the program makes and host code would drive."""
+"""Iterators that the program makes and host code would advance."""
 
 
 def drawn(x: Any, within: Callable[[], AbstractContextManager[Any]]) -> Any:
-    """What host code is handed in place of a value: an iterator that is counted, or itself."""
+    """Return the replacement of a value passed to host code: a counted iterator, or the value itself."""
     return Drawn(x, within) if isinstance(x, LAZY) else x
 
 
 ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
                   | {type(reversed(x)) for x in ([], (), range(0), {}, {}.values(), {}.items())})  # fmt: skip
-"""Python's iterators of containers, which say how much is left."""
+"""Python's iterators of containers, which know how many items are left."""
 
 
 class Snapshot:
-    """What a call can change of the run's own: containers and objects it is handed, and what functions among them close over.
+    """The run's objects that a call can change: containers and objects among its arguments, and closure variables of
+    functions among them.
 
-    `contents` has them by number; those from `cells` on are variables, which a function may store anew.
+    `contents` has them by number; those from `cells` on are variables, which a function may rebind.
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -85,7 +86,7 @@ class Snapshot:
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
-        self.values += [x.__dict__ for x in values if isinstance(x, BaseException)]  # notes, and what else is put there
+        self.values += [x.__dict__ for x in values if isinstance(x, BaseException)]  # notes and other attributes
         while functions:
             for cell in functions.pop().__closure__ or ():
                 if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
@@ -100,7 +101,7 @@ class Snapshot:
         self._held = [_containers(x) for x in self.values]
 
     def part(self, value: Any) -> list[Any] | None:
-        """Where a container that a call gave is among what it was handed: [number, key, …]."""
+        """Return the position of a returned container within the arguments: [number, key, …]."""
         if isinstance(value, State):
             return self._of_states.get(id(value))
         if not codec.can_change(value):
@@ -109,7 +110,7 @@ class Snapshot:
 
     @property
     def places(self) -> dict[int, list[Any]]:
-        """The places of the containers and objects that it was handed, as `part` gives them, by id."""
+        """Return the positions of the arguments' containers and objects, as `part` gives them, by id."""
         found = dict(self._of_states)
         left: list[tuple[Any, list[Any]]] = [(x, [i]) for i, x in enumerate(self.values)]
         while left:
@@ -122,18 +123,18 @@ class Snapshot:
         return found
 
     def at(self, place: list[Any]) -> Any:
-        """What is at a place."""
+        """Return the object at a position."""
         return self.states[place[1]] if place[0] == "state" else functools.reduce(getitem, place[1:], self.values[place[0]])
 
     def taken(self) -> list[int]:
-        """How many items it took of each iterator. Raises NotData."""
+        """Return the number of items taken of each iterator. Raises NotData."""
         found = [x.taken if isinstance(x, Drawn) else left - length_hint(x) for x, left in zip(self.iterators, self._left, strict=True)]
         if None in found:
             raise codec.NotData("what it did to a generator")
         return cast("list[int]", found) if any(found) else []
 
     def take(self, counts: Sequence[int]) -> None:
-        """Takes as many items."""
+        """Take as many items."""
         for items, count in zip(self.iterators, counts, strict=True):
             if isinstance(items, Drawn):
                 items.take(count)
@@ -144,7 +145,7 @@ class Snapshot:
         return [_snapshot(x, self._of_states) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
 
     def changed(self) -> list[list[Any]]:
-        """What is not what it was: [number, content as data]. Raises NotData."""
+        """Return the changed objects: [number, content as data]. Raises NotData."""
         if self.hidden is not None:
             raise codec.NotData(f"what it may have done to {self.hidden}")
         if not all(state.ctx is prompt for state, prompt in zip(self.states, self._prompts, strict=True)):
@@ -155,12 +156,12 @@ class Snapshot:
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
                 raise codec.NotData(f"what it did to a {type(where).__name__}")
             new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
-            if any(new & held for held in self._held) or '["=",' in codec.dumps(after):  # a copy would come back instead
+            if any(new & held for held in self._held) or '["=",' in codec.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
         return [[i, self._rearranged(i) or after] for i, after in found]
 
     def _rearranged(self, index: int) -> list[Any] | None:
-        """What a list holds now, if containers among that stand elsewhere than they did: these by their places. Raises NotData."""
+        """Return a list's items if containers in it changed position: these by their position. Raises NotData."""
         if index >= len(self.values) or type(self.values[index]) is not list:
             return None
         now: list[Any] = self.values[index]
@@ -198,7 +199,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _containers(x: Any) -> set[int]:
-    """A container and those in it, by identity."""
+    """Yield a container and those in it, by identity."""
     found: set[int] = set()
     inside = [x]
     while inside:
@@ -211,11 +212,11 @@ def _containers(x: Any) -> set[int]:
 
 
 DEPTH = 8
-"""How deep in what a call was handed something is looked for."""
+"""Depth to which a call's arguments are searched."""
 
 
 def _path(x: Any, wanted: Any, depth: int = DEPTH) -> list[Any] | None:
-    """The keys that lead from a list or dict to an object in it."""
+    """Return the keys that lead from a list or dict to an object in it."""
     if x is wanted:
         return []
     for key, item in _items(x) if depth else ():
@@ -225,7 +226,7 @@ def _path(x: Any, wanted: Any, depth: int = DEPTH) -> list[Any] | None:
 
 
 def _items(x: Any) -> Iterable[tuple[Any, Any]]:
-    """What a container holds, by keys that a journal can write."""
+    """Return the items of a container, by keys that a journal can write."""
     if isinstance(x, StateGroup):
         return list(enumerate(x))
     if not isinstance(x, list | dict | deque | tuple):
@@ -234,14 +235,14 @@ def _items(x: Any) -> Iterable[tuple[Any, Any]]:
 
 
 class _Held:
-    """What is not data, and what it holds: of a change to it is known only that there was one."""
+    """A value that is not data, with its contents: only whether it changed is known."""
 
     def __init__(self, x: Any) -> None:
         self.x, self.items = x, [*x, *(x.values() if isinstance(x, dict) else ())] if isinstance(x, list | dict | deque) else []
 
 
 def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
-    if type(x) is dict and "__builtins__" in x:  # `eval` puts them there
+    if type(x) is dict and "__builtins__" in x:  # added by `eval`
         x = {name: value for name, value in x.items() if name != "__builtins__"}
     try:
         return codec.encode(x, held)

@@ -1,4 +1,5 @@
-"""Journals looked at: the steps of a run, from the file alone, and how they are shown. lmc.durable.viewer makes them by the program."""
+"""Journal inspection: the steps of a run, from the file alone, and their rendering. lmc.durable.viewer makes them by
+the program."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (what a program handles is Any by nature)
@@ -25,9 +26,10 @@ from lmc.pages import quoted
 
 @dataclass
 class Decision:
-    """Which way a run went at a test: of `if`, `while`, `assert`, a `case`, a comprehension. Several in a row that are alike are one.
+    """The outcome of a test in a run: of `if`, `while`, `assert`, a `case`, a comprehension. Consecutive equal ones are
+    merged.
 
-    line  where the program has it;  test  as it is there;  answer  how it turned out;  times  how often
+    line  its source line;  test  its source text;  answer  its outcome;  times  how often
     """
 
     line: str
@@ -38,15 +40,15 @@ class Decision:
 
 @dataclass
 class Step:
-    """One ask or one effect of a run.
+    """One request or one effect of a run.
 
-    kind     "gen", "select", "effect" or "ask" (where the program is not there to say which)
-    line     where the program has it;  name  of the variable, or of what is called
-    prompt   what the prompt has before it since the last answer; of an effect its arguments
-    result   the answer, or what the call gave or raised;  tokens  of prompt and answer
+    kind     "gen", "select", "effect" or "ask" (if the program is not available to tell which)
+    line     its source line;  name  of the variable, or of the callee
+    prompt   the prompt's text since the last answer; of an effect its arguments
+    result   the answer, or the call's result or exception;  tokens  of prompt and answer
     source   "journal", "changed" or "now"
-    decided  which way the program went from there to the next step
-    pictures thumbnails of what the prompt has, as data URLs; in `prompt` they are named by their hash
+    decided  outcomes of tests from there to the next step
+    pictures thumbnails of the prompt's pictures, as data URLs; in `prompt` they are named by their hash
     """
 
     number: int
@@ -63,12 +65,12 @@ class Step:
 
 @dataclass
 class Story:
-    """The steps of one run, and how it ended.
+    """The steps of one run, and its end.
 
     given    its arguments, for people
-    whole    False where the program does something else than its journal, or a change cannot be made
-    written  who writes the prompts that are shown, if that is not the journal's backend: another chat template, other prompts
-    decided  which way the program went before the first step
+    whole    False if the program diverges from its journal, or a change cannot be made
+    written  backend that renders the shown prompts, if not the journal's: another chat template, other prompts
+    decided  outcomes of tests before the first step
     """
 
     program: str
@@ -87,7 +89,7 @@ class Story:
 
     @property
     def totals(self) -> str:
-        """How much was asked and called."""
+        """Return totals of the requests and calls."""
         tokens = [step.tokens for step in self.steps if step.tokens is not None]
         calls = sum(step.kind == "effect" for step in self.steps)
         now = sum(step.source == "now" for step in self.steps)
@@ -97,12 +99,12 @@ class Story:
 
 
 def listed(path: str | Path, item: int | None = None, key: Key | None = None) -> list[Story]:
-    """The runs of a journal (or one of them) from the file alone: no prompts. Raises JournalError."""
+    """Return the runs of a journal (or one of them) from the file alone: no prompts. Raises JournalError."""
     return listed_in(records.read(path, key), item, path)
 
 
 def listed_in(contents: Contents, item: int | None, path: str | Path) -> list[Story]:
-    """As `listed`, of a journal that was read."""
+    """As `listed`, for a journal that was read."""
     return [_listed(contents, number) for number in numbers_of(contents, item, path)]
 
 
@@ -133,7 +135,7 @@ def _listed(contents: Contents, item: int) -> Story:
 
 
 def shown_arguments(arguments: Any) -> str:
-    """The arguments of a run, as far as they are data."""
+    """Return the arguments of a run, as far as they are data."""
     try:
         return effects.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
     except codec.BadData:
@@ -197,7 +199,8 @@ def to_text(stories: Sequence[Story]) -> str:
 
 
 def _written(text: str) -> str:
-    """Text that can be written in UTF-8: lone surrogates, which Python's text may have, are spelled \\udxxx, as JSON does."""
+    """Return text that can be encoded in UTF-8: lone surrogates, which Python's text may have, are spelled \\udxxx, as
+    JSON does."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -206,7 +209,7 @@ def _ways(decided: Sequence[Decision]) -> list[str]:
 
 
 def _near(line: str) -> str:
-    """A file and line, from here if that is shorter."""
+    """Return a file and line, relative to the working directory if that is shorter."""
     file, colon, number = line.rpartition(":")
     try:
         return min(line, os.path.relpath(file) + colon + number, key=len) if file else line
@@ -219,7 +222,7 @@ def several(count: int, what: str) -> str:
 
 
 def to_html(stories: Sequence[Story], title: str) -> str:
-    """One page that asks nobody for anything and runs no script; whatever comes from a run is escaped."""
+    """Render one page that loads nothing else and runs no script; text from a run is escaped."""
     body = "".join(
         f"<details{' open' if len(stories) == 1 else ''}><summary>{escape(story.title)}</summary><p class=quiet>{escape(story.totals)}</p>"
         f"{_listed_ways(story.decided)}{''.join(map(_shown, story.steps))}</details>"
@@ -230,7 +233,7 @@ def to_html(stories: Sequence[Story], title: str) -> str:
 
 
 def _shown(step: Step) -> str:
-    """A step: where it is, what was before it, what came of it, which way the program went then."""
+    """Render a step: its location, its prompt, its result, the outcomes of the tests after it."""
     tokens = "" if step.tokens is None else f"<span class=quiet>{several(step.tokens[0], 'token')} in, {step.tokens[1]} out</span>"
     tag = f'<span class="tag {escape(step.source)}">{escape(step.source)}</span>' if step.source != "journal" else ""
     given = f"<pre class=given>{escape(step.prompt)}</pre>" if step.prompt else ""

@@ -1,7 +1,7 @@
 """Tasks that a journaled program begins: of its own coroutines, and of those of host code.
 
-They are no effects: they begin again when the run is resumed. What they ask and call is in the journal by itself, a coroutine of host code as if
-the program awaited it.
+They are not effects: they begin again when the run is resumed. Their requests and calls are in the journal by
+themselves, a coroutine of host code as if the program awaited it.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
@@ -27,7 +27,7 @@ from lmc.frontend.host import RECORDING
 class Coming:
     """An awaitable of host code that a task awaits, from when the task is made until it has begun.
 
-    begun  number of its effect, and what is known of it, once its intent is written: when the first of such tasks begins
+    begun  number of its effect, and its known record, once its intent is written: when the first of such tasks begins
     place  of the effect, then
     """
 
@@ -39,7 +39,7 @@ class Coming:
 
 
 Wait = Callable[[Any], tuple[Coroutine[Any, Any, Any], Callable[[], None]]]
-"""What awaits a coroutine of host code, with the journal, and what to call when it has ended or never begins."""
+"""Awaits a coroutine of host code, with the journal; with a callback for when it has ended or never begins."""
 
 
 class Tasks:
@@ -53,15 +53,16 @@ class Tasks:
         return isinstance(x, asyncio.Future) and x in self._found
 
     def any_in(self, values: Iterable[Any]) -> bool:
-        """Whether one is among values, or in a container among them, as `asyncio.wait` takes it."""
+        """Return whether a task is among values, or in a container among them, as `asyncio.wait` takes it."""
         return any(x in self or (isinstance(x, list | tuple | set) and any(y in self for y in x)) for x in values)
 
     def are_timed(self, values: Iterable[Any]) -> bool:
-        """Whether which of them is done first, among values or in a container among them, depends on host code."""
+        """Return whether the order in which tasks among values, or in a container among them, finish depends on host
+        code."""
         return any(isinstance(x, list | tuple | set) and any(y in self._of_host for y in x) for x in values)
 
     def begun(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_own: Callable[[Any], bool], wait: Wait) -> Any | None:
-        """What a call gives that begins tasks, or gathers them. None for any other call.
+        """Return the result of a call that begins tasks, or gathers them. None for any other call.
 
         is_own  whether something is a coroutine of the program's
         """
@@ -72,7 +73,7 @@ class Tasks:
             return None
         if grouped or _begins(fn):
             return self._begin(fn, args[0], kwargs, is_own, wait)
-        made = dict[int, Any]()  # one that is there twice is one
+        made = dict[int, Any]()  # duplicates count once
         for x in args:
             if id(x) not in made:
                 made[id(x)] = x if x in self or not inspect.isawaitable(x) else self._begin(asyncio.ensure_future, x, {}, is_own, wait)
@@ -82,7 +83,8 @@ class Tasks:
         return found
 
     def _begin(self, fn: Any, awaitable: Any, kwargs: Mapping[str, Any], is_own: Callable[[Any], bool], wait: Wait) -> Any:
-        """A task, or what else there is to await. Hooks in the program's own coroutines are on, those in host code are not."""
+        """Make a task, or the equivalent awaitable. Hooks are on in the program's own coroutines, off in those of host
+        code."""
         if awaitable in self:
             return awaitable
         if is_own(awaitable):
@@ -105,7 +107,7 @@ class Tasks:
 
 
 def _is_coroutine(x: Any) -> bool:
-    """Whether it is a coroutine, or stands for one."""
+    """Return whether it is a coroutine, or the stand-in of one."""
     return isinstance(x, types.CoroutineType) or (isinstance(x, Deferred) and x.kind == "coroutine")
 
 
@@ -114,7 +116,7 @@ def _begins(fn: Any) -> bool:
 
 
 def _is_one(fn: Any, functions: Sequence[Any]) -> bool:
-    return any(fn is known for known in functions)  # `in` would ask an object's `__eq__`
+    return any(fn is known for known in functions)  # `in` would call an object's `__eq__`
 
 
 def _is_method(fn: Any, cls: type, name: str) -> bool:
@@ -122,4 +124,4 @@ def _is_method(fn: Any, cls: type, name: str) -> bool:
 
 
 _COMBINE = (asyncio.gather, asyncio.wait_for, asyncio.shield)
-"""What awaits the awaitables among its arguments."""
+"""Functions that await the awaitables among their arguments."""

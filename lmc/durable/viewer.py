@@ -1,4 +1,5 @@
-"""A journaled run made again by its program, from the journal, to be looked at; and what it would have done from a step on.
+"""Replay of a journaled run by its program, from the journal, for inspection; and its course under a change from some
+step on.
 
 Nothing here writes a journal.
 """
@@ -34,9 +35,10 @@ from lmc.thumbnails import label, thumbnail
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What is otherwise than in the journal: from step `at` on, answers are asked anew; that step's own is `answer`, if one is given.
+    """A change to the journal: from step `at` on, requests are made again; that step's own answer is `answer`, if one
+    is given.
 
-    effects  whether calls behind it are made; otherwise the journal answers, and what it does not have ends the run
+    effects  whether calls after it are made; otherwise the journal answers, and a call it lacks ends the run
     """
 
     at: int
@@ -45,7 +47,8 @@ class WhatIf:
 
 
 def replayed(path: str | Path, program: Function, backend: Backend, item: int | None = None, change: WhatIf | None = None, key: Key | None = None) -> list[Story]:
-    """The runs of a journal (or one of them) made again by the program, with prompts and lines; with `change`, on `backend` from there on.
+    """Replay the runs of a journal (or one of them) by the program, with prompts and lines; with `change`, on `backend`
+    from there on.
 
     Raises JournalError if the journal is not the program's.
     """
@@ -64,7 +67,7 @@ def replayed(path: str | Path, program: Function, backend: Backend, item: int | 
 
 
 class _Shelf:
-    """Stands for a journal that is only read."""
+    """A read-only stand-in for a journal."""
 
     def __init__(self, path: Path, contents: Contents) -> None:
         self.path, self.contents, self.entries = path, contents, list[Any]()
@@ -72,36 +75,36 @@ class _Shelf:
         self.left = False
 
     def held(self) -> AbstractContextManager[None]:
-        """There is nothing to be kept open."""
+        """Do nothing: there is nothing to keep open."""
         return nullcontext()
 
     def put(self, item: int, record: Any) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     def add(self, entry: Any) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     def flush(self) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     def sync(self) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     async def synced(self) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
 
 class View(RunJournal):
-    """The journal of a run that is made again to be looked at: notes each step, and answers as `change` says."""
+    """The journal of a run replayed for inspection: records each step, and answers as `change` says."""
 
     deciding = True
 
     def __init__(self, shelf: _Shelf, item: int, change: WhatIf | None, *, elsewhere: bool) -> None:
         super().__init__(cast(Journal, shelf), item)
-        self.resumed = True  # also where the run was cut off before anything of it was known
+        self.resumed = True  # also if the run was cut off before any record
         self.change = change
-        self.elsewhere = elsewhere  # on a backend that is not the journal's
-        self.over = False  # the journal goes no further
+        self.elsewhere = elsewhere  # on a backend other than the journal's
+        self.over = False  # the journal has ended
         self.steps: list[Step] = []
         self.decided_first: list[Decision] = []
         self.answers: list[tuple[Step, Result]] = []
@@ -138,7 +141,8 @@ class View(RunJournal):
         return after
 
     def find(self, places: Sequence[Ask], digest: int) -> Record | None:
-        """Elsewhere another template writes the prompts, so that what was asked is known by its place, if that has one answer."""
+        """Find an answer; elsewhere another template renders the prompts, so a request is matched by its place, if that
+        has one answer."""
         found = super().find(places, digest)
         if found is None and self.elsewhere:
             there = [record for place in places for record in self.known.answers.get(place, {}).values()]
@@ -175,14 +179,14 @@ class View(RunJournal):
         assert known is not None
         self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, outcome_of(known)))
         if known.outcome is None:
-            waits = "waits for a person's answer" if known.question is not None else "was begun, and nobody knows whether it was done"
+            waits = "waits for a person's answer" if known.question is not None else "was begun, and it is not known whether it was done"
             raise self._end(f"{name}({shown}) {waits}", loc)
         return number, known
 
     def write_outcome(
         self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Any, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
     ) -> None:
-        """A call that was made now."""
+        """Record a call that was made now."""
         ok, value = outcome
         step = next(s for s in reversed(self.steps) if s.kind == "effect" and s.name == name and s.source == "now")
         step.result = f"{value!r:.500}" if ok else f"raised {type(value).__name__}: {value}"
@@ -191,7 +195,7 @@ class View(RunJournal):
         raise self._end(f"{what}, which is not in the journal{instead}", loc)
 
     def _end(self, what: str, loc: Loc | None) -> JournalError:
-        """The journal goes no further, as that of a run that was killed or of a change."""
+        """End the replay: the journal has no more records, as after a kill or a change."""
         self.over = True
         return self._stop(what, loc)
 
@@ -206,7 +210,7 @@ def _line(loc: Loc | None) -> str:
 
 
 def _since(before: Prompt) -> list[Piece]:
-    """What a prompt has behind its last answer."""
+    """Return the pieces of a prompt after its last answer."""
     parts: list[tuple[Piece, ...]] = []
     node: Prompt | None = before
     while node is not None and node.result is None:

@@ -1,4 +1,4 @@
-"""Which program is running here."""
+"""The program that is running here."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from contextvars import ContextVar
 from typing import Any
 
 ACTIVE: ContextVar[Any] = ContextVar("lmc_active_state", default=None)
-"""The root state of the program that is running here, or None; sub-programs inherit its backend and sampling defaults."""
+"""Root state of the program that is running here, or None; sub-programs inherit its backend and sampling defaults."""

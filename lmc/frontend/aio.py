@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether calling `fn` gives a coroutine."""
+    """Return whether calling `fn` gives a coroutine."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004
 
 
 def being_cancelled() -> bool:
-    """Whether somebody cancels the running task; otherwise a CancelledError is the program's own."""
+    """Return whether the running task is being cancelled; otherwise a CancelledError is the program's own."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def settled(answer: Result) -> None:
-    """Waits for an answer without holding the loop; raises nothing that it failed with."""
+    """Wait for an answer without holding the loop; do not raise its error."""
     if answer.done:
         return
     there = Signal()
@@ -49,19 +49,19 @@ async def settled(answer: Result) -> None:
 
 
 async def after(answers: list[Result], read: Callable[[], T]) -> T:
-    """What `read` gives when the answers are there."""
+    """Return `read()` once the answers have arrived."""
     for answer in answers:
         await settled(answer)
     return read()
 
 
 def unanswered(state: State, name: Any) -> list[Result]:
-    """What reading a variable would wait for."""
+    """Return the answers that reading a variable would wait for."""
     return [answer for answer in _answers(state.variables.get(name), state.ctx) if not answer.done]
 
 
 def unanswered_in(ctx: Any) -> list[Result]:
-    """What reading a prompt would wait for; nothing while tracing."""
+    """Return the answers that reading a prompt would wait for; nothing while tracing."""
     return [answer for answer in _answers_after(ctx, None) if not answer.done] if isinstance(ctx, Prompt) else []
 
 
@@ -93,7 +93,7 @@ def _answers_after(end: Prompt, since: Prompt | None) -> Iterator[Result]:
 
 
 def run_here(make: Callable[[], Coroutine[Any, Any, T]], described: str, instead: str) -> T:
-    """Runs a coroutine on a new loop of the calling thread. Raises ProgramError where a loop is running already."""
+    """Run a coroutine on a new loop of the calling thread. Raises ProgramError where a loop is running already."""
     if _loop_is_running():
         raise ProgramError(f"{described} is async, and an event loop is running here: write `{instead}`")
     return asyncio.run(make())
@@ -108,9 +108,9 @@ def _loop_is_running() -> bool:
 
 
 def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Generator[T]:
-    """What an async iterator gives, which runs on a loop and a thread of its own until it ends or is abandoned.
+    """Iterate over an async iterator, which runs on a loop and a thread of its own until it ends or is abandoned.
 
-    The caller's context variables hold there. Nothing is left running when this iterator is closed.
+    It runs in a copy of the caller's context. Nothing is left running when this iterator is closed.
     """
     found: deque[tuple[bool, Any]] = deque()
     changed = Signal()
@@ -158,6 +158,6 @@ def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Generator[T]:
     finally:
         if thread.is_alive():
             loop, task = started.get()
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed: it is over
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed: nothing is left to stop
                 loop.call_soon_threadsafe(task.cancel)
             thread.join()

@@ -1,4 +1,4 @@
-"""Attempts at a call of host code: how often it is made again, and how the world is asked whether it happened."""
+"""Attempts at a call of host code: retries, and checking with the outside world whether it happened."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (objects of the host are Any by nature)
@@ -18,20 +18,22 @@ from lmc.errors import ArgumentError, ParameterError
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a `check` of `lmc.host` returns of a call that happened: the result that the call gave, or would have given."""
+    """Return value of a `check` of `lmc.host` for a call that happened: the result that the call gave, or would have
+    given."""
 
     result: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a call of `lmc.host(retry=…)` is made again, and when.
+    """Retry policy of a call of `lmc.host(retry=…)`.
 
-    times   further attempts, behind the first
-    wait    seconds before the second attempt; before each further one `factor` times as many, and never more than `most`
-    on      exceptions behind which it may be made again; None: `ConnectionError` and `TimeoutError`, of a function that is idempotent or has a `check`
+    times   further attempts after the first
+    wait    seconds before the second attempt; before each further one `factor` times as many, at most `most`
+    on      exceptions after which it may be retried; None: `ConnectionError` and `TimeoutError`,
+            if the function is idempotent or has a `check`
 
-    Raises ParameterError for numbers that cannot be.
+    Raises ParameterError for impossible numbers.
     """
 
     times: int = 3
@@ -51,7 +53,7 @@ class Retry:
         return (ConnectionError, TimeoutError) if self.on is None else self.on if isinstance(self.on, tuple) else (self.on,)
 
     def pause(self, failed: int) -> float:
-        """Seconds to wait behind so many failed attempts."""
+        """Return the seconds to wait after so many failed attempts."""
         try:
             return min(self.most, self.wait * self.factor ** (failed - 1))
         except OverflowError:
@@ -59,21 +61,21 @@ class Retry:
 
 
 class Noted(Protocol):
-    """What a journal has of the attempts at a call. `failed`: how many are known to have."""
+    """A journal's record of the attempts at a call. `failed`: number of known failures."""
 
     failed: int
 
     def attempt_failed(self, error: Exception) -> None:
-        """An attempt has failed, and another one may be made."""
+        """Record that an attempt has failed and another one may be made."""
         ...
 
     def attempt(self) -> None:
-        """Another attempt begins. Raises JournalError if the disk cannot have that."""
+        """Record that another attempt begins. Raises JournalError if it cannot be written to disk."""
         ...
 
 
 class Unnoted:
-    """Where there is no journal."""
+    """Stand-in for `Noted` where there is no journal."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -90,18 +92,18 @@ NOTED: ContextVar[Noted | None] = ContextVar("lmc_attempts", default=None)
 
 
 def _noted() -> Noted:
-    """Where to note attempts; what is called in one is another call."""
+    """Return the record of attempts; a call made within an attempt is another call."""
     noted = NOTED.get()
     NOTED.set(None)
     return noted or Unnoted()
 
 
 Check = Callable[[], Any]
-"""Asks whether a call happened: Done, or None; or an awaitable of that."""
+"""Checks whether a call happened: returns Done, or None; or an awaitable of that."""
 
 
 def attempted(call: Callable[[], Any], retry: Retry | None, check: Check | None, name: str) -> Any:
-    """What a call gives, made again as `retry` says."""
+    """Return the result of a call, retried as `retry` says."""
     if retry is None:
         return call()
     noted = _noted()
@@ -120,7 +122,7 @@ def attempted(call: Callable[[], Any], retry: Retry | None, check: Check | None,
 
 
 async def aattempted(call: Callable[[], Awaitable[Any]], retry: Retry | None, check: Check | None, name: str) -> Any:
-    """The same for async functions."""
+    """As `attempted`, for async functions."""
     if retry is None:
         return await call()
     noted = _noted()
@@ -139,7 +141,7 @@ async def aattempted(call: Callable[[], Awaitable[Any]], retry: Retry | None, ch
 
 
 def answer_of(found: Any, name: str) -> Done | None:
-    """What a check says. Raises ArgumentError for what is neither."""
+    """Return a check's answer. Raises ArgumentError for anything but Done and None."""
     if inspect.isawaitable(found):
         found = asyncio.run(_awaited(found))
     if found is not None and not isinstance(found, Done):

@@ -1,4 +1,5 @@
-"""Batches: a program run on many items, so many at once as the backend can use. Items that have not begun are arguments and nothing more.
+"""Batches: a program run on many items, as many at once as the backend can use. An item that has not begun is only its
+arguments.
 
 Runs of a closed program (lmc/frontend/closed.py) share one thread (lmc/frontend/fibers.py); one that calls what is not known has
 a thread while it runs, and one at a time has the turn (lmc/frontend/flights.py); an `async def` program is a task of one loop.
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
     from lmc.frontend.state import State
 
 IN_FLIGHT = 512
-"""Programs of a batch that run at once, each on a thread, if the user does not say: as many sequences as an engine on a GPU decodes together."""
+"""Programs of a batch that run at once, each on a thread, by default: as many sequences as an engine on a GPU decodes
+together."""
 FIBERS_IN_FLIGHT = 4096
-"""The same where they share a thread."""
+"""The same if they share a thread."""
 
 Bound = inspect.BoundArguments
 
@@ -41,10 +43,10 @@ Bound = inspect.BoundArguments
 class Batch:
     """A batch that is about to run, once.
 
-    make   the state of an item, by its place, when it begins
+    make   makes the state of an item, by its index, when it begins
     limit  how many run at once; with 1, a plain program runs on the thread that takes the states
     fibers  they share one thread
-    ahead  what may be done for an item that has not begun, while all that run wait (by its place and arguments)
+    ahead  work for an item that has not begun, done while all running ones wait (by its index and arguments)
     desk   where its requests go if they have a deadline
     """
 
@@ -61,24 +63,26 @@ class Batch:
         self._stopped = False
         self._bar: Any = None
         self._observed: ObservedBatch | None = None
-        self._drivers: tuple[asyncio.Task[Any] | None, ...] = ()  # tasks of the loop that are no item's
+        self._drivers: tuple[asyncio.Task[Any] | None, ...] = ()  # tasks of the loop that belong to no item
 
     # -- what it gives
 
     def in_order(self, *, here: bool = False) -> Iterator[State]:
-        """The state of each item when it and those before it are done. Those that failed have `failure`. See `completed`."""
+        """Yield the state of each item when it and those before it are done. Those that failed have `failure`. See
+        `completed`."""
         early: dict[int, State] = {}
         next_ = 0
         with closing(self.completed(here=here)) as done:
             for place, state in done:
                 early[place] = state
-                del state  # a consumer may drop each state
+                del state  # lets the consumer free each state
                 while next_ in early:
                     yield early.pop(next_)
                     next_ += 1
 
     def completed(self, *, here: bool = False) -> Generator[tuple[int, State]]:
-        """Place and state of each item as soon as it is done. Closing it cancels what runs, and nothing more begins.
+        """Yield index and state of each item as soon as it is done. Closing it cancels the running ones, and nothing
+        more begins.
 
         here  the caller does nothing else until it has the last one, so its own thread may run the programs
         """
@@ -99,7 +103,7 @@ class Batch:
                     yield from found
 
     async def acompleted(self) -> AsyncGenerator[tuple[int, State]]:
-        """The same for the running loop, on which the tasks of an async program run."""
+        """As `completed`, for the running loop, on which the tasks of an async program run."""
         self._open()
         with self._waited_for():
             async with aclosing(self._on_loop() if self._program.is_async else self._flights(False).aresults(self._stop)) as found:
@@ -108,7 +112,7 @@ class Batch:
 
     @contextmanager
     def _waited_for(self) -> Generator[None]:
-        """Somebody takes the states."""
+        """Record that the states are being consumed."""
         try:
             with nullcontext() if self._desk is None else self._desk.waited_for():
                 yield
@@ -198,7 +202,7 @@ class Batch:
         bound, self._items[place] = self._items[place], None
         assert bound is not None, "an item begins once"
         state = self._running[place] = self._make(place)
-        if self._stopped:  # just now
+        if self._stopped:  # stopped just now
             _cancel(state)
         return state, bound
 
@@ -210,13 +214,13 @@ class Batch:
         return state
 
     def _stop(self) -> None:
-        """Nobody will read the rest."""
+        """Stop: the rest will not be read."""
         self._stopped = True
         for state in tuple(self._running.values()):
             _cancel(state)
 
     def _within(self) -> AbstractContextManager[object]:
-        """Where an item belongs, if somebody observes the batch."""
+        """Enter an item's observation, if the batch is observed."""
         return nullcontext() if self._observed is None else self._observed.item()
 
     def _open(self) -> None:
@@ -238,7 +242,8 @@ def _cancel(state: State) -> None:
 
 
 def failure_of(state: State) -> BaseException | None:
-    """What an item's program raised, or the error of an answer in its prompt that nothing has read, as a model's name that no server knows."""
+    """Return what an item's program raised, or the error of an answer in its prompt that was never read, such as an
+    unknown model name."""
     assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
     return state.failure or state.emitter.unread_error(state.ctx)
 
@@ -249,7 +254,8 @@ def _run(state: State) -> Run:
 
 
 def in_flight(wanted: Any, fibers: bool, waves: bool = False) -> int:
-    """How many programs run at once, as `num_threads=` says. `waves`: what all of them ask goes out together."""
+    """Return how many programs run at once, by `num_threads=`. `waves`: the requests of all of them are submitted
+    together."""
     if wanted == "auto" and waves and settings().host_threads is None:
         return sys.maxsize if fibers else MAX_THREADS
     if wanted == "auto":

@@ -1,5 +1,6 @@
-"""Closed programs: all that they call is known from their source. Such a program blocks nowhere and holds nothing while it waits for
-answers, so its runs need no threads of their own (lmc/frontend/fibers.py). In doubt a program is not closed."""
+"""Closed programs: all their calls are known from their source. Such a program never blocks and holds no lock while it
+waits for answers, so its runs need no threads of their own (lmc/frontend/fibers.py). In doubt a program is not
+closed."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (values of a program are Any by nature)
@@ -32,18 +33,20 @@ _METHODS = frozenset[str]().union(
     *PURE_METHODS.values(), *({n for n in dir(kind) if not n.startswith("_")} for kind in (list, dict, set, collections.deque, collections.Counter)),
     _SCOPES, {"fork", "join", "text", "messages", "error", "usage", "get_var", "set_var", "get_meta_info", "parsed", "sync"},
 )  # fmt: skip
-"""Of plain data and states. An object of another kind that has one of these names is met as an argument, or outside: neither is closed."""
+"""Of plain data and states. An object of another type with a method of such a name is an argument, or outside: neither
+is closed."""
 _REFUSED = (ast.AsyncWith, ast.AsyncFor, ast.Await, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _MISSING = object()
 
 
 def is_closed(function: Function, arguments: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether runs of a program with these arguments call nothing that is unknown."""
+    """Return whether runs of a program with these arguments make no unknown calls."""
     return all(_is_plain(x) for given in arguments for x in given.values()) and _Closed().is_closed(function.func)
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether a value is data, whatever it holds: what is in a container is only reached by names that are checked."""
+    """Return whether a value is data, whatever it holds: the contents of a container are only reached by checked
+    names."""
     kind = type(x)  # `isinstance` would ask an object for its class
     return issubclass(kind, _SCALARS) or kind in _CONTAINERS or (is_quiet(kind) and not issubclass(kind, type) and dataclasses.is_dataclass(kind))
 
@@ -52,10 +55,10 @@ class _Closed:
     """One look at a program and at the functions that it calls."""
 
     def __init__(self) -> None:
-        self._seen: set[types.CodeType] = set()  # looked at, or being looked at
+        self._seen: set[types.CodeType] = set()  # visited, or being visited
 
     def is_closed(self, fn: Any) -> bool:
-        """Whether a function of the user's calls nothing that is unknown."""
+        """Return whether a function of the user's makes no unknown calls."""
         if type(fn) is not types.FunctionType or not is_users(fn.__code__.co_filename):
             return False
         if fn.__code__ in self._seen:
@@ -96,7 +99,8 @@ class _Closed:
         return func.attr in _METHODS
 
     def _is_known(self, x: Any) -> bool:
-        """Whether what calling this does is known: it only computes, or is a function of the user's that is closed."""
+        """Return whether the effect of calling this is known: it only computes, or is a closed function of the
+        user's."""
         if id(x) in _BLOCKING or x is _MISSING or not is_quiet(type(x)):
             return False
         if issubclass(type(x), Function):
@@ -107,14 +111,14 @@ class _Closed:
 
 
 def _is_record(cls: type) -> bool:
-    """Whether a class only holds data, so that making an object of it runs no code of the user's."""
+    """Return whether a class only holds data, so that creating an instance runs no code of the user's."""
     return issubclass(cls, enum.Enum) or (
         dataclasses.is_dataclass(cls) and not any(name in vars(base) for base in cls.__mro__[:-1] for name in ("__post_init__", "__new__"))
     )
 
 
 class _Body:
-    """The source of a function: its nodes, and what its names stand for."""
+    """The source of a function: its nodes, and the values of its names."""
 
     def __init__(self, fn: types.FunctionType) -> None:
         found = find(fn).node
@@ -132,11 +136,11 @@ class _Body:
         self._globals = fn.__globals__
 
     def is_own(self, name: str) -> bool:
-        """Whether a name is bound in the function, or in one within it."""
+        """Return whether a name is bound in the function, or in one nested in it."""
         return name in self._own
 
     def found(self, name: str) -> Any:
-        """What a name of the outside stands for now."""
+        """Return the current value of an outside name."""
         if name in self._cells:
             try:
                 return self._cells[name].cell_contents
@@ -145,7 +149,7 @@ class _Body:
         return self._globals.get(name, getattr(builtins, name, _MISSING))
 
     def outside(self, node: ast.expr) -> tuple[Any] | None:
-        """What an attribute of a module stands for; None: it is not one."""
+        """Return the value of an attribute of a module; None if it is not one."""
         if isinstance(node, ast.Name):
             found = _MISSING if self.is_own(node.id) else self.found(node.id)
             return (found,) if type(found) is types.ModuleType else None
@@ -155,12 +159,12 @@ class _Body:
 
 
 def _lazy(module: types.ModuleType, name: str) -> Any:
-    """An attribute that lmc's own package makes when it is asked for; other modules are not asked."""
+    """Return an attribute that lmc's own package makes on access; other modules are not accessed."""
     return getattr(module, name, _MISSING) if module.__name__ == "lmc" else _MISSING
 
 
 def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes of a body. Annotations never run."""
+    """Yield the nodes of a body. Annotations never run."""
     for node in nodes:
         yield node
         for name, child in ast.iter_fields(node):

@@ -1,4 +1,4 @@
-"""A hash of a function's source, by which what was kept of a program is known to be of that program."""
+"""A hash of a function's source, by which data kept about a program is matched to that program."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (functions of the host are Any by nature)
@@ -15,7 +15,8 @@ from typing import Any
 
 
 def source_digest(fn: Any) -> str:
-    """A hash of a function's source as Python reads it: comments and blank lines do not count; of its code where there is no source."""
+    """Return a hash of a function's source as Python parses it: comments and blank lines do not count; of its code if
+    there is no source."""
     try:
         source = textwrap.dedent(inspect.getsource(fn))
         kept = [t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in (tokenize.COMMENT, tokenize.NL)]

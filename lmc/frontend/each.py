@@ -1,7 +1,7 @@
 """`forks.each(body)`: a body of Python for each fork, all at once, each with the addresses of its own fork.
 
-While a body runs, its fork is the state from which sub-programs inherit, so what they ask depends on the fork alone and not on
-which body is quick.
+While a body runs, its fork is the state from which sub-programs inherit, so its requests depend on the fork alone and
+not on the order in which bodies finish.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Outcome = tuple[Any, BaseException | None]
 
 
 def each(forks: Sequence[State], body: Callable[..., Any], items: Sequence[Iterable[Any]]) -> Any:
-    """What `body(fork, item, …)` returns for each fork, in order; of an `async def` body, a coroutine that gives it.
+    """Return the results of `body(fork, item, …)` for each fork, in order; for an `async def` body, a coroutine of
+    them.
 
-    When all have ended, raises what the first of them, in the order of the forks, has raised, with a note of the others.
+    When all have ended, raises the first exception in the order of the forks, with a note of the others.
     """
     if not callable(body):
         raise ArgumentError(f"forks.each(body) takes a function of a fork, not {body!r}", loc=caller_loc())
@@ -56,8 +57,8 @@ def _on_threads(body: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> l
 
 
 def _outcome(body: Callable[..., Any], call: tuple[Any, ...]) -> Outcome:
-    """In a context of its own."""
-    from lmc.frontend.interpreter import ACTIVE  # which knows states
+    """Run a body in a context of its own; return its outcome."""
+    from lmc.frontend.interpreter import ACTIVE  # imports states
 
     ACTIVE.set(call[0])
     try:
@@ -67,14 +68,14 @@ def _outcome(body: Callable[..., Any], call: tuple[Any, ...]) -> Outcome:
 
 
 def _interrupted(calls: Sequence[tuple[Any, ...]]) -> None:
-    """Something has ended the run, and not only the task in which it waits here: what was asked is cancelled."""
+    """Cancel pending requests if the run has been ended, and not only the task in which it waits here."""
     emitter = calls[0][0].emitter
     if isinstance(emitter, LiveEmitter) and not isinstance(sys.exception(), asyncio.CancelledError):
         emitter.cancel()
 
 
 async def _awaited(body: Callable[..., Coroutine[Any, Any, Any]], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    from lmc.frontend.interpreter import ACTIVE  # which knows states
+    from lmc.frontend.interpreter import ACTIVE  # imports states
 
     async def one(call: tuple[Any, ...]) -> Any:
         ACTIVE.set(call[0])
@@ -87,7 +88,7 @@ async def _awaited(body: Callable[..., Coroutine[Any, Any, Any]], calls: Sequenc
 
 
 def _in_order(calls: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether bodies run one after another: in a journaled run, whose effects have an order."""
+    """Return whether bodies run one after another: in a journaled run, whose effects have an order."""
     emitter = calls[0][0].emitter if calls else None
     return isinstance(emitter, LiveEmitter) and emitter.run.journal is not None
 

@@ -1,7 +1,7 @@
-"""What a state writes to, and what a name in it holds.
+"""The output interface of a state, and the values of its names.
 
-A state keeps the books and knows no model; an `Emitter` is a backend (a run), the ledger of a run that is asked
-ahead (an evaluation), or the graph that an evaluation draws.
+A state does the bookkeeping and knows no model; an `Emitter` is a backend (a run), the ledger of a run whose requests
+are made ahead (an evaluation), or the graph that an evaluation builds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Answer = Any  # lmc.backend.base.Result, or the tracer's answer
 
 
 class Emitter(Protocol):
-    """What a state writes to. A ctx is immutable; every method that extends one gives a new one."""
+    """The target that a state writes to. A ctx is immutable; every method that extends one gives a new one."""
 
     def root(self) -> Ctx: ...
     def append(self, ctx: Ctx, text: str | Symbolic | Special) -> Ctx: ...
@@ -30,21 +30,22 @@ class Emitter(Protocol):
     def role_end(self, ctx: Ctx, role: str) -> Ctx: ...
 
     def gen(self, ctx: Ctx, expr: GenExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]:
-        """Asks; never waits. `stream` and `ordinal` identify the answer and seed its sample."""
+        """Submit a request; never wait. `stream` and `ordinal` identify the answer and seed its sample."""
         ...
 
     def select(self, ctx: Ctx, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Ctx, Answer]: ...
 
     def splice(self, ctx: Ctx, other: Ctx, since: Ctx) -> Ctx:
-        """`ctx` followed by what `other` has after its ancestor `since`: parts as they are, answers as their text."""
+        """Return `ctx` followed by the suffix of `other` after its ancestor `since`: parts as they are, answers as
+        their text."""
         ...
 
     def separate_reasoning(self, before: Ctx, after: Ctx, take: Callable[[str], str]) -> Ctx:
-        """`before` followed by what `take` leaves of the text of the answer that ends `after`."""
+        """Return `before` followed by the part that `take` keeps of the answer that ends `after`."""
         ...
 
     def read(self, answer: Answer) -> Any:
-        """The value of an answer; waits for it and raises what it failed with."""
+        """Return the value of an answer; wait for it and raise its error."""
         ...
 
     def read_part(self, answer: Answer, take: Callable[[str], str]) -> Any:
@@ -57,19 +58,19 @@ class Emitter(Protocol):
     def messages(self, ctx: Ctx) -> Any: ...
 
     def wait(self, ctx: Ctx) -> None:
-        """Waits for every answer in `ctx`; raises nothing that they failed with."""
+        """Wait for every answer in `ctx`; do not raise their errors."""
         ...
 
     def error(self, ctx: Ctx) -> BaseException | None:
-        """Waits, and gives the first error in `ctx`."""
+        """Wait, and return the first error in `ctx`."""
         ...
 
     def usage(self, answers: Iterable[Answer], stream: str = "") -> Any:
-        """What these answers of a stream cost; waits for them."""
+        """Return the usage of these answers of a stream; wait for them."""
         ...
 
 
-# -- what a name holds -----------------------------------------------------------------------------------------------
+# -- values of names -----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -89,20 +90,20 @@ class Taken:
 
 
 def taken(value: str | list[str], take: Callable[[str], str]) -> str | list[str]:
-    """`take` of an answer's text, or of each of its texts."""
+    """Apply `take` to an answer's text, or to each of its texts."""
     return [take(text) for text in value] if isinstance(value, list) else take(value)
 
 
 @dataclass(slots=True)
 class Gathered:
-    """What the children of a fork held under a name; read as a list, in the order of the children."""
+    """Values that the children of a fork held under a name; read as a list, in the order of the children."""
 
     items: tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class Scoped:
-    """The text between two prompts; `until` is None while the scope is open."""
+    """Text between two prompts; `until` is None while the scope is open."""
 
     since: Ctx
     until: Ctx = None

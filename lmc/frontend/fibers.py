@@ -26,14 +26,14 @@ LINGER = 0.5
 
 
 class Fiber:
-    """How a fiber waits (lmc.waiting.Waiter): the hub goes on until what it waits for is there."""
+    """A fiber's waiter (lmc.waiting.Waiter): the hub runs other fibers until the awaited signal is set."""
 
     __slots__ = ("_fibers", "_switch", "parked", "pausing")
 
     def __init__(self, fibers: Fibers[object], run: Callable[[], None]) -> None:
         self._fibers = fibers
         self._switch = greenlet(run).switch
-        self.parked = 0  # the number of the wait that it is parked in, or 0
+        self.parked = 0  # the number of the wait it is parked in, or 0
         self.pausing = False
 
     def wait(self, signal: Signal, timeout: float | None) -> None:
@@ -57,9 +57,9 @@ class Fiber:
 class Fibers(Generic[R]):
     """Runs `work(i)` for i < count, at most `limit` at once, in copies of the context in which it was made (cf. Flights).
 
-    here   the thread that takes the results does nothing else until it has the last, so it runs the fibers
-    ahead  what may be done for an item that has not begun, while all fibers wait and no more may begin; in order, once each
-    meter  counts them; None: what counts the program that makes them, if anything does
+    here   the consuming thread does nothing else until it has the last result, so it runs the fibers
+    ahead  work for an item that has not begun, done while all fibers wait and no more may begin; in order, once each
+    meter  counts them; None: the meter of the program that makes them, if any
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class Fibers(Generic[R]):
         self._alarms: list[tuple[float, int, Fiber]] = []
         self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
         self._lock = threading.Lock()  # guards the next three
-        self._ready: deque[Fiber] = deque()  # what they wait for is there
-        self._spare: deque[Fiber] = deque()  # that have waited long enough: they come last
+        self._ready: deque[Fiber] = deque()  # their signals are set
+        self._spare: deque[Fiber] = deque()  # whose waits timed out: they come last
         self._asleep = False
         self._bell = Signal()  # wakes the hub
         self._share = Share(meter or metered.get(), limit, count)
 
-    # -- whoever wants the results
+    # -- results
 
     def results(self, stop: Callable[[], object]) -> Generator[tuple[int, R]]:
-        """Index and result of each item as soon as it is done; raises what work raised.
+        """Yield index and result of each item as soon as it is done; raises the exceptions of `work`.
 
-        When it is abandoned, nothing more begins, and `stop` ends what runs.
+        When it is abandoned, nothing more begins, and `stop` ends the running ones.
         """
         if self._here:
             with closing(self._run(stop)) as done:
@@ -103,7 +103,7 @@ class Fibers(Generic[R]):
             over.wait(LINGER)
 
     async def aresults(self, stop: Callable[[], object]) -> AsyncGenerator[tuple[int, R]]:
-        """The same, without holding the running loop."""
+        """As `results`, without blocking the running loop."""
         found, changed, _ = self._on_thread(stop)
         try:
             for _ in range(self._count):
@@ -115,7 +115,7 @@ class Fibers(Generic[R]):
             self._end(stop)
 
     def _on_thread(self, stop: Callable[[], object]) -> tuple[deque[tuple[int, R | None, BaseException | None]], Signal, Signal]:
-        """Run them on another thread: what is done, what is set when there is more of it, and what is set at the end."""
+        """Run them on another thread; return the results, a signal for new results, and a signal for the end."""
         found: deque[tuple[int, R | None, BaseException | None]] = deque()
         changed, over = Signal(), Signal()
 
@@ -131,7 +131,7 @@ class Fibers(Generic[R]):
         return found, changed, over
 
     def _end(self, stop: Callable[[], object]) -> None:
-        """No further item begins, and what is running is ended. From any thread."""
+        """Begin no further item and end the running ones. From any thread."""
         self._stopped = True
         self._share.give_up()
         if self._running:
@@ -141,7 +141,7 @@ class Fibers(Generic[R]):
     # -- the hub
 
     def _run(self, stop: Callable[[], object]) -> Generator[tuple[int, R | None, BaseException | None]]:
-        """What each item came to, as soon as it is known. All fibers run in the greenlet that takes it."""
+        """Yield each item's outcome as soon as it is known. All fibers run in the greenlet that consumes it."""
         try:
             while self._turn():
                 while self._done:
@@ -153,7 +153,7 @@ class Fibers(Generic[R]):
                 pass
 
     def _turn(self, until: float | None = None) -> bool:
-        """Let one fiber run, or wait for one that can, no longer than `until`. False: there is none any more."""
+        """Let one fiber run, or wait for one that can, no longer than `until`. Return False if none is left."""
         self.hub = greenlet.getcurrent()
         if self._alarms:
             self._ring()
@@ -187,7 +187,7 @@ class Fibers(Generic[R]):
         Fiber(self, run).resume()  # type: ignore[arg-type]
 
     def _idle_item(self) -> int | None:
-        """The next item for which something may be done ahead."""
+        """Return the next item for which work may be done ahead."""
         self._next_ahead = max(self._next_ahead, self._next)
         if self._ahead is None or self._stopped or self._next_ahead >= self._count:
             return None
@@ -207,7 +207,7 @@ class Fibers(Generic[R]):
         self._asleep = False
 
     def _ring(self) -> None:
-        """Fibers that have waited long enough go on when nobody else can."""
+        """Resume fibers whose waits timed out when no other can run."""
         now = time.monotonic()
         while self._alarms and self._alarms[0][0] <= now:
             _, number, fiber = heapq.heappop(self._alarms)
@@ -216,7 +216,7 @@ class Fibers(Generic[R]):
     # -- fibers that wait
 
     def parks(self, fiber: Fiber) -> int:
-        """A fiber is going to wait: the number of the wait."""
+        """Park a fiber; return the number of the wait."""
         self._waits += 1
         fiber.parked = self._waits
         return self._waits
@@ -225,7 +225,7 @@ class Fibers(Generic[R]):
         heapq.heappush(self._alarms, (time.monotonic() + timeout, number, fiber))
 
     def wake(self, fiber: Fiber, number: int, *, spare: bool = False) -> None:
-        """What a fiber waited for is there, or (`spare`) it has waited long enough. From any thread."""
+        """Make a fiber ready: its signal is set, or (`spare`) its wait timed out. From any thread."""
         with self._lock:
             if fiber.parked != number:
                 return
@@ -236,7 +236,7 @@ class Fibers(Generic[R]):
             self._bell.set()
 
     def idle(self) -> bool:
-        """Whether no fiber is ready to go on, and no more items may begin."""
+        """Return whether no fiber is ready to run, and no more items may begin."""
         return not self._ready and (self._next >= self._count or self._running >= self._limit)
 
 

@@ -4,8 +4,8 @@
                     │                                       else to a new one for the next item
                     └── blocks in a tool: the watch takes its turn away, and others go on
 
-So an answer that is there at once costs no change of threads, as many items are in flight as `limit` allows, and locks,
-thread-locals and connections of the user's code mean what they mean on threads (cf. leader/followers, POSA2).
+So an answer that is available at once costs no thread switch, as many items are in flight as `limit` allows, and locks,
+thread-locals and connections of the user's code behave as on threads (cf. leader/followers, POSA2).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from lmc.waiting import Meter, Share, Signal, is_set, metered, waiting_by
 R = TypeVar("R")
 
 LINGER = 0.5
-"""Seconds that an abandoned batch waits for its programs to end; one that is inside a tool ends when that returns."""
+"""Seconds that an abandoned batch waits for its programs to end; one inside a tool ends when the tool returns."""
 MAX_THREADS = 2048
-"""Workers in one process; beyond that each batch has one, so that nested batches get on."""
+"""Workers in one process; beyond that each batch has one, so that nested batches progress."""
 
 
 class Worker:
-    """A thread of a batch. Whether it has a turn, what it is parked for, and its clock are guarded by the lock of its flights."""
+    """A thread of a batch. Its turn, its wait and its clock are guarded by the lock of its flights."""
 
     __slots__ = ("clock", "flights", "parked", "pausing", "seen", "tenure", "turn", "woken")
 
@@ -38,11 +38,11 @@ class Worker:
         self.turn = True
         self.pausing = False  # see lmc.waiting.Waiter
         self.tenure = 0  # grows with each turn
-        self.parked = 0  # the number of the wait that it is parked in, or 0
+        self.parked = 0  # the number of the wait it is parked in, or 0
         self.woken = threading.Lock()
         self.woken.acquire()
-        self.clock: int | None = None  # of the processor time of its thread, where there is such a clock
-        self.seen: tuple[int, float, float] = (-1, 0.0, 0.0)  # what the watch saw last: tenure, when, processor time
+        self.clock: int | None = None  # clock of its thread's CPU time, where there is one
+        self.seen: tuple[int, float, float] = (-1, 0.0, 0.0)  # last seen by the watch: tenure, time, CPU time
 
     def wait(self, signal: Signal, timeout: float | None) -> None:
         """Let others go on until a signal is set (lmc.waiting.Waiter)."""
@@ -59,7 +59,7 @@ class Worker:
         return self.turn and self.flights.idle()
 
     def spent(self) -> float | None:
-        """Processor time of its thread."""
+        """Return the CPU time of its thread."""
         if self.clock is None:
             return None
         with suppress(OSError):  # the thread is ending
@@ -70,8 +70,8 @@ class Worker:
 class Flights(Generic[R]):
     """Runs `work(i)` for i < count, at most `limit` at once, in copies of the context in which it was made.
 
-    ahead  what may be done for an item that has not begun, while all workers wait and no more may begin; in order, once each
-    meter  counts them; None: what counts the program that makes them, if anything does
+    ahead  work for an item that has not begun, done while all workers wait and no more may begin; in order, once each
+    meter  counts them; None: the meter of the program that makes them, if any
     """
 
     def __init__(
@@ -80,22 +80,23 @@ class Flights(Generic[R]):
         self._work, self._count, self._limit, self._name, self._ahead = work, count, limit, name, ahead
         self._context = copy_context()
         self._lock = threading.Lock()  # guards the rest
-        self._ready: deque[Worker] = deque()  # that wait for a turn: to go on, or to take an item
-        self._spare: deque[Worker] = deque()  # that wait for a turn, though what they wait for is not there: they come last
+        self._ready: deque[Worker] = deque()  # workers that wait for a turn: to resume, or to take an item
+        self._spare: deque[Worker] = deque()  # workers that wait for a turn after their wait timed out: they come last
         self._turns: set[Worker] = set()
         self._workers = self._next = self._next_ahead = self._waits = 0
         self._stopped = self.watched = False
-        self._burst = 1  # turns that are given at once when one is taken away
+        self._burst = 1  # turns to give out when one is taken away
         self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
         self._changed, self._over = Signal(), Signal()
         self._share = Share(meter or metered.get(), limit, count)
 
-    # -- whoever wants the results
+    # -- results
 
     def results(self, stop: Callable[[], object]) -> Generator[tuple[int, R]]:
-        """Index and result of each item as soon as it is done; raises what work raised.
+        """Yield index and result of each item as soon as it is done; raises the exceptions of `work`.
 
-        When it is abandoned, nothing more begins and `stop` ends what can be ended; a tool that runs then is not waited for.
+        When it is abandoned, nothing more begins and `stop` ends whatever can be ended; running tools are not waited
+        for.
         """
         self._begin()
         try:
@@ -111,7 +112,7 @@ class Flights(Generic[R]):
         self._over.wait()
 
     async def aresults(self, stop: Callable[[], object]) -> AsyncGenerator[tuple[int, R]]:
-        """The same, without holding the running loop."""
+        """As `results`, without blocking the running loop."""
         self._begin()
         try:
             for _ in range(self._count):
@@ -144,7 +145,7 @@ class Flights(Generic[R]):
             self._over.set()
 
     def _stop(self, stop: Callable[[], object]) -> None:
-        """No further item begins, and what is running is ended."""
+        """Begin no further item and end the running ones."""
         self._share.give_up()
         with self._lock:
             self._stopped = True
@@ -155,7 +156,7 @@ class Flights(Generic[R]):
     # -- turns
 
     def _may_start(self) -> bool:
-        """Whether another worker may begin; it counts from now on."""
+        """Return whether another worker may begin; if so, it counts from now on."""
         if self._next >= self._count or self._stopped or self._workers >= self._limit or not _room.take(self._workers == 0):
             return False
         self._workers += 1
@@ -183,8 +184,8 @@ class Flights(Generic[R]):
                 self._changed.set()
 
     def _next_item(self, worker: Worker) -> int | None:
-        """An item for a worker that has none; those whose answers are there go first. None: it ends."""
-        waited = False  # and has the turn because nobody was before it
+        """Return an item for a worker that has none; workers whose answers arrived go first. None: the worker ends."""
+        waited = False  # and has the turn because no worker was ahead of it
         while True:
             with self._lock:
                 over = self._stopped or self._next >= self._count
@@ -209,14 +210,14 @@ class Flights(Generic[R]):
             waited = worker.woken.acquire()
 
     def parks(self, worker: Worker) -> int:
-        """A worker is going to wait. Gives the number of the wait."""
+        """Park a worker; return the number of the wait."""
         with self._lock:
             self._waits += 1
             worker.parked = self._waits
             return self._waits
 
     def give_way(self, worker: Worker) -> None:
-        """A worker waits: its turn goes to another one."""
+        """Pass the turn of a waiting worker to another one."""
         while (index := self._idle_item(worker)) is not None:
             assert self._ahead is not None
             self._context.copy().run(self._ahead, index)
@@ -226,7 +227,7 @@ class Flights(Generic[R]):
             self._start()
 
     def _idle_item(self, worker: Worker) -> int | None:
-        """The next item for which something may be done ahead, if nobody could use the turn."""
+        """Return the next item for which work may be done ahead, if no worker could use the turn."""
         if self._ahead is None or not worker.turn:
             return None
         with self._lock:
@@ -237,7 +238,7 @@ class Flights(Generic[R]):
             return self._next_ahead - 1
 
     def wake(self, worker: Worker, number: int, *, spare: bool = False) -> None:
-        """What a worker waited for is there, or (`spare`) it has waited long enough. From any thread."""
+        """Make a worker ready: its signal is set, or (`spare`) its wait timed out. From any thread."""
         with self._lock:
             if worker.parked == number:
                 worker.parked = 0
@@ -253,7 +254,7 @@ class Flights(Generic[R]):
             self._start()
 
     def idle(self) -> bool:
-        """Whether no worker is ready to go on, and no more items may begin."""
+        """Return whether no worker is ready to run, and no more items may begin."""
         return not self._ready and (self._next >= self._count or self._workers >= self._limit)
 
     def _queue(self, worker: Worker) -> None:
@@ -261,13 +262,14 @@ class Flights(Generic[R]):
         self._watched()
 
     def _watched(self) -> None:
-        """Somebody could use a turn that another worker has."""
+        """Let the watch look: another worker could use a turn that is taken."""
         if self._turns and not self.watched:
             self.watched = True
             _watch.over(self)  # type: ignore[arg-type]
 
     def _pass(self, worker: Worker) -> bool:
-        """Give the turn of a worker, if it has one, to the first that is ready. True: to a new one, which is to be started."""
+        """Pass a worker's turn, if it has one, to the first ready worker. Return True if that is a new one, to be
+        started."""
         if worker.turn:
             self._leave(worker)
         if self._turns:
@@ -279,7 +281,8 @@ class Flights(Generic[R]):
         self._turns.discard(worker)
 
     def _give(self) -> bool:
-        """Give a turn to the first that is ready, or to a new worker (True: it is to be started), or to one that can use spare time."""
+        """Give a turn to the first ready worker, or to a new one (True: it must be started), or to one whose wait timed
+        out."""
         if not self._ready:
             if self._may_start():
                 return True
@@ -294,7 +297,8 @@ class Flights(Generic[R]):
     # -- the watch
 
     def look(self) -> bool:
-        """Take turns from workers that block, and give others in their place. Whether somebody could use a turn."""
+        """Take turns from workers that block, and give others in their place. Return whether a worker could use a
+        turn."""
         with self._lock:
             wanted = bool(self._ready or self._spare) or (self._next < self._count and self._workers < self._limit and not self._stopped)
             seen = [worker for worker in self._turns if worker.seen[0] == worker.tenure]
@@ -314,7 +318,7 @@ class Flights(Generic[R]):
 
 
 def _blocks(worker: Worker) -> bool:
-    """Whether a worker has had its turn since the last look, and has not computed meanwhile."""
+    """Return whether a worker has kept its turn since the last look without computing."""
     now, spent, (tenure, then, before) = time.monotonic(), worker.spent(), worker.seen
     worker.seen = worker.tenure, now, spent or 0.0
     return tenure == worker.tenure and not worker.pausing and (spent is None or spent - before < (now - then) / 2)
@@ -325,7 +329,7 @@ _LOOKS = 1e-3
 
 
 class _Watch:
-    """One thread that looks for workers that block, while there are any for whom others wait."""
+    """One thread that looks for blocking workers, while there are any for whom others wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Lock()
@@ -354,7 +358,7 @@ class _Watch:
 
 
 class _Room:
-    """How many workers there are in the process."""
+    """Limits the number of workers in the process."""
 
     def __init__(self) -> None:
         self._lock, self._taken = threading.Lock(), 0

@@ -1,4 +1,4 @@
-"""What a program says of the functions it calls: `lmc.pure` and `lmc.host`. An evaluation never looks into a function so marked."""
+"""Declarations about host functions: `lmc.pure` and `lmc.host`. An evaluation never looks into a function so marked."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (objects of the host are Any by nature)
@@ -24,30 +24,30 @@ from lmc.observing import observer
 
 
 class Recorder(Protocol):
-    """A journaled run, as code that runs in it sees it (lmc.durable.recorder)."""
+    """A journaled run as seen by code that runs in it (lmc.durable.recorder)."""
 
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what a call gives, from the journal if it is there. Its result is recorded otherwise."""
+        """Return a call's result, from the journal if recorded; otherwise make the call and record it."""
         ...
 
     def callee(self, fn: Any) -> Any:
-        """Return what instrumented code calls in place of `fn`."""
+        """Return the callable that instrumented code calls in place of `fn`."""
         ...
 
     def callback(self, fn: Any) -> Any:
-        """Return what code that is not instrumented is handed in place of a function of the program."""
+        """Return the function to pass to uninstrumented code in place of a function of the program."""
         ...
 
     def awaited(self, x: Any) -> Any:
-        """Return what instrumented code awaits in place of `x`."""
+        """Return the awaitable that instrumented code awaits in place of `x`."""
         ...
 
     def managed(self, x: Any) -> Any:
-        """Return what a `with` of instrumented code enters and leaves in place of `x`."""
+        """Return the context manager that a `with` of instrumented code enters in place of `x`."""
         ...
 
     def decided(self, loc: str, test: str, answer: bool) -> None:
-        """Note which way the program goes at a test."""
+        """Record the outcome of a test in the program."""
         ...
 
     def asked(self, question: str, schema: str) -> Any:
@@ -56,11 +56,12 @@ class Recorder(Protocol):
 
 
 RECORDING: ContextVar[Recorder | None] = ContextVar("lmc_recording", default=None)
-"""The journaled run whose program is running here. None: there is none, or host code is running that it called."""
+"""The journaled run whose program is running here. None: there is none, or host code called by it is running."""
 
 
 class HostFunction:
-    """A function with what is promised of it. Calling it means the same everywhere: interpreter, compiled run, plain Python."""
+    """A function with its declared properties. Calling it means the same everywhere: interpreter, compiled run, plain
+    Python."""
 
     def __init__(
         self, fn: Callable[..., Any], *, pure: bool, ordered: bool, idempotent: bool, timeout: float | None, retry: Retry | None = None,
@@ -90,7 +91,7 @@ class HostFunction:
         return self.plain(*args, **kwargs)
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the call, whoever records it."""
+        """Make the call, without recording."""
         watching = observer()
         return self._called(args, kwargs) if watching is None else watching.call(self, args, kwargs, lambda: self._called(args, kwargs))
 
@@ -104,7 +105,7 @@ class HostFunction:
         return attempted(lambda: self._once(args, kwargs), self.retry, self.check and (lambda: self.asked(args, kwargs)), self.name)
 
     def asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What its check says of a call: `Done`, None, or an awaitable of that."""
+        """Return its check's answer about a call: `Done`, None, or an awaitable of that."""
         assert self.check is not None
         return self.check(*args, **kwargs)
 
@@ -112,14 +113,15 @@ class HostFunction:
         return self.fn(*args, **kwargs) if self.timeout is None else self._in_time(self.timeout, tuple(args), dict(kwargs))
 
     def _in_time(self, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call on a thread of its own. Python cannot stop a thread: a late one runs on, and its result is dropped."""
+        """Make the call on a thread of its own. Python cannot stop a thread: a late one runs on, and its result is
+        dropped."""
         future: Future[Any] = Future()
         context = copy_context()
 
         def work() -> None:
             try:
                 future.set_result(context.run(self.fn, *args, **kwargs))
-            except BaseException as error:  # handed to the caller, who may be gone
+            except BaseException as error:  # raised in the caller, which may have timed out
                 future.set_exception(error)
 
         threading.Thread(target=work, name=f"lmc-{self.name}", daemon=True).start()
@@ -129,7 +131,7 @@ class HostFunction:
         return future.result()
 
     async def awaited(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The call of an async function that has a time-out, or attempts."""
+        """Await an async function that has a timeout or retries."""
         return await aattempted(lambda: self._aonce(args, kwargs), self.retry, self.check and (lambda: self.asked(args, kwargs)), self.name)
 
     async def _aonce(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -140,7 +142,7 @@ class HostFunction:
         except TimeoutError:
             if within.expired():
                 raise self._late() from None
-            raise  # the function's own
+            raise  # raised by the function itself
 
     def _late(self) -> HostTimeout:
         return HostTimeout(f"{self.name}() gave no answer within {self.timeout:g} s")
@@ -158,8 +160,8 @@ class HostFunction:
 def pure(fn: Callable[..., Any]) -> HostFunction:
     """Promise that a function's result depends only on its arguments, and that the function changes nothing.
 
-    A run that is asked ahead may call it before the program does, on a worker thread, once for equal arguments that are plain
-    data; the program's own call takes that result, a copy of it if it can change.
+    A run with requests made ahead may call it before the program does, on a worker thread, once for equal arguments
+    that are plain data; the program's own call gets that result, a copy of it if it is mutable.
     """
     return HostFunction(_checked(fn, "pure"), pure=True, ordered=True, idempotent=True, timeout=None)
 
@@ -184,12 +186,13 @@ def host(
 
     ordered     False: the order of its calls does not matter; a resumed journaled run finds their results in any order
     idempotent  a resumed run may call it again with the same arguments
-    timeout     seconds; a call (each attempt) that takes longer raises HostTimeout (a TimeoutError) in the program, and its thread is
-                left to itself
-    retry       an `lmc.Retry`, or how often a call that failed is made again: behind connection errors and time-outs, if it is idempotent or has a
-                `check`; else `lmc.Retry(on=…)` says behind which exceptions it may be
-    check       called with the arguments of a call of which nobody knows whether it happened (its process ended in it; it failed and would be retried):
-                asks the world, and returns `lmc.Done(result)` if it did, None if it did not and is to be made. What it raises leaves the call in doubt
+    timeout     seconds; a call (each attempt) that takes longer raises HostTimeout (a TimeoutError) in the program;
+                its thread runs on
+    retry       an `lmc.Retry`, or how often a failed call is made again: after connection errors and timeouts, if it is
+                idempotent or has a `check`; else after the exceptions of `lmc.Retry(on=…)`
+    check       called with the arguments of a call that may or may not have happened (its process ended in it; it
+                failed and would be retried): finds out, and returns `lmc.Done(result)` if it did, None if it did not
+                and is to be made. If it raises, the call stays in doubt
     """
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"timeout={timeout!r}: must be a number of seconds", loc=caller_loc())

@@ -70,7 +70,7 @@ _NO_DEFAULTS = SamplingParams()
 
 
 def watch(own: State) -> tuple[State, Mirror]:
-    """A state that shows what `own` has while its program runs on another thread, and what keeps it up to date."""
+    """Return a state that mirrors `own` while its program runs on another thread, and the object that updates it."""
     state = State(own.emitter, own.ctx, stream=own.stream, asked=own.asked, name=own.name)
     state.types = own.types
     state.progress = Progress()
@@ -81,10 +81,11 @@ def watch(own: State) -> tuple[State, Mirror]:
 # -- programs --------------------------------------------------------------------------------------------------------
 
 class Function(Call[P, "State[R]"], Generic[P, R]):
-    """A language-model program: a Python function whose first parameter is the state; of a method, the one behind `self` or `cls`.
+    """A language-model program: a Python function whose first parameter is the state; of a method, the one after `self`
+    or `cls`.
 
-    P  its parameters behind the state
-    R  what it returns
+    P  its parameters after the state
+    R  its return type
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         self.given: Mapping[str, Any] = dict(given or {})
         self._without_options: Function[P, R] | None = None
         self.is_method = False
-        self._prefix: Prompt | None = None  # what `cache` computed; its handle keeps it
+        self._prefix: Prompt | None = None  # computed by `cache`; its handle keeps it alive
         functools.update_wrapper(self, func)
         self.name: str = getattr(func, "__name__", type(func).__name__)
         code = getattr(func, "__code__", None)
@@ -125,7 +126,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
 
     def _takes(self, signature: inspect.Signature) -> None:
-        """Sets what follows from the parameters, the state's included."""
+        """Set the attributes derived from the parameters, the state's included."""
         self.signature = self.__signature__ = signature
         parameters = list(signature.parameters.values())
         self.params: tuple[str, ...] = tuple(p.name for p in parameters[1:])
@@ -137,7 +138,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @property
     def digest(self) -> str:
-        """A hash of its source."""
+        """Return a hash of its source."""
         return self._own_digest
 
     @functools.cached_property
@@ -146,17 +147,18 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @functools.cached_property
     def _known_as(self) -> str:
-        """To backends, which learn from its runs."""
+        """Return its identity for backends, which learn from its runs."""
         own = vars(self)
         return f"{own.get('__module__')}:{own.get('__qualname__', self.name)}"
 
     # -- arguments
 
     def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:
-        """The program's arguments, bound ones included, without defaults. Raises ArgumentError that names the program."""
+        """Return the program's arguments, bound ones included, without defaults. Raises ArgumentError that names the
+        program."""
         given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
         self.check_names(given)
-        if not args and self._plain and len(given) == len(self.params):  # each by its name, as items of batches are: nothing to work out
+        if not args and self._plain and len(given) == len(self.params):  # all by name, like items of batches: nothing to bind
             by_name = {self._first: None, **{name: given[name] for name in self.params}}
             return inspect.BoundArguments(self.signature, by_name)  # type: ignore[arg-type]  # a dict is ordered
         try:
@@ -168,7 +170,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return bound
 
     def check_names(self, given: Mapping[str, Any]) -> None:
-        """Raises ArgumentError for a name that is no parameter of the program."""
+        """Raise ArgumentError for a name that is no parameter of the program."""
         if self._open:
             return
         for name in given:
@@ -176,7 +178,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                 raise ArgumentError(f"{self.described} has no parameter {name!r}{self._meant(name)}", loc=caller_loc())
 
     def _meant(self, name: str) -> str:
-        """What a name that is no parameter may stand for: a parameter, or an option of `run`."""
+        """Return a suggestion for a name that is no parameter: a parameter, or an option of `run`."""
         own = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(name, name)
         parameters = [p for p in self.params if p in self._named]
         found = suggestion(own, (*parameters, *RUN_OPTIONS))
@@ -184,7 +186,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @property
     def described(self) -> str:
-        """The program with its parameters and its place, for messages."""
+        """Return the program with its parameters and its location, for messages."""
         shown = ", ".join(
             str(p).split(":")[0].split("=")[0].strip() for p in list(self.signature.parameters.values())[1:]
         )
@@ -193,7 +195,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def split(
         self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Program arguments and run options.
+        """Split into program arguments and run options.
 
         A program's own parameter wins over an option of the same name; an option wins over `**kwargs`, which gets the rest.
         """
@@ -206,13 +208,13 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     # -- as a method
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """It stands in a class: what is defined there is a method. A program from elsewhere is only held by the class."""
+        """Mark as a method if it is defined in this class; a program from elsewhere is only held by the class."""
         here = getattr(self.func, "__qualname__", "") == f"{owner.__qualname__}.{self.name}"
         self.is_method = here and self._wrapper is not staticmethod
 
     @property
     def is_class_method(self) -> bool:
-        """Whether what stands before the state is the class."""
+        """Return whether the parameter before the state is the class."""
         return self.is_method and self._wrapper is classmethod
 
     if not TYPE_CHECKING:  # type checkers have it from `Method`
@@ -222,12 +224,12 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             return self.bound_to(receiver) if self.is_method and receiver is not None else self
 
     def bound_to(self, obj: Any) -> Function[P, R]:
-        """The program of a method, of the object `obj`; of a class method, of the class."""
+        """Return the program of a method, bound to the object `obj`; of a class method, to the class."""
         return Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound, self.given)
 
     @users_frames
     def bind(self, **kwargs: Any) -> Function[..., R]:
-        """This program with some arguments fixed; a call may still give others."""
+        """Return this program with some arguments fixed; a call may still give others."""
         self.check_names(kwargs)
         return Function(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs}, self.given)
 
@@ -250,12 +252,12 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def run(self, *args: Any, **kwargs: Any) -> State:
         """Run the program and return its state when the function returns; reading the state waits for answers.
 
-        Besides the program's own arguments it takes defaults for every gen (`max_new_tokens=128, n=1, stop, stop_token_ids,
-        stop_regex, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, frequency_penalty, presence_penalty, ignore_eos,
-        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs`), `backend`, `seed`, `stream`
-        (return at once; watch with `text_iter`), `use_thread` (accepted, without effect), `budget` (an `lmc.Budget`) and `timeout`
-        in seconds. Inside a running program it is a sub-program: it inherits backend, defaults and seed from the caller, and
-        what it spends counts to the caller.
+        Besides the program's own arguments it takes defaults for every gen (`max_new_tokens=128, n=1, stop,
+        stop_token_ids, stop_regex, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, frequency_penalty,
+        presence_penalty, ignore_eos, return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs`),
+        `backend`, `seed`, `stream` (return at once; watch with `text_iter`), `use_thread` (accepted, without effect),
+        `budget` (an `lmc.Budget`) and `timeout` in seconds. Inside a running program it is a sub-program: it inherits
+        backend, defaults and seed from the caller, and its spending counts towards the caller's.
 
         An `async def` program runs on an event loop of its own; where one is running already, ProgramError: use `arun`.
         """
@@ -267,7 +269,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             return self._run(bound, options)
 
     def _run_options(self, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
-        """The options of a run in the interpreter, which asks ahead only where `ahead=` says so."""
+        """Return the options of a run in the interpreter, which makes requests ahead only if `ahead=` says so."""
         options = Options.of({**self.given, **given}, known, what)
         if options.ahead in (None, "off"):
             return options
@@ -275,7 +277,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        """What runs with `ahead=` learn from one another, whatever their options are."""
+        """The compiled program of runs with `ahead=`: they learn from one another, whatever their options are."""
         return compiler()(self) if self._without_options is None else self._without_options._compiled
 
     def _run(self, bound: inspect.BoundArguments, options: Options) -> State:
@@ -283,12 +285,12 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return self._stream(state, bound) if options.stream else self._finished(state, bound)
 
     def _finished(self, state: State, bound: inspect.BoundArguments) -> State:
-        """The state of a whole run in the interpreter."""
+        """Return the state of a whole run in the interpreter."""
         with _counted_by(state):
             try:
                 self._call(state, bound)
             except BaseException as error:
-                _cancel(state)  # nobody will read it
+                _cancel(state)  # it will not be read
                 self._ends(state, error)
                 raise
             self._ends(state, None)
@@ -298,25 +300,25 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False, compiled: str = "",
         backend: Backend | None = None,
     ) -> AbstractContextManager[Options]:  # fmt: skip
-        """The options of a call with its journal open."""
+        """Yield the options of a call with its journal open."""
         from lmc.durable.opening import journaled
 
         backend = options.backend or backend or self._backend(options)
         return journaled(self, options, backend, bound, numbers, functools.partial(fresh_seed, backend), batch=batch, compiled=compiled)
 
     def _backend(self, options: Options) -> Backend:
-        """Where a run with these options goes: a sub-program's to its caller's backend, any other one's to the default backend."""
+        """Return the backend of a run with these options: a sub-program's is its caller's, any other's the default."""
         caller = ACTIVE.get()
         return options.backend or (_run_of(caller).backend if caller is not None else default_backend())
 
     def _ends(self, state: State, error: BaseException | None) -> None:
-        """A run is over. Raises the journal's error, if that is what it ended with."""
+        """End a run. Raises the journal's error, if it ended with one."""
         failure = self._ended(state, error)
         if failure is not None and failure is not error:
             raise failure
 
     def _ended(self, state: State, error: BaseException | None) -> BaseException | None:
-        """A run is over; gives the error that it ended with, which of a journaled run may be the journal's."""
+        """End a run; return its error, which of a journaled run may be the journal's."""
         journal = _run_of(state).journal
         return error if journal is None or state.stream else journal.ended(error)
 
@@ -325,7 +327,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     async def arun(self, *args: Any, **kwargs: Any) -> State:
         """As `run`, for async code: an async program runs on the loop of the caller, any other on a thread.
 
-        Cancelling it cancels what the program awaits and what it has asked.
+        Cancelling it cancels the program's awaits and its requests.
         """
         arguments, given = self.split(kwargs)
         bound, options = self.arguments(args, arguments), self._run_options(given)
@@ -362,7 +364,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             return self.run(*args, **kwargs)
 
     def _state(self, options: Options, item: int = 0) -> State:
-        """A new state for a run with these options; a sub-program's when a program is running here."""
+        """Make the state of a run with these options; a sub-program's when a program is running here."""
         caller = ACTIVE.get()
         if caller is not None and options.desk is not None:
             raise ParameterError("deadline= of a sub-program: give it to the program that calls it", loc=caller_loc())
@@ -385,7 +387,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
 
     def _whole(self, options: Options, caller: State | None) -> ProgramRun | None:
-        """The run as backends know it: a sub-program belongs to its caller's."""
+        """Return the run as backends identify it: a sub-program belongs to its caller's."""
         if caller is not None:
             return _run_of(caller).whole
         if options.desk is not None and not getattr(backend := options.backend or default_backend(), "has_batches", False):
@@ -398,8 +400,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return state
 
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
-        """Run an async program on the running loop, which it does not hold while it reads an answer."""
-        from lmc.frontend.suspending import prepare, suspendable  # brings greenlets, which only async programs need
+        """Run an async program on the running loop, without blocking it while it reads an answer."""
+        from lmc.frontend.suspending import prepare, suspendable  # imports greenlets, which only async programs need
 
         prepare(ACTIVE)
         run = _run_of(state)
@@ -413,7 +415,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             await aio.after(run.journal.unanswered(), lambda: None)
 
     def _awaits_at(self, error: BaseException) -> Loc | None:
-        """Where in the program an exception came out of what it awaited."""
+        """Return where in the program an exception came out of an await."""
         found, at = self.loc, error.__traceback__
         while at is not None:
             if at.tb_frame.f_code is getattr(self.func, "__code__", None):
@@ -428,7 +430,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             state.ret_value = func(state, *bound.args[1:], **bound.kwargs)
 
     def _recorded(self, state: State) -> AbstractContextManager[Callable[..., Any]]:
-        """The function as it runs with `state`: the user's own, or in a journaled run the same with its calls recorded."""
+        """Return the function to run with `state`: the user's own, or in a journaled run the same with its calls
+        recorded."""
         run = _run_of(state)
         if run.journal is None:
             return contextlib.nullcontext(self.func)
@@ -442,7 +445,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         def work() -> None:
             try:
                 self._call(own, bound)
-            except BaseException as error:  # handed to whoever reads the state
+            except BaseException as error:  # raised to the reader of the state
                 mirror.finish(error)
             else:
                 mirror.finish(None)
@@ -455,7 +458,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def trace(self, *, backend: Backend | str | None = None, **kwargs: Any) -> Traced:
-        """Return what the program does as a graph to look at, without running it: `print(fn.trace(question="…"))`.
+        """Return the program's graph, to look at, without running it: `print(fn.trace(question="…"))`.
 
         Arguments that are not given are unknown text. Raises ProgramError if the program cannot be traced.
         """
@@ -463,7 +466,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def cache(self, backend: Backend | str | None = None) -> None:
-        """Compute what the prompts of all runs begin with (constants and bound arguments) on the backend, and keep it there.
+        """Compute the common prefix of all runs' prompts (constants and bound arguments) on the backend, and keep it
+        there.
 
         It stays as long as this program does, or until its next `cache`.
         """
@@ -501,15 +505,16 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def run_some(self, items: Mapping[int, Any], **options: Any) -> Iterator[State]:
-        """As `run_batch(generator_style=True, errors="return")` of some items of a batch, each under its number in it.
+        """As `run_batch(generator_style=True, errors="return")` of some items of a batch, each under its index in the
+        batch.
 
-        An item's seeds derive from the batch's seed and its number, so it gets the answers that it gets in the whole batch.
+        An item's seeds derive from the batch's seed and its index, so it gets the same answers as in the whole batch.
         """
         run_options = self._run_options(options, BATCH_OPTIONS, "run_some()")
         return self._batch(self._bind_all(items.values()), tuple(items), run_options, options)
 
     def _bind_all(self, batch: Iterable[Any]) -> list[inspect.BoundArguments]:
-        """Every item's arguments, so that a bad item is known before the first one runs."""
+        """Bind every item's arguments, so that an invalid item is found before the first one runs."""
         kind = type(batch)
         if issubclass(kind, str | Mapping) or not (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")):
             what = "text" if kind is str else kind.__name__
@@ -557,7 +562,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             yield from self._batch(items, numbers, options, given)
 
     def _batch_maker(self, numbers: Sequence[int], options: Options) -> Callable[[int], State]:
-        """What makes the state of an item when it begins, by its place in `numbers`."""
+        """Return the function that makes the state of an item when it begins, by its index in `numbers`."""
         caller = ACTIVE.get()
         if options.seed is None and caller is not None:  # one sub-program call, each item a run of its own
             run = _run_of(caller)
@@ -566,23 +571,23 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         else:
             seed = fresh_seed(options.backend or (_run_of(caller).backend if caller else default_backend()), options.seed)
         options = replace(options, seed=seed, batch=object())
-        first = [self._state(options, numbers[0])]  # now, so that wrong options are said before anything runs
+        first = [self._state(options, numbers[0])]  # now, so that wrong options raise before anything runs
         run = _run_of(first[0])
         if caller is not None or run.limits is not None:
             return lambda place: first.pop() if place == 0 else self._state(options, numbers[place])
-        if (journal := run.journal) is not None:  # what is known of each run is read before any goes on
+        if (journal := run.journal) is not None:  # the record of each run is read before any resumes
             journals = [journal, *[_journal_of_run(journal.journal, item) for item in numbers[1:]]]
             return lambda place: State(LiveEmitter(run._replace(item=numbers[place], journal=journals[place], whole=self._whole(options, None))), name=self.name)
         return lambda place: State(LiveEmitter(run._replace(item=numbers[place], whole=self._whole(options, None))), name=self.name)
 
     def __reduce__(self) -> str:
-        """Pickled as Python's functions are, by its name: another process finds it in its module."""
+        """Pickle by name, as Python's functions are: another process finds it in its module."""
         return vars(self)["__qualname__"]
 
     def __repr__(self) -> str:
         return f"<lmc {self.described}>"
 
-    if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
+    if not TYPE_CHECKING:  # type checkers should report an unknown name
 
         @users_frames
         def __getattr__(self, name: str) -> Any:
@@ -595,7 +600,7 @@ _INSTEAD: Mapping[str, str] = {
     "stream": "fn.run(…, stream=True)",
     **{name: f"lmc.compile(fn).{name}(…)" for name in ("abatch", "as_completed", "lower", "dump_ir", "explain", "save")},
 }  # fmt: skip
-"""What a `Program` has and a `Function` has not, or under another name."""
+"""Names that a `Program` has and a `Function` lacks, or has under another name."""
 
 
 Function.run.__signature__ = signature("*args", RUN_OPTIONS)  # pyright: ignore[reportFunctionMemberAccess]
@@ -605,7 +610,7 @@ Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generato
 
 @contextlib.contextmanager
 def _running(function: Function, state: State, bound: inspect.BoundArguments) -> Generator[None]:
-    """The run of a program begins, and its state is the one that sub-programs inherit from."""
+    """Begin the run of a program; its state is the one that sub-programs inherit from."""
     own = None
     if (begin := _run_of(state).begin) is not None:
         begin(state, bound)
@@ -626,7 +631,7 @@ def _running(function: Function, state: State, bound: inspect.BoundArguments) ->
 
 @contextlib.contextmanager
 def _counted_by(state: State) -> Generator[None]:
-    """In the block runs a program that is no item of a batch; where it has a deadline, its waits count."""
+    """Count, in the block, a program that is no item of a batch: with a deadline, its waits count."""
     whole = _run_of(state).whole
     if whole is None or whole.desk is None or ACTIVE.get() is not None:
         yield
@@ -656,11 +661,11 @@ def _run_of(state: State) -> Run:
 
 @users_frames
 def _raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -> Iterator[State]:
-    """The states; the first failure is raised in its place, after every item has run."""
+    """Yield the states; raise the first failure in its place, after every item has run."""
     for index, state in enumerate(states):
         if (failure := failure_of(state)) is not None:
             for _ in states:
-                pass  # the others run to their end: one item never takes the rest along
+                pass  # the others run to their end: one failing item never stops the rest
             note_item(failure, index, items[index])
             raise failure
         yield state
@@ -680,8 +685,8 @@ def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decor
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Decorator, bare or with arguments: turn a Python function into a language-model program. Its first parameter is the state.
 
-    A method's is the one behind `self` (`obj.method.run(…)`, `lmc.compile(obj.method)`), a class method's the one behind `cls`. Write it above
-    `@classmethod` or `@staticmethod`.
+    A method's is the one after `self` (`obj.method.run(…)`, `lmc.compile(obj.method)`), a class method's the one after
+    `cls`. Write it above `@classmethod` or `@staticmethod`.
     """
     if func is not None:
         return Function(func, num_api_spec_tokens)

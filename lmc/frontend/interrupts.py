@@ -1,4 +1,4 @@
-"""`lmc.interrupt`: a question to a person, which ends the work of a journaled run until it is answered."""
+"""`lmc.interrupt`: a question to a person, which stops a journaled run until it is answered."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # (schemas and answers are Any by nature)
@@ -33,12 +33,12 @@ def interrupt(question: str, schema: Any = None) -> Any:
     recorder = RECORDING.get()
     if recorder is None:
         raise ProgramError("lmc.interrupt() asks a person, which takes a journal to keep the question in: run the program with journal=path. In a tool it "
-                           "cannot be: ask in the program, and hand the tool the answer", loc=caller_loc())  # fmt: skip
+                           "cannot be: ask in the program, and pass the answer to the tool", loc=caller_loc())  # fmt: skip
     return _as(schema, recorder.asked(question, schema_text(schema)))
 
 
 def schema_text(schema: Any) -> str:
-    """The JSON schema that is meant; of a text that may be anything "". Raises ArgumentError."""
+    """Return the JSON schema of an answer; "" for unconstrained text. Raises ArgumentError."""
     if schema is None or schema is str:
         return ""
     if isinstance(schema, Mapping):
@@ -53,7 +53,7 @@ def schema_text(schema: Any) -> str:
 
 
 def _as(schema: Any, answer: Any) -> Any:
-    """An answer as a value of the type that was asked for."""
+    """Return an answer as a value of the requested type."""
     if schema is None or isinstance(schema, Mapping) or (isinstance(schema, type) and schema in _JSON):
         return float(answer) if schema is float else answer
     require(f"an answer of {schema!r}", "types")

@@ -1,4 +1,4 @@
-"""A run as the interpreter makes it: what its states write to hands every ask to the backend as soon as the program makes it."""
+"""The interpreter's emitter: it submits every request to the backend as soon as the program makes it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RunLedger(Protocol):
-    """What a run that is asked ahead hands its requests and its waits to (lmc/runahead/ledger.py)."""
+    """Receives the requests and waits of a run whose requests are made ahead (lmc/runahead/ledger.py)."""
 
     usage: Usage
     stream: str
@@ -56,34 +56,35 @@ class RunLedger(Protocol):
         ...
 
     def wait(self, results: Sequence[Result]) -> None:
-        """Wait until all of them are there."""
+        """Wait until all of them have arrived."""
         ...
 
     def answered(self, address: tuple[int, int, str, int], before: Prompt, ask: Gen | Select, after: Prompt) -> None:
-        """Note what the program has asked at an address and something else has answered, such as a journal."""
+        """Record a request of the program at an address that was answered from elsewhere, such as a journal."""
         ...
 
     def listen(self, result: Result, tools: Mapping[str, Any]) -> None:
-        """Call those of the tools that are declared pure as soon as a growing answer has said with what."""
+        """Call those tools that are declared pure as soon as a growing answer contains their arguments."""
         ...
 
     def called(self, name: str, began: float, ended: float) -> None:
-        """Note a call of a host function, for reports."""
+        """Record a call of a host function, for reports."""
         ...
 
     def close(self) -> None:
-        """The function has returned: nothing is asked ahead any more."""
+        """Close: the function has returned, and no more requests are made ahead."""
         ...
 
 
 class Run(NamedTuple):
-    """What one run of a program shares: the backend, the sampling defaults, the seed, its number in its batch, its limits, its journal.
+    """Shared context of one run: the backend, the sampling defaults, the seed, its number in its batch, its limits, its
+    journal.
 
-    ledger   asks ahead while the program waits; None: nothing is asked ahead
-    spare    tokens that a request to an API may generate beyond its answer, since what follows may be taken from them
-    watched  somebody reads the answers while they grow
+    ledger   makes requests ahead while the program waits; None: it makes none
+    spare    tokens that a request to an API may generate beyond its answer, since later answers may be taken from them
+    watched  the answers are read while they grow
     begin    called with state and arguments when the run begins; of sub-programs, None
-    whole    the run as backends know it, its caller's of a sub-program; None: backends need not know
+    whole    the run as backends identify it, for a sub-program its caller's; None: not reported to backends
     """
 
     backend: Backend
@@ -99,7 +100,7 @@ class Run(NamedTuple):
     whole: ProgramRun | None = None
 
     def hints(self) -> Hints | None:
-        """What a backend may want to know of every request; None: nothing."""
+        """Return the hints for a backend with every request; None if there are none."""
         counted = self.limits is not None and self.limits.in_order  # a request for several answers cannot be held to a budget
         if not self.watched and (not self.spare or counted):
             wanted = self.whole is not None or getattr(self.backend, "wants_shared", False)
@@ -108,24 +109,24 @@ class Run(NamedTuple):
 
 
 def fresh_seed(backend: Backend, seed: int | None = None) -> int:
-    """The run seed: what the user gave, else the configured one, else the backend's own, else one never seen before."""
+    """Return the run seed: the user's, else the configured one, else the backend's own, else a fresh one."""
     return seed_of(backend, settings().seed if seed is None else seed)
 
 
 class LiveEmitter:
-    """Hands every ask to the backend as soon as the program makes it."""
+    """Submits every request to the backend as soon as the program makes it."""
 
     __slots__ = ("_asked", "_cancelled", "_template", "_typed", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._template = run.backend.chat_template
-        self._asked: list[weakref.ref[Prompt]] = []  # weak, so that what nobody can read any more is freed
+        self._asked: list[weakref.ref[Prompt]] = []  # weak, so that unreachable answers are freed
         self._cancelled = False
-        self._typed: dict[Result, tuple[Any, Loc | None]] = {}  # what was asked for, of answers that no limit may cut, and where
+        self._typed: dict[Result, tuple[Any, Loc | None]] = {}  # type and location of answers that no limit may cut
 
     def cancel(self) -> None:
-        """Stops what was asked and is not answered yet, and refuses to ask more: reading raises CancelledError."""
+        """Cancel pending requests and refuse new ones: reading raises CancelledError."""
         self._cancelled = True
         for ref in self._asked:
             ctx = ref()
@@ -204,14 +205,15 @@ class LiveEmitter:
         return sent
 
     def _journaled(self, journal: RunJournal, before: Prompt, ask: Gen | Select, place: tuple[str, int], send: Callable[[], Prompt]) -> Prompt:
-        """A request that the journal answers, if it can. The ledger is told, or it would ask ahead what is known."""
+        """Answer a request from the journal, if possible. The ledger is told, or it would request known answers
+        ahead."""
         after = journal.ask(before, ask, (place,), send)
         if (ledger := self.run.ledger) is not None:
             ledger.answered((self.run.seed, self.run.item, *place), before, ask, after)
         return after
 
     def _wait(self, results: Sequence[Result]) -> None:
-        """Wait for answers: the one place where a run does."""
+        """Wait for answers: the only place where a run does."""
         ledger = self.run.ledger
         if ledger is not None:
             return ledger.wait(results)
@@ -219,7 +221,7 @@ class LiveEmitter:
             result.wait()
 
     def _output(self, answer: Result) -> Output:
-        """The answer; waits for it, and raises what it failed with."""
+        """Return the answer; wait for it, and raise its error."""
         if not answer.done:
             self._wait((answer,))
         return answer.output()
@@ -248,7 +250,7 @@ class LiveEmitter:
 
     def meta(self, answer: Result) -> Any:
         meta = self._output(answer).meta
-        return meta if self.run.journal is None else copy.deepcopy(meta)  # a journal writes it a moment later
+        return meta if self.run.journal is None else copy.deepcopy(meta)  # a journal writes it later
 
     def text(self, ctx: Prompt, since: Prompt | None = None) -> str:
         self._wait([*_answers(ctx, since)])
@@ -263,14 +265,15 @@ class LiveEmitter:
 
     def error(self, ctx: Prompt) -> BaseException | None:
         self.wait(ctx)
-        failed = next((answer for answer in _answers(ctx) if answer.error is not None), None)  # of what was asked
+        failed = next((answer for answer in _answers(ctx) if answer.error is not None), None)  # of the requests
         if failed is None:
             return None
         failed.raised = True
         return failed.error
 
     def unread_error(self, ctx: Prompt) -> BaseException | None:
-        """The first error of a prompt's answers, if none of their errors has been raised to a reader. Does not wait."""
+        """Return the first error of a prompt's answers, if none of their errors has been raised to a reader. Does not
+        wait."""
         failed = [answer for answer in _answers(ctx) if answer.error is not None]
         return failed[0].error if failed and not any(answer.raised for answer in failed) else None
 
@@ -288,12 +291,13 @@ class LiveEmitter:
 
 @host(ordered=False, idempotent=True)
 def file_of(path: str, kind: str) -> bytes:
-    """The file of a picture or a video, for journals that hold them: an effect, so that a run which is resumed or replayed has it from there."""
+    """Return the file of a picture or a video, for journals that hold them: an effect, so that a resumed or replayed
+    run reads it from there."""
     return bytes_of_file(Path(path), kind, MOST_OF_VIDEO if kind == "video" else MOST_BYTES, None)
 
 
 def _answers(ctx: Prompt, since: Prompt | None = None) -> Iterator[Result]:
-    """The answers that a prompt is made of behind `since`, those of which it keeps an excerpt included."""
+    """Return the answers that a prompt contains after `since`, including those of which it keeps an excerpt."""
     for node in ctx.nodes_after(since):
         for part in node.parts:
             if isinstance(part, Excerpt):

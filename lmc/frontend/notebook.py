@@ -1,4 +1,4 @@
-"""What a notebook shows of a state: its conversation, and what its answers cost. Waits for nothing and never raises.
+"""Notebook display of a state: its conversation, and the cost of its answers. Waits for nothing and never raises.
 
     role      text of the program
               an answer, coloured    ▮▮▮▯▯ 320 of 340 prompt tokens cached · 24 tokens, 9 forced
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from lmc.backend.base import Output, Result
     from lmc.frontend.state import State
 
-_OFTEN = 0.1  # seconds between two pictures of a growing text
+_OFTEN = 0.1  # seconds between two renderings of a growing text
 
 
 def never_raising(what: object, show: Callable[[], str]) -> str:
-    """What `show` makes; of what goes wrong in it, the error beside the plain text."""
+    """Return what `show` renders; if it raises, the error beside the plain text."""
     try:
         return show()
     except Exception as error:  # a notebook would show a traceback of lmc in place of the value
@@ -34,14 +34,14 @@ def never_raising(what: object, show: Callable[[], str]) -> str:
 
 
 def state_html(state: State[Any]) -> str:
-    """The conversation so far."""
+    """Render the conversation so far."""
     return never_raising(state, lambda: pages.fragment(f'<div class="talk">{conversation(state, {}, set())}{value(state)}</div>', "lmc-state"))
 
 
 def conversation(state: State[Any], told: Mapping[int, str], shown: set[int]) -> str:
-    """A row for each message, and for what stands outside of any, except what the chat template has there.
+    """Render a row for each message and for text outside of any, except the chat template's own.
 
-    told   what else to say of an answer, by the id of its result
+    told   further notes on an answer, by the id of its result
     shown  gets the ids of the results that are shown
     """
     names = {id(held): name for name, held in state.variables.items() if name is not None}
@@ -77,7 +77,7 @@ def conversation(state: State[Any], told: Mapping[int, str], shown: set[int]) ->
 
 @dataclass
 class _Message:
-    """A message, or what stands between two: `plain` is its literal text, with a "?" for each thing else."""
+    """A message, or the text between two: `plain` is its literal text, with a "?" for each other part."""
 
     role: str
     plain: str = ""
@@ -101,7 +101,7 @@ def _mark_shared(unseen: Sequence[tuple[_Message, int, str | Special]], cached: 
 
 
 def _text(part: Any) -> str:
-    """What the model reads of a part, as far as it is known."""
+    """Return the text of a part as the model reads it, as far as it is known."""
     if isinstance(part, Excerpt):
         return part.text() if part.result.done and part.result.error is None else ""
     return plain((part,))
@@ -118,7 +118,7 @@ def _part(part: Any) -> str:
 
 
 def answer_html(result: Result, name: str | None, told: str = "") -> str:
-    """An answer, coloured, what of it was forced marked, and what it cost; `…` behind what is not there yet."""
+    """Render an answer, coloured, with its forced text marked, and its cost; `…` after an unfinished one."""
     if result.error is not None:
         return _error(result.error)
     output = result.answer
@@ -137,7 +137,7 @@ def answer_html(result: Result, name: str | None, told: str = "") -> str:
 
 
 def _with_forced(output: Output) -> str:
-    """The text of an answer, with what its constraint left no choice of marked."""
+    """Render the text of an answer, with the parts marked that its constraint forced."""
     parts: list[str] = []
     at = 0
     for begin, end in output.forced:
@@ -147,7 +147,7 @@ def _with_forced(output: Output) -> str:
 
 
 def value(state: State[Any]) -> str:
-    """A row for what the program returned or raised; "" for nothing."""
+    """Render a row for the program's return value or exception; "" for neither."""
     if state.failure is not None:
         return _row("raised", _error(state.failure))
     found = state._value  # pyright: ignore[reportPrivateUsage]  # without waiting for it
@@ -157,7 +157,7 @@ def value(state: State[Any]) -> str:
 
 
 def _error(error: BaseException) -> str:
-    """An error, without the line of source and the caret that one of lmc has below its message."""
+    """Render an error, without the source line and caret that an lmc error has below its message."""
     text = f"{f'{error.loc}: ' if error.loc else ''}{error.message}" if isinstance(error, LmcError) else str(error)
     return f'<span class="e">{escape(type(error).__name__)}: {escape(text)}</span>'
 
@@ -168,7 +168,7 @@ def _image(image: Image) -> str:
 
 
 def display(state: State[Any]) -> None:
-    """Show a state in the cell of a notebook; of one that is running, its text as it grows."""
+    """Show a state in the cell of a notebook; for a running one, its text as it grows."""
     ipython: Any = import_module("IPython.display")  # only a notebook calls this
     shown = ipython.display(_bundle(state), raw=True, display_id=True)
     if state.progress is None or shown is None:
@@ -179,7 +179,7 @@ def display(state: State[Any]) -> None:
             if time.monotonic() - last >= _OFTEN:
                 shown.update(_bundle(state), raw=True)
                 last = time.monotonic()
-    except Exception as error:  # the program's: raised where the state is read, and shown here
+    except Exception as error:  # the program's error: raised where the state is read, and shown here
         state.failure = state.failure or error
     shown.update(_bundle(state), raw=True)
 

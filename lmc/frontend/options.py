@@ -1,4 +1,4 @@
-"""What a call of a program takes beside the program's own arguments, checked once."""
+"""Options of a call of a program, besides its own arguments, checked once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from lmc.durable.journal import Journal
 
 RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead", "priority", "account", "deadline"))
-"""What `fn.run` takes."""
+"""Options of `fn.run`."""
 BATCH_OPTIONS = (RUN_OPTIONS - {"stream"}) | {"num_threads", "progress_bar", "errors"}
-"""What `fn.run_batch` takes."""
+"""Options of `fn.run_batch`."""
 PROGRAM_OPTIONS = RUN_OPTIONS | {"speculate"}
-"""What calls of a compiled program take."""
+"""Options of calls of a compiled program."""
 _OF_RUN_BATCH: Mapping[str, str] = {
     "num_threads": "; a compiled batch keeps as many items going as the backend can use, leave it out",
     "progress_bar": "; here it is progress=True",
     "generator_style": "; here it is program.as_completed(items)",
 }
-"""What to write elsewhere for options that `run_batch` alone has."""
+"""Replacements elsewhere for options that only `run_batch` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,12 @@ class Options:
     budget    what one run may spend; of a batch, each item
     timeout   seconds that one run may take
     journal   path of its journal, while it is open the journal;  key, keep, with_media  of that (lmc.Journal)
-    ahead     how far the run is asked ahead: "off", "certain", "likely"; None: as the program was compiled, "off" for `fn.run`
+    ahead     which requests are made ahead: "off", "certain", "likely"; None: as the program was compiled, "off" for
+              `fn.run`
     begin     called with state and arguments when the run begins (lmc/runahead/program.py)
     priority  its share of the backend where others compete for it: 2 gets twice what 1 gets
-    account   whose share that is: what is of one account has one share in common
-    batch     what runs that are started together have in common
+    account   owner of that share: runs of one account share it
+    batch     identity shared by runs that are started together
     desk      where its requests go if it has a `deadline`: to the batch API of its server
     """
 
@@ -71,7 +72,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
-        """Checks names and values; `what` takes them, for messages. Raises ArgumentError, ParameterError."""
+        """Check names and values; `what` takes them, for messages. Raises ArgumentError, ParameterError."""
         for name in given:
             if name not in known:
                 meant = _OF_RUN_BATCH.get(name) or suggestion(name, sorted(known))
@@ -101,11 +102,12 @@ class Options:
             sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=_account(given.get("account")), desk=desk,
             **getattr(given.get("journal"), "options", {}),
         )  # fmt: skip
-        options.defaults(SamplingParams())  # a wrong value is said now, before a default backend loads its model
+        options.defaults(SamplingParams())  # a wrong value raises now, before a default backend loads its model
         return options
 
     def limits(self, backend: Backend, outer: Limits | None) -> Limits | None:
-        """The limits of a run on `backend`; `outer` are its caller's. Raises ParameterError for a cost that nobody can tell."""
+        """Return the limits of a run on `backend`; `outer` are its caller's. Raises ParameterError for a cost that
+        cannot be known."""
         if self.budget is None and self.timeout is None:
             return outer
         prices = backend.capabilities.prices
@@ -114,7 +116,7 @@ class Options:
         return Limits(self.budget, self.timeout, prices, outer)
 
     def defaults(self, inherited: SamplingParams) -> SamplingParams:
-        """`inherited` with what was given. Raises for an unusable value."""
+        """Return `inherited` with the given values. Raises for an unusable value."""
         try:
             return sampling(inherited, self.sampling)
         except LmcError as error:
@@ -129,7 +131,8 @@ def checked(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[s
 
 
 def _desk(given: Mapping[str, Any]) -> Desk | None:
-    """Where requests with a deadline go; None: there is none. Raises ParameterError for one that no batch API has, and for what no batch does."""
+    """Return the queue of requests with a deadline; None without one. Raises ParameterError for a deadline that no
+    batch API has, and for options that no batch supports."""
     deadline = given.get("deadline")
     if deadline is None:
         return None
@@ -145,14 +148,15 @@ def _desk(given: Mapping[str, Any]) -> Desk | None:
 
 
 def checked_priority(given: Any) -> float:
-    """A share of a backend. Raises ParameterError for what is none."""
+    """Return a share of a backend. Raises ParameterError for an invalid one."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < float("inf"):
         raise ParameterError(f"priority={given!r}: must be a share above 0; 2 gets twice as much as 1", loc=caller_loc())
     return float(given)
 
 
 def backend_of(given: Any) -> Backend | None:
-    """A backend that was given, or that of a name. Raises ParameterError for a name of none, ArgumentError for what is neither."""
+    """Return a backend that was given, or that of a name. Raises ParameterError for an unknown name, ArgumentError for
+    any other type."""
     if isinstance(given, str):
         try:
             return named_backend(given)
@@ -174,13 +178,14 @@ _DEFAULTS: Mapping[str, Any] = {
     "stream": False, "backend": None, "priority": 1.0, "use_thread": True, "seed": None, "num_threads": "auto", "progress_bar": False,
     "generator_style": False, "errors": "raise",
 }  # fmt: skip
-"""As they are written; an option that is not here has None."""
+"""Defaults as they are written; an option that is not here has None."""
 
 
 def signature(first: str, options: Iterable[str]) -> inspect.Signature:
-    """What a method with `**options` shows to `help` and editors; `first` is its own argument, "*args" that of a program, "" none.
+    """Return the signature of a method with `**options` for `help` and editors; `first` is its own argument, "*args"
+    that of a program, "" none.
 
-    It takes `**options`, because a parameter of the program may have the name of an option and is meant then.
+    It takes `**options`, because a parameter of the program may have the name of an option which then takes precedence.
     """
     parameter = inspect.Parameter
     found = [parameter("self", parameter.POSITIONAL_ONLY)]

@@ -1,4 +1,4 @@
-"""What a traced program's prompts start with, whatever its arguments are: the graph to look at, and its constant prefix."""
+"""The constant prefix of a traced program's prompts, whatever its arguments are, and the graph to look at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Traced:
 
 
 def constant_prefix(graph: Graph, emitter: Emitter, bound: Mapping[str, Any]) -> Ctx:
-    """The prompt up to the first thing that the arguments or the model decide, written to `emitter`.
+    """Write the prompt up to the first part that the arguments or the model decide to `emitter`.
 
     `bound` gives the text of parameters that are known.
     """
@@ -47,7 +47,7 @@ def constant_prefix(graph: Graph, emitter: Emitter, bound: Mapping[str, Any]) ->
 
 
 def _extended(ctx: Ctx, op: Op, emitter: Emitter, known: Mapping[Value, Any]) -> Ctx | None:
-    """`ctx` after an op that extends it by something known, else None."""
+    """Return `ctx` after an op that extends it by a known part, else None."""
     if op.kind == "role.begin":
         return emitter.role_begin(ctx, op.attr("role"), op.attr("previous"))
     if op.kind == "role.end":

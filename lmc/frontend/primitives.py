@@ -1,7 +1,7 @@
 """The language's expressions: what a program can append to a state. Pure data; `s += expr` submits it.
 
 Constant parameters are checked when the expression is built, so that an error names the user's own line. A traced
-program may put a symbolic `Symbolic` wherever a str or a number is allowed; those are checked when they are known.
+program may put a `Symbolic` wherever a str or a number is allowed; those are checked when they are known.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _LOCS_LIMIT = 10_000
 
 
 place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=None)
-"""Where an abstract evaluation of a program is, while one is under way: it has no frames of the user's."""
+"""Source location of an abstract evaluation of a program, while one is running: it has no frames of the user's."""
 
 
 def caller_loc() -> Loc | None:
-    """The innermost place outside of lmc on the stack: the user's line and column."""
+    """Return the innermost location outside of lmc on the stack: the user's line and column."""
     evaluated = place.get()
     if evaluated is not None:
         return evaluated()
@@ -102,16 +102,17 @@ class Expr:
         return Seq(_items(other) + _items(self))
 
     def __format__(self, spec: str) -> str:
-        """An f-string would make a prompt of its repr."""
+        """Raise: an f-string would make a prompt of its repr."""
         raise ArgumentError('an expression is not text and cannot be put into an f-string; concatenate it: "…" + lmc.gen(…)', loc=caller_loc())
 
     def __str__(self) -> str:
-        """`str(expr)` and `"%s" % expr` would make a prompt of its repr."""
+        """Raise: `str(expr)` and `"%s" % expr` would make a prompt of its repr."""
         raise ArgumentError('an expression is not text, and str() cannot make it one; concatenate it: "…" + lmc.gen(…); '
                             'repr(…) shows what it is', loc=caller_loc())
 
     def __eq__(self, other: object) -> bool:
-        """Equal expressions ask for the same. An answer is not there yet: to compare with text or a number is a mistake, and never true."""
+        """Return whether both make the same request. The answer is not known yet: comparing with text or a number is a
+        mistake, and never true."""
         if isinstance(other, (str, bytes, int, float)):
             raise ArgumentError(f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it equals no "
                                 f'text and no number; read the answer with s["name"]', loc=caller_loc())
@@ -127,7 +128,7 @@ class Expr:
         raise ArgumentError(f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it has no items and no order; "
                             f'read the answer with s["name"]', loc=caller_loc())
 
-    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+    if not TYPE_CHECKING:  # a type checker knows which attributes exist
         __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _is_no_answer
 
         @users_frames
@@ -161,7 +162,7 @@ class SpecialExpr(Expr):
 class GenExpr(Expr):
     """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language.
 
-    Lists and dicts among them were read when it was made: nothing that is done to them changes what is asked.
+    Lists and dicts among them are copied at construction: later changes to them have no effect.
     """
 
     name: str | None
@@ -232,7 +233,7 @@ class VarScopeEnd(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReasoningExpr(Expr):
-    """An expression whose answers are split into reasoning and content, as the model family writes them."""
+    """An expression whose answers are split into reasoning and content, by the model family's format."""
 
     expr: Expr
     format: ReasoningFormat
@@ -240,7 +241,7 @@ class ReasoningExpr(Expr):
 
 
 def as_expr(x: object, what: str = "concatenate") -> Expr:
-    """A str, Symbolic or expression as an expression; None is a ValueError, anything else a TypeError."""
+    """Return a str, Symbolic or expression as an expression; None raises ValueError, anything else TypeError."""
     if isinstance(x, Expr):
         return x
     if isinstance(x, (str, Symbolic)):
@@ -266,15 +267,15 @@ _REMEDIES: Mapping[str, str] = {
     "float": "; write str(x)",
     "function": "; call it",
     "coroutine": "; await it, in an `async def` program",
-    "Function": '; call it, and append what it says: child(…)["name"]',
+    "Function": '; call it, and append its answer: child(…)["name"]',
     "State": '; to append to it write s += …; its text is other.text() or other["name"]',
-    "StateGroup": '; append what they say: "\\n".join(f["name"] for f in forks)',
+    "StateGroup": '; append their answers: "\\n".join(f["name"] for f in forks)',
 }
-"""What to write instead of appending an object, by the name of its type."""
+"""Hints at correct code in place of appending an object, by the name of its type."""
 
 
 def an(name: str) -> str:
-    """A name with its article: `a State`, `an int`, `a user`."""
+    """Return a name with its article: `a State`, `an int`, `a user`."""
     return f"an {name}" if name[0] in "aeio" else f"a {name}"
 
 
@@ -337,7 +338,7 @@ def gen(
 
 
 def typed(given: Mapping[str, Any]) -> Any:
-    """The type or schema that a gen's arguments give its answer; None if none."""
+    """Return the type or schema that a gen's arguments give its answer; None if none."""
     dtype = given.get("dtype")
     return given.get("json_schema") if dtype is None else dtype
 
@@ -369,7 +370,7 @@ def _fixed(name: str, x: Any, loc: Loc | None) -> Any:
 
 
 def _check_given(given: Mapping[str, Any], symbolic: bool, loc: Loc | None) -> None:
-    """Raises for constant parameters that no run could accept."""
+    """Raise for constant parameters that no run could accept."""
     if symbolic:
         given = {k: v for k, v in given.items() if not _is_symbolic(v)}
     resolve(ANY_RUN, given, loc)
@@ -475,7 +476,7 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
         resolve(ANY_RUN, {"temperature": temperature}, loc)
     if adapter is not None and not isinstance(adapter, Symbolic):
         adapter = resolve(ANY_RUN, {"adapter": adapter}, loc)[0].adapter
-    choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever class the choice was of
+    choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever the class of the choice
     return SelectExpr(name, choices, temperature, _method(what, method, loc), loc, adapter)
 
 
@@ -575,9 +576,10 @@ def special(text: str) -> SpecialExpr:
 def image(source: Any, detail: str = "auto") -> ImageExpr:
     """An image for a vision model.
 
-    source  a path, the bytes of a PNG, JPEG, GIF or WebP file, a data URL, a PIL image, an array or tensor of pixels (uint8, or floats
-            from 0 to 1; [height, width, 3] or channels first), or a web address, where the backend fetches it
-    detail  "low" or "high": the size at which an API that offers the choice looks at it
+    source  a path, the bytes of a PNG, JPEG, GIF or WebP file, a data URL, a PIL image, an array or tensor of pixels
+            (uint8, or floats from 0 to 1; [height, width, 3] or channels first), or a web address, which the backend
+            fetches
+    detail  "low" or "high": the resolution at which an API that offers the choice processes it
 
     It is read once, where it is appended. Anything that is not a valid image (damaged, animated, empty, beyond 64 million pixels, of more than
     8 bits or CMYK) is an error at that line, before the model is asked.
@@ -594,7 +596,7 @@ def document(source: Any) -> ImageExpr:
 
     source  a path, the bytes of the file, a data URL, or a web address where the backend fetches it (Anthropic, OpenAI's Responses)
 
-    It is read once, where it is appended; what is no PDF, or longer than 32 MiB, is an error at that line.
+    It is read once, where it is appended; anything but a PDF, or one longer than 32 MiB, is an error at that line.
     """
     return ImageExpr(source, DOCUMENT, caller_loc())
 
@@ -605,10 +607,10 @@ def video(path: Any, num_frames: int | None = None, fps: float | None = None) ->
 
     path        a path, the bytes of an MP4, WebM, AVI, GIF … file, or its data URL
     num_frames  so many frames, evenly spread over the video
-    fps         so many frames a second, instead; without both, as many as the model is used to
+    fps         so many frames a second, instead; without both, the model's default
 
-    It is read once, where it is appended; what is no video, is damaged or has fewer frames is an error there, before the model is asked.
-    Needs the extra `video`.
+    It is read once, where it is appended; anything else, a damaged file, or one with fewer frames is an error there,
+    before the model is asked. Needs the extra `video`.
     """
     loc = caller_loc()
     if num_frames is not None and fps is not None:
@@ -618,7 +620,7 @@ def video(path: Any, num_frames: int | None = None, fps: float | None = None) ->
 
 @users_frames
 def separate_reasoning(expr: Expr | None = None, model_type: str | None = None) -> ReasoningExpr:
-    """`expr` with its answers split into reasoning and content, as models of the family `model_type` write them.
+    """`expr` with its answers split into reasoning and content, by the format of the model family `model_type`.
 
     A variable of `expr` is the content, and the prompt goes on with that alone; the reasoning is the variable
     `<name>_reasoning_content`. Families: "deepseek-r1", "qwen3", … (lmc.frontend.reasoning.FORMATS).

@@ -1,4 +1,4 @@
-"""Reasoning models: how each family marks its reasoning, and the split of an answer into reasoning and content."""
+"""Reasoning models: reasoning markers of each family, and the split of an answer into reasoning and content."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lmc.prompt import suggestion
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family of models writes its reasoning. The rules are those of SGLang's reasoning parser.
+    """The reasoning format of a model family. The rules are those of SGLang's reasoning parser.
 
-    begin, end  what surrounds the reasoning; `begin` may be missing where `always` holds
+    begin, end  markers around the reasoning; `begin` may be missing if `always` holds
     always      the answer is reasoning from its first character on, because the chat template has already opened it
-    also_ends   what ends the reasoning without `end`, and belongs to the content (a tool call)
+    also_ends   marker that ends the reasoning without `end`, and belongs to the content (a tool call)
     """
 
     begin: str = "<think>"
@@ -24,7 +24,7 @@ class ReasoningFormat:
     also_ends: str = ""
 
     def split(self, answer: str) -> tuple[str, str]:
-        """(reasoning, content), each as the model wrote it; an answer that was cut while it reasoned has no content."""
+        """Return (reasoning, content), each as the model wrote it; an answer cut off while reasoning has no content."""
         if not self.always and self.begin not in answer:
             return "", answer
         while answer.startswith(self.begin):
@@ -60,11 +60,11 @@ FORMATS: Mapping[str, ReasoningFormat] = {
     "step3": _OPENED,
     "step3p5": _OPENED,
 }
-"""By the names that SGLang gives the families."""
+"""Formats by SGLang's names of the families."""
 
 
 def reasoning_format(model_type: str, loc: Loc | None = None) -> ReasoningFormat:
-    """The format of a family by its name, in any case; raises ParameterError that names those there are."""
+    """Return the format of a family by its name, in any case; raises ParameterError that lists the known names."""
     found = FORMATS.get(model_type.lower())
     if found is None:
         raise ParameterError(
@@ -74,5 +74,5 @@ def reasoning_format(model_type: str, loc: Loc | None = None) -> ReasoningFormat
 
 
 def reasoning_name(name: str) -> str:
-    """The variable that holds the reasoning of the answer stored under `name`."""
+    """Return the variable that holds the reasoning of the answer stored under `name`."""
     return f"{name}_reasoning_content"

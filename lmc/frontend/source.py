@@ -1,4 +1,4 @@
-"""The source of functions: which part of which file a code object came from, as certain as it can be."""
+"""The source of functions: the part of a file that a code object came from, verified as far as possible."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
@@ -19,7 +19,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class NoSource(Exception):
-    """The source of a function is not to be had, or is not that of the code that runs; the message names the place."""
+    """The source of a function is not available, or is not that of the running code; the message has the location."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ parsing = threading.RLock()
 
 
 def find(fn: types.FunctionType) -> Found:
-    """The source of a function. Raises NoSource if it is not there, not the one that was imported, or one of several."""
+    """Return the source of a function. Raises NoSource if it is missing, not the one that was imported, or
+    ambiguous."""
     try:
         return _found(fn)
     except NoSource:
@@ -84,7 +85,7 @@ def _of_statement(module: _Module, code: types.CodeType) -> Iterator[types.CodeT
 
 
 def _module(file: str) -> _Module | None:
-    """The source of a file, cached while the text stays the same."""
+    """Return the source of a file, cached while the text stays the same."""
     text = "".join(linecache.getlines(file))
     if not text:
         return None
@@ -104,7 +105,8 @@ def _module(file: str) -> _Module | None:
 
 
 def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
-    """Whether two code objects came from the same source (the file may have been edited since it was imported)."""
+    """Return whether two code objects came from the same source (the file may have been edited since it was
+    imported)."""
     if any(name.startswith("@py") for name in a.co_varnames + a.co_names):
         return True  # pytest rewrote the module's asserts
     return a.co_code == b.co_code and a.co_names == b.co_names and [c for c in a.co_consts if not isinstance(c, types.CodeType)] == [
@@ -126,13 +128,13 @@ def _functions(tree: ast.AST, class_name: str | None = None) -> Iterator[Found]:
 
 
 def first_line(node: ast.AST) -> int:
-    """Where the code of a definition says that it begins."""
+    """Return the first line of a definition according to its code object."""
     decorators = getattr(node, "decorator_list", [])
     return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined]
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code, and that of the functions and classes inside of it."""
+    """Yield code, and that of the functions and classes inside of it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):

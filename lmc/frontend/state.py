@@ -1,7 +1,7 @@
 """The state of a running program: what `s += …`, `s["x"]` and `s.fork()` mean.
 
-All bookkeeping is here and none of it knows a model: a state writes to an `Emitter`, which is the backend at once (the
-interpreter), the graph being traced, or nothing more (a state that a compiled run returns).
+All bookkeeping is here and none of it knows a model: a state writes to an `Emitter`, which is the backend (the
+interpreter), the graph being traced, or nothing further (a state that a compiled run returns).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submitted(Expr):
-    """What `s.user(expr)` returns: already part of `state`, so that `s += s.user(expr)` does not append it twice."""
+    """Result of `s.user(expr)`: already part of `state`, so that `s += s.user(expr)` does not append it twice."""
 
     expr: Expr
     state: State
@@ -92,8 +92,8 @@ class State(Generic[R]):
         self.role: str | None = role
         self.previous: str | None = previous
         self.asked: list[Any] = [] if asked is None else asked
-        self.types: dict[str | None, Any] = {}  # what typed answers were asked as, by name
-        self.scopes: dict[str, list[Scoped]] = {}  # open ones of each name, innermost last
+        self.types: dict[str | None, Any] = {}  # requested types of typed answers, by name
+        self.scopes: dict[str, list[Scoped]] = {}  # open scopes of each name, innermost last
         self.progress: streaming.Progress | None = None  # of a run with stream=True
         self.failure: BaseException | None = None  # of a batch item whose program raised
         self.name = name
@@ -102,7 +102,7 @@ class State(Generic[R]):
     # -- appending
 
     def __iadd__(self, other: Any) -> Self:
-        """Appends text or an expression. If it raises, prompt and open role are what they were before."""
+        """Append text or an expression. If it raises, prompt and open role are what they were before."""
         if other.__class__ is str:
             if other:
                 self.ctx = self.emitter.append(self.ctx, other)
@@ -120,7 +120,7 @@ class State(Generic[R]):
     def __add__(self, other: object) -> State:
         raise ArgumentError("a state is appended to in place: write s += … (s + … would be another state)", loc=caller_loc())
 
-    if not TYPE_CHECKING:  # a type checker knows which attributes there are
+    if not TYPE_CHECKING:  # a type checker knows which attributes exist
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__") or name in State.__slots__:
@@ -133,15 +133,15 @@ class State(Generic[R]):
     # -- roles and scopes
 
     def system(self, expr: Expr | str | Symbolic | None = None) -> Any:
-        """Appends a system message; without `expr`, a context manager around its content."""
+        """Append a system message; without `expr`, a context manager around its content."""
         return self._message("system", expr)
 
     def user(self, expr: Expr | str | Symbolic | None = None) -> Any:
-        """Appends a user message; without `expr`, a context manager around its content."""
+        """Append a user message; without `expr`, a context manager around its content."""
         return self._message("user", expr)
 
     def assistant(self, expr: Expr | str | Symbolic | None = None) -> Any:
-        """Appends an assistant message; without `expr`, a context manager around its content."""
+        """Append an assistant message; without `expr`, a context manager around its content."""
         return self._message("assistant", expr)
 
     def _message(self, role: str, expr: Any) -> Any:
@@ -165,7 +165,7 @@ class State(Generic[R]):
 
     @contextmanager
     def var_scope(self, name: str) -> Generator[State]:
-        """Everything appended inside is, as text, the variable `name`."""
+        """Make everything appended inside, as text, the variable `name`."""
         self.__iadd__(VarScopeBegin(name))
         try:
             yield self
@@ -175,7 +175,8 @@ class State(Generic[R]):
     # -- forks
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> StateGroup:
-        """`size` copies that go on from here on their own and in parallel. The offset is accepted and not used."""
+        """Return `size` copies that continue from here independently and in parallel. The offset is accepted and not
+        used."""
         count: object = size
         if isinstance(count, bool) or not hasattr(count, "__index__"):
             raise ArgumentError(f"fork() takes a number of copies, not {size!r}", loc=caller_loc())
@@ -203,7 +204,7 @@ class State(Generic[R]):
 
     @contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Generator[State]:
-        """One fork as a context manager; what it names is joined back (a list of one) when the block ends."""
+        """Enter one fork as a context manager; its variables are joined back (as lists of one) when the block ends."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
@@ -213,7 +214,7 @@ class State(Generic[R]):
     # -- variables
 
     def __getitem__(self, name: str | None) -> Any:
-        """The latest value of a variable; waits for it and raises what it failed with."""
+        """Return the latest value of a variable; wait for it and raise its error."""
         try:
             held = self.variables[name] if name in self.variables else self._await(name)
             if held.__class__ is Stored:
@@ -222,7 +223,7 @@ class State(Generic[R]):
         except Exception as error:
             hide(error)
             raise
-        if value.__class__ is list:  # one list object from now on, so that what the program does to it stays
+        if value.__class__ is list:  # one list object from now on, so that the program's changes to it persist
             self.variables[name] = Stored(value, held)
         return value
 
@@ -238,7 +239,7 @@ class State(Generic[R]):
         return self.emitter.read(held)
 
     def _await(self, name: str | None) -> Any:
-        """A variable that is not there yet: only somebody who watches a streaming run can wait for it."""
+        """Wait for a variable that is not known yet: only a watcher of a streaming run can wait for it."""
         if self.progress is not None and self.progress.elsewhere():
             self.progress.wait_until(lambda: name in self.variables)
             if name in self.variables:
@@ -266,7 +267,7 @@ class State(Generic[R]):
         raise ArgumentError(f"a state's variables cannot be deleted; to clear one write s[{name!r}] = None", loc=caller_loc())
 
     def __contains__(self, name: str | None) -> bool:
-        """Whether a gen, select, scope or assignment of this name precedes this point of the program."""
+        """Return whether a gen, select, scope or assignment of this name precedes this point of the program."""
         return name in self.variables
 
     def get_var(self, name: str | None) -> Any:
@@ -277,7 +278,7 @@ class State(Generic[R]):
 
     @users_frames
     def get_meta_info(self, name: str | None) -> Any:
-        """The meta info of the answer stored under `name`, a list of them when n > 1; waits for it."""
+        """Return the meta info of the answer stored under `name`, a list of them when n > 1; waits for it."""
         held = self.variables[name] if name in self.variables else self._await(name)
         return self._meta(name, held)
 
@@ -301,12 +302,14 @@ class State(Generic[R]):
     def parsed(self, name: str | None, dtype: type[V]) -> V: ...
     @users_frames
     def parsed(self, name: str | None, dtype: Any = None) -> Any:
-        """The object that a typed answer is the text of: a validated instance of the `dtype` it was asked with, of a `json_schema` what JSON says.
+        """Return the object that a typed answer's text parses to: a validated instance of its `dtype`; for a
+        `json_schema`, plain JSON.
 
-        dtype  the type, for type checkers and for answers that were asked without one
+        dtype  the type, for type checkers and for answers requested without one
 
-        Waits for the answer; of `n > 1` and of joined forks a list. Raises IncompleteAnswer, with the text so far, if the limit has cut the answer,
-        AnswerError if it is the text of no such object, and what a model's own validators raise.
+        Waits for the answer; of `n > 1` and of joined forks a list. Raises IncompleteAnswer, with the text so far, if
+        the limit has cut the answer, AnswerError if it does not parse as such an object, and the errors of a model's
+        own validators.
         """
         held = self.variables[name] if name in self.variables else self._await(name)
         asked = self.types.get(name) if dtype is None else dtype
@@ -319,24 +322,24 @@ class State(Generic[R]):
 
     @users_frames
     def text(self) -> str:
-        """The whole prompt as text, with its answers; waits for them."""
+        """Return the whole prompt as text, with its answers; waits for them."""
         self._finish()
         return self.emitter.text(self.ctx)
 
     @users_frames
     def messages(self) -> list[dict[str, Any]]:
-        """The closed messages as `{"role": …, "content": …}`; waits for the answers in them."""
+        """Return the closed messages as `{"role": …, "content": …}`; waits for the answers in them."""
         self._finish()
         return self.emitter.messages(self.ctx)
 
     @users_frames
     def sync(self) -> None:
-        """Waits for every answer of this state; what failed is raised where it is read."""
+        """Wait for every answer of this state; errors are raised where the answers are read."""
         self._finish()
         self.emitter.wait(self.ctx)
 
     def error(self) -> BaseException | None:
-        """The error that ended this state's program or the first of its answers, or None; waits."""
+        """Return the error that ended this state's program, or the first of its answers', or None; waits."""
         self._finish()
         if self.failure is not None:
             return self.failure
@@ -346,14 +349,14 @@ class State(Generic[R]):
 
     @property
     def usage(self) -> Usage:
-        """What this state, its forks and the sub-programs it called have cost; waits for them."""
+        """Return the usage of this state, its forks and the sub-programs it called; waits for them."""
         self._finish()
         return self.emitter.usage(flat(self.asked), self.stream)
 
     @property
     @users_frames
     def ret_value(self) -> R:
-        """What the program returned; of a streaming run, waits for it and raises what the program raised."""
+        """Return the program's return value; for a streaming run, wait for it and raise the program's error."""
         self._finish()
         if self.progress is not None and self.progress.error is not None:
             raise self.progress.error
@@ -364,12 +367,12 @@ class State(Generic[R]):
         self._value = value
 
     def _finish(self) -> None:
-        """Waits for the end of a streaming run, if somebody else asks than the program itself."""
+        """Wait for the end of a streaming run, unless called by the program itself."""
         if self.progress is not None and self.progress.elsewhere():
             self.progress.wait_until(lambda: False)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text, or one variable, in pieces as they come, in program order."""
+        """Yield the text, or one variable, in pieces as they arrive, in program order."""
         return streaming.text_iter(self, var_name)
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
@@ -386,7 +389,7 @@ class State(Generic[R]):
         return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
 
     def explain(self, format: str = "text") -> str:
-        """What the requests of the run cost, so far.
+        """Return the cost of the run's requests so far.
 
         format: "text", or "html": a page for a browser with the conversation, the source with bars, and a timeline.
         Raises ParameterError for another format.
@@ -399,21 +402,21 @@ class State(Generic[R]):
         return made(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the conversation so far, without waiting for it."""
+        """Return the conversation so far for a notebook, without waiting for it."""
         from lmc.frontend.notebook import state_html
 
         return state_html(self)
 
     def _ipython_display_(self) -> None:
-        """What a notebook calls to show it: of a stream, the text as it grows."""
+        """Display in a notebook: for a stream, the text as it grows."""
         from lmc.frontend.notebook import display
 
         display(self)
 
 
 def _parsed(asked: Any, value: Any, meta: Any) -> Any:
-    """Of one text, or of each in nested lists; `meta` has the same form, or is None where the program made the text."""
-    from lmc import answers  # which only typed answers need
+    """Parse one text, or each in nested lists; `meta` has the same form, or is None if the program made the text."""
+    from lmc import answers  # needed by typed answers only
 
     if isinstance(value, list):
         items = cast("list[Any]", value)
@@ -428,13 +431,13 @@ def _parsed(asked: Any, value: Any, meta: Any) -> Any:
 
 
 class UnknownVariable(KeyError):
-    """A name that nothing in the program before this point has given a value."""
+    """A name that nothing before this point of the program has given a value."""
 
     def __str__(self) -> str:  # KeyError shows the repr of its message
         return str(self.args[0])
 
 
-# -- what each expression does ---------------------------------------------------------------------------------------
+# -- expressions ---------------------------------------------------------------------------------------
 
 
 def _submit(s: State, expr: Expr) -> None:
@@ -471,7 +474,8 @@ def _gen(s: State, expr: GenExpr) -> None:
 
 
 def _candidates(s: State, expr: GenExpr) -> None:
-    """No text, but the candidates for what would come next: one token is asked for, which the prompt does not get."""
+    """Append no text, but store the candidates for the next token: one token is requested, which the prompt does not
+    get."""
     _, answer = s.emitter.gen(s.ctx, replace(expr, given={**expr.given, "max_tokens": 1}), s.stream, s.ordinal)
     _hold(s, expr.name, answer, Taken(answer, _no_text))
 
@@ -565,7 +569,7 @@ def _submitted(s: State, expr: Submitted) -> None:
 
 @contextmanager
 def _at(expr: Any) -> Generator[None]:
-    """Errors raised inside name the place of `expr` unless they know a better one."""
+    """Give errors raised inside the location of `expr` unless they have a better one."""
     try:
         yield
     except LmcError as error:
@@ -591,7 +595,7 @@ _RULES: Mapping[type, Callable[[State, Any], None]] = {
 
 
 def flat(asked: Iterable[Any]) -> Iterator[Answer]:
-    """The answers in a nested list of them, as `State.asked` is."""
+    """Yield the answers in a nested list of them, as `State.asked` is."""
     for item in asked:
         if item.__class__ is list:
             yield from flat(cast(list[Any], item))
@@ -622,7 +626,7 @@ class StateGroup:
         return self.states[i]
 
     def __setitem__(self, i: int, state: State) -> None:
-        """So that `forks[i] += expr` works."""
+        """Accept the assignment that makes `forks[i] += expr` work."""
         self.states[i] = state
 
     def __len__(self) -> int:
@@ -632,7 +636,7 @@ class StateGroup:
         return iter(self.states)
 
     def __iadd__(self, other: Any) -> StateGroup:
-        """Appends to every state: one expression to all, `other(i)` to each, or one item of a list to each."""
+        """Append to every state: one expression to all, `other(i)` to each, or one item of a list to each."""
         for i, (state, item) in enumerate(zip(self.states, self._items(other), strict=True)):
             state += item
             self.states[i] = state
@@ -650,20 +654,21 @@ class StateGroup:
         return repeat(other, len(self))
 
     def each(self, body: Callable[..., Any], *items: Iterable[Any]) -> Any:
-        """Runs `body(fork)` for each fork, all at once; with `items`, `body(fork, item, …)`, as `map` pairs them. Gives a list of what they return.
+        """Run `body(fork)` for each fork, concurrently; with `items`, `body(fork, item, …)`, as `map` pairs them.
+        Return a list of the results.
 
         A plain body runs on a thread, in a copy of the context; an `async def` body is a task: `await forks.each(body)`. When all have ended,
         the first exception in the order of the forks is raised.
         """
-        from lmc.frontend.each import each  # which knows runs
+        from lmc.frontend.each import each  # imports runs
 
         return each(self.states, body, items)
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Brings the children back into the parent.
+        """Merge the children into the parent.
 
         gather_variable: names that the parent lacks become lists, one item for each child that has the name, in order.
-        concate_and_append: the parent continues with what each child appended, in order.
+        concate_and_append: the parent continues with the text that each child appended, in order.
         """
         if mode == "gather_variable":
             self._gather()
@@ -687,7 +692,7 @@ class StateGroup:
         parent = self.parent
         for child in self.states:
             parent.ctx = parent.emitter.splice(parent.ctx, child.ctx, self.since)
-            if (child.role, child.previous) != self.messages:  # else the parent's own message stays open, or none
+            if (child.role, child.previous) != self.messages:  # else the parent's own message, if any, stays open
                 parent.role, parent.previous = child.role, child.previous
         if parent.progress is not None:
             parent.progress.notify()

@@ -1,7 +1,7 @@
 """Streams of text from a state: pieces in program order, while a program that runs elsewhere goes on.
 
-A cursor walks the prompt's nodes from the last one it has shown to the newest, and the deltas of the answer it stands
-at. Polling it never waits, so that one cursor serves threads and event loops.
+A cursor walks the prompt's nodes from the last one it has shown to the newest, and the deltas of the answer at its
+position. Polling it never waits, so that one cursor serves threads and event loops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """What those who watch a running program wait for: that something changed, and how it ended."""
+    """Progress of a running program, for its watchers: change notifications, and the outcome."""
 
     def __init__(self) -> None:
         self.done = False
@@ -36,7 +36,7 @@ class Progress:
         self.notify()
 
     def elsewhere(self) -> bool:
-        """Whether the program runs elsewhere, so that it can be waited for."""
+        """Return whether the program runs elsewhere, so that it can be waited for."""
         return True
 
     def notify(self) -> None:
@@ -54,7 +54,7 @@ class Progress:
             self._watchers.remove(notify)
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Waits until `ready()` or the end of the run."""
+        """Wait until `ready()` or the end of the run."""
         changed = Signal()
         self.watch(changed.set)
         try:
@@ -66,21 +66,22 @@ class Progress:
 
 
 class Mirror(Progress):
-    """The `progress` of a running program's own state: what it has is shown by another state, which others watch.
+    """The `progress` of a running program's own state: it is mirrored by another state, which others watch.
 
-    The program keeps its own state alive, and nobody but the watchers the other one: when they drop it, the run is abandoned.
+    The program keeps its own state alive, and only the watchers keep the other: when they drop it, the run is
+    abandoned.
     """
 
     def __init__(self, own: State, watched: weakref.ref[State]) -> None:
         super().__init__()
         self._own, self.watched = own, watched
-        self._held: dict[str | None, Any] = {}  # what was shown: the watcher may assign variables of its own
+        self._held: dict[str | None, Any] = {}  # mirrored values: the watcher may assign variables of its own
 
     def elsewhere(self) -> bool:
         return False
 
     def notify(self) -> None:
-        """The program appended to its prompt."""
+        """Record that the program appended to its prompt."""
         watched = self.watched()
         if watched is not None:
             self._publish(watched)
@@ -88,7 +89,7 @@ class Mirror(Progress):
             watched.progress.notify()
 
     def finish(self, error: BaseException | None) -> None:
-        """The run is over."""
+        """Record the end of the run."""
         watched, own = self.watched(), self._own
         if watched is None:
             return
@@ -110,11 +111,11 @@ class Mirror(Progress):
 
 
 def on_abandoned(watched: State, stop: Callable[[], None]) -> None:
-    """Calls `stop`, on a thread of its own, when nobody holds `watched` any more and its program still runs."""
+    """Call `stop`, on a thread of its own, once `watched` is garbage while its program still runs."""
     progress = watched.progress
     assert progress is not None
 
-    def dropped() -> None:  # anywhere, also where locks are held
+    def dropped() -> None:  # runs anywhere, also where locks are held
         if not progress.done:
             threading.Thread(target=stop, name="lmc-stop", daemon=True).start()
 
@@ -122,7 +123,7 @@ def on_abandoned(watched: State, stop: Callable[[], None]) -> None:
 
 
 class _Cursor:
-    """What of a state's text, or of one of its variables, has been shown."""
+    """Position in a state's text, or in one of its variables, up to which it has been shown."""
 
     def __init__(self, state: State, name: str | None, notify: Callable[[], None]) -> None:
         self._state, self._name, self._notify = state, name, notify
@@ -130,15 +131,15 @@ class _Cursor:
         self._since: Prompt | None = None  # of a variable that is a scope
         self._queue: deque[Prompt] = deque()
         self._answer: Result | None = None  # the answer that is being shown
-        self._take: Callable[[str], str] | None = None  # of the answer, what is shown: known only when it is complete
-        self._deltas = self._length = 0  # of it, shown
+        self._take: Callable[[str], str] | None = None  # the part of the answer to show: known only when it is complete
+        self._deltas = self._length = 0  # deltas and characters of it shown
         self._found = name is None
         self._variable: Any = None
 
     def poll(self) -> tuple[list[str], bool]:
-        """New pieces, and whether they are the last; raises what an answer or the program failed with."""
+        """Return new pieces, and whether they are the last; raise the error of an answer or the program."""
         progress = self._state.progress
-        # asked first, so that everything from before the end is seen below
+        # read first, so that everything before the end is seen below
         ended = progress is None or progress.done or not progress.elsewhere()
         shown: list[str] = []
         if not self._found and not self._find(ended):
@@ -156,7 +157,8 @@ class _Cursor:
         return shown, False
 
     def meta(self) -> Any:
-        """The meta info of the variable that is shown, as far as it is known: of an answer that grows, log-probabilities."""
+        """Return the meta info of the shown variable, as far as it is known: for a growing answer,
+        log-probabilities."""
         answer = self._variable.answer if isinstance(self._variable, Taken) else self._variable
         if not isinstance(answer, Result):
             return {}
@@ -170,7 +172,7 @@ class _Cursor:
         elif name in state.variables:
             self._variable = state.variables[name]
         elif ended:
-            state[name]  # raises: unknown, or what ended the program
+            state[name]  # raises: unknown, or the program's error
         else:
             return False
         self._found = True
@@ -187,7 +189,7 @@ class _Cursor:
         return True
 
     def _end(self) -> Prompt | None:
-        """The newest node of what is shown; None when it is not made of nodes."""
+        """Return the newest node to show; None for text that is not made of nodes."""
         if self._name is None:
             return self._state.ctx
         return None if self._since is None else (self._variable.until or self._state.ctx)
@@ -198,13 +200,13 @@ class _Cursor:
         return self._since is None or self._variable.until is not None or ended
 
     def _advance(self) -> bool:
-        """Queues the nodes after the last one shown; False if there are none."""
+        """Queue the nodes after the last one shown; return False if there are none."""
         end = self._end()
         node, fresh = end, list[Prompt]()
         while node is not None and node is not self._last:
             fresh.append(node)
             node = node.parent
-        if node is None and self._last is not None:  # an append that raised was taken back
+        if node is None and self._last is not None:  # an append that raised was undone
             kept = set(map(id, fresh))
             while self._last is not None and id(self._last) not in kept:
                 self._last = self._last.parent
@@ -225,15 +227,15 @@ class _Cursor:
 
     def _watch(self, answer: Result, take: Callable[[str], str] | None = None) -> None:
         self._answer, self._take, self._deltas, self._length = answer, take, 0, 0
-        notify = self._notify  # not `self`: an answer on its way must not keep the state that somebody has dropped
+        notify = self._notify  # not `self`: a pending answer must not keep alive a state that its watchers dropped
         answer.on_change(lambda _: notify())
 
     def _show_answer(self, shown: list[str]) -> bool:
-        """Shows what the current answer has more; whether it is complete."""
+        """Show the rest of the current answer that has arrived; return whether it is complete."""
         answer = self._answer
         if answer is None:
             return True
-        done = answer.done  # asked first: deltas come before the end
+        done = answer.done  # read first: deltas come before the end
         deltas = answer.deltas if self._take is None else ()
         while self._deltas < len(deltas):
             shown.append(deltas[self._deltas])
@@ -242,7 +244,7 @@ class _Cursor:
         if not done:
             return False
         if answer.error is not None and shown:
-            return False  # what came before the error first; the next poll raises it
+            return False  # text before the error comes first; the next poll raises it
         text = answer.output().text
         rest = text[self._length :] if self._take is None else self._take(text)
         if rest:
@@ -263,13 +265,13 @@ def _check(state: State) -> None:
 
 
 def _is_as_answered(held: Stored) -> bool:
-    """Whether a list under a name is what the model answered, as it was."""
+    """Return whether a list under a name is still the model's unmodified answer."""
     value, source = held.value, held.source
     return type(value) is list and isinstance(source, Result) and source.done and source.output().value == value
 
 
 def text_iter(state: State, name: str | None) -> Iterator[str]:
-    """Pieces of a state's text, or of one variable, as they come; waits between them."""
+    """Yield pieces of a state's text, or of one variable, as they arrive; waits between them."""
     _check(state)
     return _pieces(state, name)
 
@@ -294,7 +296,7 @@ def _pieces(state: State, name: str | None) -> Iterator[str]:
 
 
 async def text_async_iter(state: State, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
-    """As `text_iter`, without holding the event loop or a thread while it waits."""
+    """As `text_iter`, without blocking the event loop or a thread while it waits."""
     _check(state)
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -321,7 +323,7 @@ async def text_async_iter(state: State, name: str | None, with_meta: bool) -> As
 
 
 def so_far(ctx: Any, limit: int = 60) -> str:
-    """The end of a prompt's text without waiting, `…` for answers that are not there; none while tracing."""
+    """Return a prompt's text so far without waiting, `…` for missing answers; none while tracing."""
     if not isinstance(ctx, Prompt):
         raise TypeError("a state that is evaluated, and not run, has no text to show")
     text, node = "", ctx

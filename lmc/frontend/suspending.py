@@ -1,9 +1,9 @@
 """Async programs: a read inside one suspends its task and not the loop.
 
-Each step of a task runs in a greenlet (as in SQLAlchemy's asyncio layer). Where the step has to wait for an answer, wherever in
-user code or in C that is, it hands a future to its task, as `await` would, and goes on when that is done. Tasks that a program
-creates get the same by the loop's task factory. So reading is an await point, with what that means: other tasks run meanwhile,
-and the task may be cancelled there.
+Each step of a task runs in a greenlet (as in SQLAlchemy's asyncio layer). Where the step has to wait for an answer,
+anywhere in user code or in C, it yields a future to its task, as `await` would, and resumes when that is done. The
+loop's task factory does the same for tasks that a program creates. So reading is an await point, with all that implies:
+other tasks run meanwhile, and the task may be cancelled there.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -26,13 +26,14 @@ T = TypeVar("T")
 
 
 class _Step(greenlet):
-    """One step of a task, up to where it awaits. Its parent is whoever drives it now."""
+    """One step of a task, up to where it awaits. Its parent is its current driver."""
 
     __slots__ = ("closing",)
 
 
 class Suspendable(Coroutine[Any, Any, T]):
-    """A coroutine whose steps are suspended where they read what is not there yet. Awaitable, and what a task may run."""
+    """A coroutine whose steps are suspended where they read an answer that has not arrived. Awaitable, and runnable as
+    a task."""
 
     __slots__ = ("__weakref__", "_coroutine", "_suspended")
 
@@ -62,7 +63,7 @@ class Suspendable(Coroutine[Any, Any, T]):
         return self._run(_fresh(self._coroutine.throw), error if isinstance(error, BaseException) else error())
 
     def close(self) -> None:
-        """End it. What it still waits for on its way out is waited for by the whole thread, since nobody drives it any more."""
+        """End it. Waits during its unwinding block the whole thread, since it no longer has a driver."""
         step = self._suspended
         if step is None:
             return self._coroutine.close()
@@ -73,7 +74,7 @@ class Suspendable(Coroutine[Any, Any, T]):
             self._coroutine.close()  # it has caught the exception, and awaits something
 
     def _run(self, step: _Step, *args: Any, error: Any = None) -> Any:
-        """Drive a step to its end, or to where it waits. Gives what the task is to wait for."""
+        """Drive a step to its end, or to where it waits. Return the future that the task must wait for."""
         self._suspended = None
         step.parent = getcurrent()
         given = step.switch(*args) if error is None else step.throw(error)
@@ -82,7 +83,7 @@ class Suspendable(Coroutine[Any, Any, T]):
         return given
 
     def __getattr__(self, name: str) -> Any:
-        """What tools that look into tasks ask of a coroutine: its name, its frame, its state."""
+        """Delegate attributes that task introspection reads from a coroutine: its name, its frame, its state."""
         return getattr(object.__getattribute__(self, "_coroutine"), name)
 
     def __repr__(self) -> str:
@@ -101,7 +102,7 @@ def _fresh(run: Callable[..., Any]) -> _Step:
 
 
 def suspendable(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """The coroutine, such that reading inside it suspends the task that runs it."""
+    """Return the coroutine, such that reading inside it suspends the task that runs it."""
     return coroutine if isinstance(getcurrent(), _Step) else Suspendable(coroutine)
 
 
@@ -114,7 +115,7 @@ def _suspend(signal: waiting.Signal, timeout: float | None) -> bool:
     future: asyncio.Future[None] = loop.create_future()
 
     def woken() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed while the answer was on its way
+        with contextlib.suppress(RuntimeError):  # the loop was closed while the answer was pending
             loop.call_soon_threadsafe(_finish, future)
 
     if signal.on_set(woken):
@@ -142,7 +143,8 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 class ProgramTasks:
-    """A task factory: tasks that begin inside a program are suspended where they read; all are made by the factory that was there."""
+    """A task factory: tasks that begin inside a program are suspended where they read; all are made by the previous
+    factory."""
 
     def __init__(self, inside: ContextVar[Any], before: Any) -> None:
         self._inside, self._before = inside, before
@@ -158,7 +160,7 @@ class ProgramTasks:
 
 
 def prepare(inside: ContextVar[Any]) -> None:
-    """Make the running loop one on which programs run: once for each loop. `inside` has a value inside of programs."""
+    """Prepare the running loop for programs: once for each loop. `inside` has a value inside of programs."""
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
     if not isinstance(before, ProgramTasks):

@@ -16,12 +16,13 @@ from lmc.tools import call_line
 
 @pure
 def line_of(call: Any) -> str:
-    """The line that the result of a call begins with."""
+    """Return the line that the result of a call begins with."""
     return call_line(call)
 
 
 def tool_result(call: Any, content: Expr | str | Symbolic, /) -> Seq:
-    """The message that answers a call of a tool: `call` is one of `s.get_meta_info(name)["tool_calls"]`, `content` its result."""
+    """Build the message that answers a tool call: `call` is one of `s.get_meta_info(name)["tool_calls"]`, `content` its
+    result."""
     try:
         line = line_of(call)
     except LmcError as error:
@@ -31,29 +32,30 @@ def tool_result(call: Any, content: Expr | str | Symbolic, /) -> Seq:
 
 
 def result_message(line: str | Symbolic, content: Expr | str | Symbolic) -> Seq:
-    """The message of a result, whose call is written already."""
+    """Build the message of a result whose call is written already."""
     loc, inside = caller_loc(), as_expr(content, "append")
     return Seq((RoleBegin("tool", loc), Lit(line), *(inside.items if isinstance(inside, Seq) else (inside,)), RoleEnd("tool", loc)))
 
 
 @host
 def call_tool(call: Mapping[str, Any], tools: Iterable[Any], /) -> Any:
-    """Call the function among `tools` that a model asked for, and return its result as text: as JSON, unless it is text already.
+    """Call the function among `tools` that a model requested, and return its result as text: as JSON, unless it is text
+    already.
 
-    For an `async def` tool, return an awaitable of that. Raises ToolError where the model named no tool of these or gave arguments
-    that the tool does not take; what the tool raises comes through.
+    For an `async def` tool, return an awaitable of that. Raises ToolError if the model named none of these tools or
+    gave arguments that the tool does not take; the tool's own exceptions propagate.
     """
     tool, arguments = asked_for(call, tools)
     return result_of(tool(**arguments))
 
 
 def result_of(result: Any) -> Any:
-    """What `call_tool` gives of what a tool returned."""
+    """Return `call_tool`'s result for a tool's return value."""
     return later(result) if inspect.isawaitable(result) else _text(result)
 
 
 def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Mapping[str, Any]]:
-    """The function that `call_tool` calls, and its arguments. Raises ToolError."""
+    """Return the function that `call_tool` calls, and its arguments. Raises ToolError."""
     known = {getattr(tool, "__name__", ""): tool for tool in tools if callable(tool)}
     name: Any = call["name"]
     arguments: Any = call["arguments"]
@@ -69,7 +71,7 @@ def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Ma
 
 
 async def later(result: Awaitable[Any]) -> str:
-    """What an async tool gives, as text."""
+    """Await an async tool; return its result as text."""
     return _text(await result)
 
 

@@ -1,7 +1,7 @@
-"""What type checkers know of programs: parameters and result of the function, and the options that every call takes.
+"""Static types of programs: parameters and result of the function, and the options that every call takes.
 
-Python's types cannot add keywords to a function's own (PEP 612). So a call with the program's arguments alone is checked in full; in one that gives
-options, too, the option is checked, and the program's arguments are when it runs. `fn.options(…)` takes the options apart, as Ray's remote functions
+Python's types cannot add keywords to a function's own (PEP 612). So a call with only the program's arguments is checked
+in full; in a call with options too, the options are checked statically and the program's arguments at run time. `fn.options(…)` takes the options apart, as Ray's remote functions
 do, and gives a program whose calls are checked in full.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, TypedDict, overload
 
 if TYPE_CHECKING:
-    from typing_extensions import (  # type checkers bring it; defaults of type variables are Python 3.13's
+    from typing_extensions import (  # bundled with type checkers; defaults of type variables are Python 3.13's
         ParamSpec,
         TypeVar,
     )
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Texts = str | Sequence[str] | None
 
     class RunOptions(TypedDict, total=False):
-        """What `fn.options` takes; `Function.run` says what they mean."""
+        """The options of `fn.options`; see `Function.run`."""
 
         backend: Backend | str | None
         seed: int | None
@@ -151,7 +151,7 @@ else:
 
 
 class GivesState(Protocol):
-    """A method that takes what a program takes and gives its state."""
+    """A method that takes a program's arguments and returns its state."""
 
     @overload
     def __get__(self, obj: None, owner: Any, /) -> Any: ...
@@ -171,12 +171,12 @@ class AwaitsState(Protocol):
 
 
 def gives_state(method: Callable[..., Any]) -> GivesState:
-    """Decorator: `method` takes the program's parameters and options, and returns the state."""
+    """Decorate: `method` takes the program's parameters and options, and returns the state."""
     return method  # pyright: ignore[reportReturnType]
 
 
 def awaits_state(method: Callable[..., Any]) -> AwaitsState:
-    """Decorator: as `gives_state`, of a coroutine function."""
+    """Decorate: as `gives_state`, of a coroutine function."""
     return method  # pyright: ignore[reportReturnType]
 
 
@@ -193,7 +193,7 @@ class Method(Protocol[S, P, R]):  # pyright: ignore[reportInvalidTypeVarUse]  # 
 
 
 class Decorator(Protocol):
-    """What `lmc.function(num_api_spec_tokens=…)` returns."""
+    """Type of `lmc.function(num_api_spec_tokens=…)`."""
 
     @overload
     def __call__(self, func: Callable[Concatenate[State[Any], P], Coroutine[Any, Any, R]], /) -> Function[P, R]: ...

@@ -1,4 +1,4 @@
-"""Languages of characters as sets: what two trees have in common, what one has and the other has not.
+"""Set operations on languages of characters: intersection and difference of two trees.
 
 Both are determinised over one division of characters into classes; the answer is the product, as a tree of one `Graph`.
 """
@@ -17,17 +17,19 @@ from lmc.fsm.minimise import Table, minimal
 from lmc.fsm.regex import ANY, NOTHING, Chars, Concat, Graph, Node
 
 S = TypeVar("S", bound=Hashable)
-_MOST_SETS = 100_000  # looked at while one language is determinised
+_MOST_SETS = 100_000  # sets visited while one language is determinised
 _MOST_MADE = 20_000  # states of a machine
 
 
 def both(a: Node, b: Node, work: Work | None = None) -> Node:
-    """The texts that are in `a` and in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used up."""
+    """Return the texts that are in `a` and in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used
+    up."""
     return _product(a, b, lambda in_a, in_b: in_a and in_b, work or Work())
 
 
 def without(a: Node, b: Node, work: Work | None = None) -> Node:
-    """The texts of `a` that are not in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used up."""
+    """Return the texts of `a` that are not in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used
+    up."""
     return _product(a, b, lambda in_a, in_b: in_a and not in_b, work or Work())
 
 
@@ -42,7 +44,7 @@ def minimised(a: Node, work: Work) -> Graph:
 
 
 def other_than(words: Iterable[str]) -> Node:
-    """All texts but these words."""
+    """Return all texts but these words."""
     children: list[dict[str, int]] = [{}]
     ends: set[int] = set()
     for word in words:
@@ -63,17 +65,18 @@ def other_than(words: Iterable[str]) -> Node:
 
 @lru_cache(4096)
 def _others(chars: str) -> Chars:
-    """All characters but these."""
+    """Return all characters but these."""
     return Chars(without_surrogates(complement((ord(char), ord(char)) for char in chars))) if chars else ANY
 
 
 def is_empty(a: Node) -> bool:
-    """No text is in it."""
+    """Return whether no text is in it."""
     return both(a, a) == NOTHING
 
 
 def are_apart(a: Node, b: Node, work: Work | None = None) -> bool:
-    """No text is in both: `both` without the tree of what is. Raises TooLarge, also when `work` is used up."""
+    """Return whether no text is in both: `both` without building its tree. Raises TooLarge, also when `work` is used
+    up."""
     alphabet = Alphabet.of(Concat((a, b)))
     (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet, _MOST_SETS), determinised(b, alphabet, _MOST_SETS)
     work = work or Work()
@@ -92,9 +95,9 @@ def are_apart(a: Node, b: Node, work: Work | None = None) -> bool:
 
 
 def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[S], bool], alphabet: Sequence[str]) -> Node:
-    """The language of a machine: its states are whatever `step` makes of them, None where a character is not legal.
+    """Return the language of a machine: its states are the results of `step`, None where a character is not legal.
 
-    alphabet   characters that it never tells apart, together
+    alphabet   classes of characters that it never distinguishes
     """
     numbers: dict[S, int] = {start: 0}
     order = [start]
@@ -143,7 +146,7 @@ def _graph(table: Table, final: list[bool], symbols: list[Ranges]) -> Node:
         return NOTHING
     table, final = minimal(table, final)
     edges: list[tuple[int, Node, int]] = []
-    made: dict[tuple[int, ...], Chars] = {}  # by symbols: most states divide them alike
+    made: dict[tuple[int, ...], Chars] = {}  # by symbols: most states partition them equally
     for state, row in enumerate(table):
         by_target: dict[int, list[int]] = defaultdict(list)
         for symbol, target in enumerate(row):

@@ -1,8 +1,9 @@
-"""Byte automata as arrays, for what looks at many states at once: token tables, tries, devices. Needs numpy, which the engine brings.
+"""Byte automata as arrays, for code that handles many states at once: token tables, tries, devices. Needs numpy, a
+dependency of the engine.
 
-The memory of a ByteDFA or a LazyDFA is taken as it is; of a ByteDFA windows are found besides:
+The memory of a ByteDFA or a LazyDFA is used directly; for a ByteDFA, windows are computed too:
 
-    [a-z]{1,200}    of 201 states the first 184 go on alike for LONG characters: one window, so one row of allowed tokens
+    [a-z]{1,200}    of 201 states the first 184 are equal for LONG characters: one window, so one row of allowed tokens
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, Rows, Walk
 from lmc.fsm.lazy import UNMADE, LazyDFA, Loop, Turns
 from lmc.fsm.minimise import DEAD
 
-_LARGE = 2000  # states from which on looking for the ends takes longer than a step may
+_LARGE = 2000  # number of states from which on finding the ends takes longer than a step may
 
 
 class ArrayDFA(Walk):
@@ -24,11 +25,11 @@ class ArrayDFA(Walk):
     deltas  int32 [(rows + 1) * 256]
     rows    int32 [states + 1]
     final   bool [states]
-    window  int64 [states]: states of one window go on with the same texts of up to LONG characters
+    window  int64 [states]: states of one window allow the same texts of up to LONG characters
     """
 
     def __init__(self, deltas: np.ndarray, rows: np.ndarray, final: np.ndarray, window: np.ndarray) -> None:
-        super().__init__(deltas.data, rows.data, final.data)  # much quicker than the arrays to read one by one
+        super().__init__(deltas.data, rows.data, final.data)  # much faster than the arrays for single reads
         self.deltas, self.rows, self.final, self.window = deltas, rows, final, window
 
     @staticmethod
@@ -40,7 +41,7 @@ class ArrayDFA(Walk):
 
     @staticmethod
     def of_table(table: np.ndarray, final: np.ndarray) -> ArrayDFA:
-        """From a table [states, 256] of next states."""
+        """Build from a table [states, 256] of next states."""
         shared = Rows()
         deltas = np.where(table >= 0, table - np.arange(len(table))[:, None], FAR).astype(np.int32)
         rows = [shared.number(row.tobytes()) for row in deltas]
@@ -49,7 +50,8 @@ class ArrayDFA(Walk):
 
     @cached_property
     def table(self) -> np.ndarray:
-        """int64 [states, 256]: the next state, DEAD where the byte is not legal. 1 KiB a state: for small automata."""
+        """Return int64 [states, 256]: the next state, DEAD where the byte is not legal. 1 KiB a state: for small
+        automata."""
         return self.following(np.arange(self.states)[:, None], np.arange(256)[None])
 
     @property
@@ -57,22 +59,22 @@ class ArrayDFA(Walk):
         return self.deltas.nbytes + self.rows.nbytes + self.final.nbytes + self.window.nbytes
 
     def following(self, states: np.ndarray, text: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """int64: the state behind each of `states` and the byte beside it, DEAD where that is not legal; DEAD stays."""
+        """Return int64: the state after each of `states` and its byte, DEAD where that is not legal; DEAD stays."""
         return np.maximum(self.deltas.take(self._places.take(states) + text) + states, DEAD, out=out)
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """`rows` as what indexes without being converted."""
+        """Return `rows` in a type that indexes without conversion."""
         return self.rows.astype(np.int64)
 
     def row(self, state: int) -> np.ndarray:
-        """[256]: the state behind each byte, DEAD where it is not legal."""
+        """Return [256]: the state after each byte, DEAD where it is not legal."""
         at = self.rows[state]
         return np.maximum(self.deltas[at : at + 256] + np.int32(state), DEAD)
 
     @cached_property
     def ways(self) -> np.ndarray:
-        """int [rows + 1]: how many bytes are legal."""
+        """Return int [rows + 1]: the number of legal bytes."""
         return (self.deltas.reshape(-1, 256) != FAR).sum(axis=1)
 
     def is_done(self, state: int) -> bool:
@@ -80,7 +82,7 @@ class ArrayDFA(Walk):
 
     @cached_property
     def _done(self) -> bytes:
-        return (self.final & (self.ways[self.rows[:-1] >> 8] == 0)).tobytes()  # quicker to read one by one
+        return (self.final & (self.ways[self.rows[:-1] >> 8] == 0)).tobytes()  # faster for single reads
 
     def are_final(self, states: np.ndarray) -> np.ndarray:
         return self.final[states]
@@ -89,15 +91,15 @@ class ArrayDFA(Walk):
         return int(self.window[state])
 
     def representative(self, state: int) -> int:
-        """A state of the same window."""
+        """Return a state of the same window."""
         return state
 
     def split(self, state: int) -> tuple[int, int] | None:
-        """There are no rules within rules."""
+        """Return None: there are no nested rules."""
         return None
 
     def loop(self, state: int) -> Loop | None:
-        """Not looked for: rows are found ahead of answers, and kept."""
+        """Return None: loops are not searched, since rows are built ahead of answers, and kept."""
         return None
 
     def literal(self, state: int) -> tuple[bytes, int] | None:
@@ -108,22 +110,22 @@ class ArrayDFA(Walk):
         raise AssertionError("no state has a literal")
 
     def turns(self, state: int) -> Turns | None:
-        """Not looked for, as loops."""
+        """Return None: turns are not searched, as loops."""
         return None
 
     def turned(self, state: int, low: int, high: int) -> int:
         raise AssertionError("no state has turns")
 
     def far(self, state: int, length: int) -> int:
-        """A state that goes on with the same texts of up to `length` bytes."""
+        """Return a state that allows the same texts of up to `length` bytes."""
         return state
 
     def distance(self, state: int) -> int:
-        """Bytes from a state to the nearest end."""
+        """Return the number of bytes from a state to the nearest end."""
         return int(self._distances[state])
 
     def distances(self, states: np.ndarray) -> np.ndarray:
-        """Bytes from each state to the nearest end."""
+        """Return the number of bytes from each state to the nearest end."""
         return self._distances[states]
 
     @cached_property
@@ -131,17 +133,17 @@ class ArrayDFA(Walk):
         return self.to_the_end()
 
     def prepare(self) -> None:
-        """Finds what takes long of a large automaton now, and not in a step that others wait for."""
+        """Compute slow properties of a large automaton now, not in a step that others wait for."""
         if self.states > _LARGE and self.forces_characters:
             _ = self._distances
 
     @cached_property
     def singular(self) -> np.ndarray:
-        """bool [states]: `is_singular` of each."""
+        """Return bool [states]: `is_singular` of each."""
         return (self.ways == 1)[self.rows[:-1] >> 8] & ~self.final
 
     def are_singular(self, states: np.ndarray) -> np.ndarray:
-        """bool: `is_singular` of each state."""
+        """Return bool: `is_singular` of each state."""
         return self.singular[states]
 
     @cached_property
@@ -151,12 +153,12 @@ class ArrayDFA(Walk):
 
     @property
     def forces_characters(self) -> bool:
-        """Whether some state that is not inside a character is singular."""
+        """Return whether some state that is not inside a character is singular."""
         inside = (self.deltas.reshape(-1, 256)[:, 0x80:0xC0] != FAR).any(axis=1)
         return bool((self.singular & ~inside[self.rows[:-1] >> 8]).any())
 
     def to_the_end(self) -> np.ndarray:
-        """int [states]: bytes from each state to the nearest end, a distance at a time."""
+        """Return int [states]: bytes from each state to the nearest end, computed one distance at a time."""
         sources, targets = self._edges
         before = sources[np.argsort(targets, kind="stable")]
         counts = np.bincount(targets, minlength=self.states)
@@ -173,7 +175,7 @@ class ArrayDFA(Walk):
 
     @property
     def _edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """(sources, targets) int64: each pair of neighbours at least once."""
+        """Return (sources, targets) int64: each pair of neighbours at least once."""
         deltas = self.deltas.reshape(-1, 256)
         first = deltas != FAR
         first[:, 1:] &= deltas[:, 1:] != deltas[:, :-1]
@@ -187,7 +189,7 @@ class ArrayDFA(Walk):
 
 
 class LazyArrays:
-    """An automaton that is made while it is used: `LazyDFA`, of which rows are looked at many at once. Thread-safe.
+    """An automaton built on demand: `LazyDFA`, with access to many rows at once. Thread-safe.
 
     Its methods of one state are those of the LazyDFA.
     """
@@ -202,7 +204,7 @@ class LazyArrays:
 
     @property
     def states(self) -> int:
-        """So far."""
+        """Return the number of states so far."""
         return self.lazy.states
 
     @property
@@ -214,7 +216,7 @@ class LazyArrays:
         return self.lazy.is_worn
 
     def following(self, states: np.ndarray, text: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """As of an ArrayDFA."""
+        """As for an ArrayDFA."""
         slots = np.frombuffer(self.lazy.slots, np.int32).take(states + 1)
         if (slots == UNMADE).any():
             for state in np.flatnonzero(np.bincount(states[slots == UNMADE])).tolist():
@@ -227,7 +229,7 @@ class LazyArrays:
         return out
 
     def row(self, state: int) -> np.ndarray:
-        """[256]: the state behind each byte, DEAD where it is not legal."""
+        """Return [256]: the state after each byte, DEAD where it is not legal."""
         at = self.lazy.place(state)
         return np.frombuffer(self.lazy.rows, np.int32)[at : at + 256]
 
@@ -235,27 +237,28 @@ class LazyArrays:
         return np.frombuffer(self.lazy.ends, bool)[states]
 
     def are_singular(self, states: np.ndarray) -> np.ndarray:
-        """As of an ArrayDFA."""
+        """As for an ArrayDFA."""
         known = {state: self.ways_at(state) == 1 and not self.is_final(state) for state in set(states.tolist())}
         return np.array([known[state] for state in states.tolist()], bool)
 
     def distances(self, states: np.ndarray) -> np.ndarray:
-        """Bytes from each state to the nearest end."""
+        """Return the number of bytes from each state to the nearest end."""
         return np.array([self.lazy.distance(state) for state in states.tolist()], np.int64)
 
     def prepare(self) -> None:
-        """Nothing of it is known before it is reached."""
+        """Do nothing: a state is unknown before it is reached."""
 
 
 Arrays = ArrayDFA | LazyArrays
-"""What token tables are made of: a whole automaton, or one that is made while it is used."""
+"""Automata that token tables are built from: a whole one, or one built on demand."""
 
 
 def windows(table: np.ndarray) -> np.ndarray:
-    """int64 [states], of a table [states, symbols]: equal for states from which the same texts of up to LONG symbols are legal.
+    """Return int64 [states], of a table [states, symbols]: equal for states from which the same texts of up to LONG
+    symbols are legal.
 
-    Rounds of partition refinement over signatures hashed to 64 bits; symbols beside each other that no state tells apart
-    are taken as one. In `[a-z]{1,200}` all but the last LONG states are equal.
+    Rounds of partition refinement over signatures hashed to 64 bits; adjacent symbols that no state distinguishes are
+    merged. In `[a-z]{1,200}` all but the last LONG states are equal.
     """
     states = len(table)
     weights = _random(max(table.shape[1], states + 1)) | np.uint64(1)
@@ -275,13 +278,14 @@ def windows(table: np.ndarray) -> np.ndarray:
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
-    """Ascending, each once. (numpy's `unique` imports numpy.ma when it is first called: longer than compiling takes.)"""
+    """Return the values in ascending order, each once. (numpy's `unique` imports numpy.ma on its first call, which
+    takes longer than compiling.)"""
     ordered = np.sort(values, axis=None)
     return ordered[_differs_from_before(ordered)]
 
 
 def _numbered(values: np.ndarray) -> np.ndarray:
-    """Equal values have equal numbers, from 0 up in ascending order: int64."""
+    """Number the values: equal ones have equal numbers, from 0 up in ascending order: int64."""
     order = np.argsort(values, kind="stable")
     numbers = np.empty(len(values), np.int64)
     numbers[order] = np.cumsum(_differs_from_before(values[order])) - 1
@@ -293,7 +297,7 @@ def _differs_from_before(ordered: np.ndarray) -> np.ndarray:
 
 
 def _random(count: int) -> np.ndarray:
-    """uint64 [count], the same every time: splitmix64. (numpy.random takes longer to import than compiling takes.)"""
+    """Return uint64 [count], the same every time: splitmix64. (Importing numpy.random takes longer than compiling.)"""
     x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)

@@ -1,10 +1,10 @@
-"""What a regex says of a place without reading a character: look-around, word boundaries, lines' ends.
+"""Zero-width assertions of a regex: look-around, word boundaries, line ends.
 
-    \\b\\w+\\b(?!x)…      tree    ⟨b⟩ \\w+ ⟨b⟩ ⟨!x⟩ …          a mark stands where each is, as a character of its own
+    \\b\\w+\\b(?!x)…      tree    ⟨b⟩ \\w+ ⟨b⟩ ⟨!x⟩ …          each is a mark, a character of its own
     ⟨b⟩ is broken by     \\w ⟨b⟩ \\w …                       a language of texts with marks
-    what is meant        the tree without what breaks a mark, and without the marks
+    the meaning          the tree minus the texts that break a mark, and without the marks
 
-So whatever is regular may be looked for, in front or behind, anywhere in a pattern.
+So any regular language may be looked for, ahead or behind, anywhere in a pattern.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmc.fsm.algebra import both, without
 from lmc.fsm.charset import MAX_CHAR, Ranges, complement, without_surrogates
 from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Graph, Node, Repeat, Union
 
-MOST = 64  # marks of one pattern
+MOST = 64  # most marks of one pattern
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Assertion:
 
     kind: Literal["ahead", "not_ahead", "behind", "not_behind", "boundary", "inside", "line_start", "line_end"]
     of: Node = EMPTY
-    to_the_end: bool = False  # what is looked for in front has all of the rest
+    to_the_end: bool = False  # a lookahead must match all of the rest
 
 
 def mark(index: int) -> Chars:
-    """What stands in a tree for the assertion of that number."""
+    """Return the mark of an assertion in a tree, by its number."""
     code = MAX_CHAR + 1 + index
     return Chars(((code, code),))
 
 
 def resolved(tree: Node, assertions: Sequence[Assertion]) -> Node:
-    """The texts of a tree where all assertions hold; NOTHING if there is none. Raises TooLarge."""
+    """Return the texts of a tree where all assertions hold; NOTHING if there is none. Raises TooLarge."""
     marks = Chars(((MAX_CHAR + 1, MAX_CHAR + len(assertions)),))
     whole = Chars((*without_surrogates(((0, MAX_CHAR),)), marks.ranges[0]))
     broken = _Broken(whole, Repeat(marks, 0, None))
@@ -51,7 +51,7 @@ def resolved(tree: Node, assertions: Sequence[Assertion]) -> Node:
 
 
 class _Broken:
-    """The texts in which an assertion does not hold at one of its marks."""
+    """Texts in which an assertion does not hold at one of its marks."""
 
     def __init__(self, whole: Chars, marks: Node) -> None:
         self._anything, self._marks = Repeat(whole, 0, None), marks
@@ -78,7 +78,7 @@ class _Broken:
         return Union(tuple([Concat((before, at, behind)) for before, behind in pairs]))
 
     def _spread(self, node: Node, *, before: bool) -> Node:
-        """A tree with any marks before, or behind, each of its characters."""
+        """Return a tree with any marks before, or after, each of its characters."""
         if isinstance(node, Chars):
             return Concat((self._marks, node) if before else (node, self._marks))
         key = id(node), before

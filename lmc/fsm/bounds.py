@@ -1,4 +1,5 @@
-"""What a constraint may cost to compile. Work is counted, never timed, so that a source is refused on any machine or on none."""
+"""Bounds on the cost of compiling a constraint. Work is counted, never timed, so that a source is refused on every
+machine or on none."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import Any
 from lmc.errors import ConstraintError
 from lmc.fsm.regex import Node, shown
 
-MAX_SOURCE = 256_000  # characters of a source: what is linear in it takes ten seconds at most
-MAX_WORK = 150_000  # transitions looked at while languages are combined: about half a second
+MAX_SOURCE = 256_000  # characters of a source: linear work on it takes ten seconds at most
+MAX_WORK = 150_000  # transitions visited while languages are combined: about half a second
 
 
 class TooLarge(Exception):
@@ -20,7 +21,8 @@ class TooLarge(Exception):
 
 @dataclass
 class Work:
-    """How many transitions may still be looked at for one constraint; languages that were found for it, by what they were asked by."""
+    """The number of transitions that may still be visited for one constraint, with a cache of the languages computed
+    for it."""
 
     left: int = MAX_WORK
     languages: dict[Hashable, Node] = field(default_factory=dict[Hashable, Node])
@@ -32,7 +34,7 @@ class Work:
 
 
 def check_source(kind: str, source: str) -> None:
-    """Raises ConstraintError for a source that is too long, naming its largest part where that has a name."""
+    """Raise ConstraintError for a source that is too long, naming its largest part if it has a name."""
     if len(source) > MAX_SOURCE:
         raise ConstraintError(
             f"{kind} {shown(source)} has {len(source):,} characters, and at most {MAX_SOURCE:,} are allowed{_largest(kind, source)}; "
@@ -41,11 +43,11 @@ def check_source(kind: str, source: str) -> None:
 
 
 def _largest(kind: str, source: str) -> str:
-    """Where more than half of a source is."""
+    """Return where more than half of a source is."""
     if kind == "json_schema":
         try:
             pointer = _pointer(json.loads(source))
-        except (ValueError, RecursionError):  # what it is will be said by who reads it
+        except (ValueError, RecursionError):  # the parser will report it
             return ""
         return f"; most of it is at {pointer}" if pointer else ""
     if kind in ("ebnf", "lark"):
@@ -55,7 +57,7 @@ def _largest(kind: str, source: str) -> str:
 
 
 def _pointer(value: Any) -> str:
-    """To the smallest part that is more than half of a value."""
+    """Return a pointer to the smallest part that is more than half of a value."""
     whole, pointer = len(json.dumps(value)), ""
     while isinstance(value, dict | list) and value:
         items = value.items() if isinstance(value, dict) else enumerate(value)

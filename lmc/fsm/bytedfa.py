@@ -1,11 +1,11 @@
-"""Deterministic automata over bytes in flat memory: states whose rows differ only by where they stand share one.
+"""Deterministic automata over bytes in flat memory: states whose rows are equal relative to their position share one.
 
     [0-9]{3}    0 ─[0-9]─► 1 ─[0-9]─► 2 ─[0-9]─► 3      next state less this state, by byte:
                                                         0, 1, 2   [0-9] ↦ +1            one row for all three
                                                         3         nothing
 
-So a counted repeat costs its body once, and each count the numbers of its states. What looks at one state at a time is
-here and needs no packages; arrays.py has the same memory as arrays, for what looks at many at once.
+So a counted repeat costs its body once, and each count the numbers of its states. Code that handles one state at a time
+is here and needs no packages; arrays.py has the same memory as arrays, to handle many at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Walk:
         return len(self._final)
 
     def step(self, state: int, text: bytes) -> int:
-        """The state after `text`, DEAD if it leaves the language."""
+        """Return the state after `text`, DEAD if it leaves the language."""
         rows, deltas = self._rows, self._deltas
         for byte in text:
             if state < 0:
@@ -48,7 +48,7 @@ class Walk:
         return state if state >= 0 else DEAD
 
     def after(self, state: int, byte: int) -> int:
-        """`step`, of one byte."""
+        """Step by one byte."""
         return max(state + self._deltas[self._rows[state] + byte], DEAD)
 
     def accepts(self, text: bytes) -> bool:
@@ -56,30 +56,30 @@ class Walk:
         return end >= 0 and self.is_final(end)
 
     def is_final(self, state: int) -> bool:
-        """The text so far is in the language."""
+        """Return whether the text so far is in the language."""
         return self._final[state] != 0
 
     def is_done(self, state: int) -> bool:
-        """The text so far is in the language, and nothing may follow."""
+        """Return whether the text so far is in the language, and nothing may follow."""
         return self._final[state] != 0 and not self.ways_at(state)
 
     def ways_at(self, state: int) -> int:
-        """How many bytes are legal."""
+        """Return the number of legal bytes."""
         return len(self._of_row(self._rows[state]))
 
     def begin(self) -> None:
-        """A step begins; here it needs no budget."""
+        """Begin a step; here it needs no budget."""
 
     def moves(self, state: int) -> list[tuple[int, int]]:
-        """(byte, the state behind it), ascending, of the legal bytes."""
+        """Return (byte, next state) for the legal bytes, ascending."""
         return [(byte, state + delta) for byte, delta in self._of_row(self._rows[state])]
 
     def few(self, state: int) -> list[tuple[int, int]] | None:
-        """`moves`, where they are few."""
+        """Return `moves`, where they are few."""
         return self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
 
     def _of_row(self, row: int) -> list[tuple[int, int]]:
-        """(byte, delta), ascending, of the legal bytes."""
+        """Return (byte, delta) for the legal bytes, ascending."""
         moves = self._moves.get(row)
         if moves is None:
             deltas = self._deltas[row : row + 256].tolist()
@@ -87,7 +87,8 @@ class Walk:
         return moves
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """What every legal text from `state` goes on with, and the state behind it; b"" where there is a choice."""
+        """Return the common beginning of all legal texts from `state`, and the state after it; b"" where there is a
+        choice."""
         rows, deltas, only, ends, out = self._rows, self._deltas, self._only, self._final, bytearray()
         while not ends[state] and (byte := only[rows[state] >> 8]) >= 0:  # ends: an end is within reach of every state
             out.append(byte)
@@ -96,24 +97,24 @@ class Walk:
 
     @cached_property
     def _only(self) -> Sequence[int]:
-        """Of each row the only legal byte, -1 where there is none or another."""
+        """Return, for each row, the only legal byte, -1 where there is none or a choice."""
         high = bytes(self._deltas.cast("B"))[_HIGH::4]
         rows = (high[at : at + 256] for at in range(0, len(high), 256))
         return [256 - len(row.lstrip(bytes([_FAR]))) if row.count(_FAR) == 255 else -1 for row in rows]
 
     def is_singular(self, state: int) -> bool:
-        """Exactly one byte is legal and the text may not end here (final counts as a way on)."""
+        """Return whether exactly one byte is legal and the text may not end here (ending counts as a choice)."""
         return not self._final[state] and self._only[self._rows[state] >> 8] >= 0
 
 
 class Characters(Protocol):
-    """The automaton over classes of characters that one over bytes was made of."""
+    """The automaton over classes of characters from which one over bytes was built."""
 
     @property
     def table(self) -> Table: ...
 
     def windows(self, ahead: Sequence[int]) -> array[int]:
-        """`ArrayDFA.window` of the states over bytes, from that of the states of `table`."""
+        """Return `ArrayDFA.window` of the states over bytes, from that of the states of `table`."""
         ...
 
 
@@ -134,19 +135,19 @@ class ByteDFA(Walk):
 
     @property
     def nbytes(self) -> int:
-        """With the windows that `ArrayDFA` has besides."""
+        """Return its memory, with the windows that `ArrayDFA` adds."""
         return self.deltas.nbytes + self.rows.nbytes + 9 * self.states
 
     @property
     def forced_share(self) -> float:
-        """The share of states that are singular."""
+        """Return the share of states that are singular."""
         often = Counter(zip(self.rows.tolist(), self.final.tolist()))
         only = self._only
         return sum(count for (row, end), count in often.items() if end == 0 and only[row >> 8] >= 0) / self.states
 
 
 class Rows:
-    """Rows of an automaton that is being made, each once."""
+    """Rows of an automaton under construction, each once."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -155,11 +156,11 @@ class Rows:
         return len(self._numbers)
 
     def number(self, deltas: bytes) -> int:
-        """Where the memory of int32 [256] is in `ByteDFA.deltas`."""
+        """Return the position of the memory of int32 [256] in `ByteDFA.deltas`."""
         return self._numbers.setdefault(deltas, len(self._numbers) << 8)
 
     def deltas(self) -> bytes:
-        """Of all rows, and the dead one behind them."""
+        """Return the deltas of all rows, and the dead one after them."""
         return b"".join([*self._numbers, NO_WAYS.tobytes()])
 
 

@@ -1,10 +1,10 @@
-"""Canonical text: which tokens a tokenizer that merges pairs (BPE) may put behind which other one.
+"""Canonical text: the pairs of tokens that a BPE tokenizer may put next to each other.
 
-    sampled   "m          the tokenizer writes `minister` as one token, and never `m` before `in`: a model that is held to
-    refused   in  inister legal tokens alone may do so, and goes on behind what it has never seen
+    sampled   "m          the tokenizer writes `minister` as one token, and never `m` before `in`: a model restricted to
+    refused   in  inister legal tokens alone may do so, and continues after text it has never seen
 
-A sequence of tokens is the encoding of its text if each two neighbours are that of theirs (Berglund and van der Merwe 2023;
-Vieira et al. 2025). So a row of refused tokens belongs to the last token alone:
+A sequence of tokens is the encoding of its text if each pair of neighbours is that of theirs (Berglund and van der
+Merwe 2023; Vieira et al. 2025). So a row of refused tokens belongs to the last token alone:
 
     a        its right parts, from the whole inwards:  minister, ister, er, r      each there until a merge of some rank takes it
     b        its left parts                            s, st, …
@@ -25,29 +25,30 @@ from typing import Literal
 import numpy as np
 
 Cuts = Literal["none", "spaces", "gpt2", "gpt2-digits", "llama3"]
-"""How a tokenizer cuts texts before it merges: not at all; before each space; by GPT-2's pattern; by single digits, then GPT-2's
-pattern; by the pattern of Llama 3 and Qwen."""
+"""Pre-tokenization, the cuts a tokenizer makes before it merges: not at all; before each space; by GPT-2's pattern; by
+single digits, then GPT-2's pattern; by the pattern of Llama 3 and Qwen."""
 
 _KEPT = 4096  # rows
-_PAIRS = 1 << 16  # that are remembered
-_NEVER = 1 << 30  # a rank behind all others
+_PAIRS = 1 << 16  # most remembered pairs
+_NEVER = 1 << 30  # a rank after all others
 _NONE = (-1, -1, -1)
 
 _ODD, _LETTER, _DIGIT, _SPACE, _BREAK, _BLANK, _MARK, _BEHIND_QUOTE, _WITHIN = range(9)
-"""What a token begins or ends with. _BEHIND_QUOTE: letters that may end `'s` or `'ll`, behind which a word may begin; _WITHIN: a character
-of which more bytes follow; _ODD: what is not known."""
+"""Classes of a token's first and last characters. _BEHIND_QUOTE: letters that may end `'s` or `'ll`, after which a word
+may begin; _WITHIN: an incomplete character; _ODD: unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refused:
-    """Tokens that are never canonical behind one. ids: ascending; bits: uint32 [words], token i is bit i % 32 of word i // 32."""
+    """Tokens that are never canonical after one. ids: ascending; bits: uint32 [words], token i is bit i % 32 of word i
+    // 32."""
 
     ids: np.ndarray
     bits: np.ndarray
 
     @staticmethod
     def of(merged: np.ndarray, cuttable: np.ndarray) -> Refused:
-        """Both bool [size]: what is merged with the one, and between which and the one a text may be cut."""
+        """Build from both bool [size]: the tokens merged with it, and those with a possible cut in between."""
         flags = np.zeros((len(merged) + 31) // 32 * 32, bool)
         np.greater(merged, cuttable, out=flags[: len(merged)])
         row = Refused(np.flatnonzero(flags), np.packbits(flags, bitorder="little").view("<u4"))
@@ -56,17 +57,17 @@ class Refused:
 
 
 class Canonical:
-    """Of one tokenizer. Thread-safe.
+    """The pairs of one tokenizer. Thread-safe.
 
-    tokens  bytes of each id, b"" where it stands for no text
-    merges  (left, right, what they become) by rank
+    tokens  bytes of each id, b"" for an id without text
+    merges  (left, right, result) by rank
     added   ids that the tokenizer finds in a text before it cuts it
-    size    of the vocabulary, logits that stand for no token included
+    size    of the vocabulary, including logits without a token
     """
 
     def __init__(self, tokens: Sequence[bytes], merges: Sequence[tuple[int, int, int]], cuts: Cuts, added: frozenset[int], size: int) -> None:
         self._ranks: dict[tuple[int, int], int] = {}
-        self._parts: dict[int, tuple[int, int, int]] = {}  # of what merges make: left, right, rank
+        self._parts: dict[int, tuple[int, int, int]] = {}  # of merged tokens: left, right, rank
         kept = self._read(merges)
         self._behind = _Side(kept, self._parts, size)
         self._before = _Side([(right, left, made, rank) for left, right, made, rank in kept], {t: (b, a, rank) for t, (a, b, rank) in self._parts.items()}, size, first=1)
@@ -78,7 +79,7 @@ class Canonical:
         self._pairs: dict[tuple[int, int], bool] = {}
 
     def allows(self, before: int, token: int) -> bool:
-        """Whether some canonical text has `token` behind `before`. In doubt, yes."""
+        """Return whether some canonical text has `token` after `before`. In doubt, True."""
         if self._cuttable[self._last[before]][self._firsts[token]]:
             return True
         key = before, token
@@ -90,7 +91,7 @@ class Canonical:
         return found
 
     def refused(self, before: int) -> Refused:
-        """The tokens that `allows` refuses behind `before`."""
+        """Return the tokens that `allows` refuses after `before`."""
         found = self._rows.get(before)
         if found is None:
             cuttable = np.array(self._cuttable[self._last[before]])[self._first]
@@ -99,7 +100,7 @@ class Canonical:
         return found
 
     def refused_before(self, token: int) -> Refused:
-        """The tokens behind which `allows` refuses `token`."""
+        """Return the tokens after which `allows` refuses `token`."""
         found = self._columns.get(token)
         if found is None:
             cuttable = np.array(self._cuttable)[:, self._firsts[token]][self._lasts]
@@ -115,8 +116,8 @@ class Canonical:
     # -- reading merges ------------------------------------------------------------------------------------------------
 
     def _read(self, merges: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
-        """(left, right, made, rank): merges of what has been made before. Of a token that several merges make, the one that does when its
-        text is encoded is kept as its parts."""
+        """Return (left, right, made, rank): merges of tokens made before. For a token that several merges make, the one
+        used when its text is encoded is kept as its parts."""
         ways: dict[int, int] = {}
         for _, _, made in merges:
             ways[made] = ways.get(made, 0) + 1
@@ -132,7 +133,7 @@ class Canonical:
         return kept
 
     def _merge(self, a: int, b: int, until: int) -> bool:
-        """Whether something is merged across the border of two tokens before rank `until`."""
+        """Return whether a merge across the border of two tokens happens before rank `until`."""
         ranks, parts = self._ranks, self._parts
         there = until
         while True:  # the right parts of a
@@ -151,10 +152,10 @@ class Canonical:
             _, a, there = found
 
 class _Side:
-    """Which tokens are merged with one that stands beside them, all at once.
+    """The tokens that are merged with an adjacent one, found all at once.
 
-    The tokens that have one as an outer part (of what stands behind: its left parts) follow it in one order, by the rank that takes it. So
-    what a merge of (a part of the one, an outer part) refuses is that outer part, and a span behind it.
+    The tokens that have one as an outer part (for a token on the right: its left parts) follow it in one order, by the
+    rank that consumes it. So a merge of (a part of the one, an outer part) refuses that outer part and a span after it.
 
     kept   (of the one, of the other, made, rank) of each merge, ascending
     parts  of each token: its outer part, its inner part, rank
@@ -164,7 +165,7 @@ class _Side:
     def __init__(self, kept: Sequence[tuple[int, int, int, int]], parts: Mapping[int, tuple[int, int, int]], size: int, first: int = 0) -> None:
         self._size, self._first = size, first
         self._inner = {token: (inner, rank) for token, (_, inner, rank) in parts.items()}
-        under = [1] * size  # tokens with this one as an outer part, itself included
+        under = [1] * size  # number of tokens with this one as an outer part, itself included
         for token in sorted(parts, key=lambda token: -parts[token][2]):
             under[parts[token][0]] += under[token]
         place, free = [0] * size, [0] * size
@@ -193,7 +194,7 @@ class _Side:
         self._spans = np.stack([there, there + 1, np.array(begins, np.int64)[order], there + np.array(under)[others[order]]])
 
     def merged(self, one: int) -> np.ndarray:
-        """bool [size]: the tokens that are merged with it before they are whole."""
+        """Return bool [size]: the tokens that are merged with it before they are complete."""
         pieces: list[np.ndarray] = []
         until = _NEVER
         while True:
@@ -216,14 +217,14 @@ def _forget(rows: OrderedDict[int, Refused]) -> None:
         rows.popitem(last=False)
 
 
-# -- where texts are cut -----------------------------------------------------------------------------------------------
+# -- cuts of texts -----------------------------------------------------------------------------------------------
 
 
 _QUOTED = (b"s", b"t", b"m", b"d", b"re", b"ve", b"ll")
 
 
 def _kinds(tokens: Sequence[bytes], size: int, added: frozenset[int]) -> tuple[list[int], list[int]]:
-    """What each token begins and ends with."""
+    """Return the class of each token's first and last character."""
     known: dict[str, int] = {}
     first, last = [_ODD] * size, [_ODD] * size
     for token, text in enumerate(tokens):
@@ -260,7 +261,7 @@ def _kind(char: str, known: dict[str, int]) -> int:
 
 
 def _ends(text: bytes) -> tuple[str, str]:
-    """The first and the last character, "" where it is not whole."""
+    """Return the first and the last character, "" where it is incomplete."""
     size = 1 if text[0] < 0x80 else 2 if text[0] < 0xE0 else 3 if text[0] < 0xF0 else 4
     begin = next((at for at in range(len(text) - 1, max(-1, len(text) - 5), -1) if text[at] & 0xC0 != 0x80), 0)
     return _character(text[:size]), _character(text[begin:])
@@ -274,7 +275,7 @@ def _character(text: bytes) -> str:
 
 
 def is_begun(text: bytes) -> bool:
-    """The text ends within a character that begins in it."""
+    """Return whether the text ends within a character that begins in it."""
     for size, least in ((1, 0xC2), (2, 0xE0), (3, 0xF0)):
         if len(text) >= size and text[-size] >= least:
             return True
@@ -288,7 +289,7 @@ def _may_end_quote(text: bytes) -> bool:
 
 
 def _cuttable(cuts: Cuts) -> list[list[bool]]:
-    """[what ends before][what begins behind]: whether a text may be cut between the two."""
+    """Return [last class of one token][first class of the next]: whether a text may be cut between the two."""
     may = np.ones((9, 9), bool)
     may[_WITHIN] = False
     if cuts == "none":
@@ -306,7 +307,7 @@ def _cuttable(cuts: Cuts) -> list[list[bool]]:
 
 
 def merges_of(vocab: Mapping[str, int], merges: Sequence[str | Sequence[str]]) -> list[tuple[int, int, int]]:
-    """(left, right, made) as ids, of a model's merges as they are written."""
+    """Return (left, right, made) as ids, from a model's merges as they are written."""
     found: list[tuple[int, int, int]] = []
     for merge in merges:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge

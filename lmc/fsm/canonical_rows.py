@@ -1,11 +1,11 @@
 """The rows of a token automaton without tokens that no canonical answer has there.
 
     "(student|minister)",    legal      m  min  minister  s  stud  student
-                             dead ends  m  min  stud      only `inister` and the like may follow, which no tokenizer writes behind these
-    behind the last token    refused    what the tokenizer never puts behind it (canonical.py)
+                             dead ends  m  min  stud      only `inister`, … may follow, which no tokenizer writes there
+    after the last token     refused    tokens that the tokenizer never puts after it (canonical.py)
 
-The canonical encoding of a legal text is never cut off: neither rule refuses a token of it. Where nothing would be left, because the
-answer so far is no beginning of one, all that is legal stays.
+The canonical encoding of a legal text is never cut off: neither rule refuses a token of it. If nothing were left,
+because the answer so far is not the beginning of one, all legal tokens stay.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 from lmc.fsm.canonical import Canonical, Refused, is_begun
 from lmc.fsm.tokens import FEW_REFUSED, Row, TokenAutomaton
 
-_DEPTH = 3  # tokens that are looked ahead
-_STATES = 64  # behind one state that are looked at
-_FOLLOWING = 48  # tokens that may follow; where there are more, one of them will be canonical
+_DEPTH = 3  # tokens of lookahead
+_STATES = 64  # most states visited after one state
+_FOLLOWING = 48  # tokens that may follow; among more, one is assumed canonical
 _ONE_BY_ONE = 100  # pairs
 
 
@@ -31,7 +31,7 @@ class _DeadEnds:
 
 
 class CanonicalRows:
-    """Of one automaton; shared by all answers of its constraint. Thread-safe."""
+    """Canonical rows of one automaton; shared by all answers of its constraint. Thread-safe."""
 
     def __init__(self, automaton: TokenAutomaton, canonical: Canonical) -> None:
         self.automaton, self.canonical = automaton, canonical
@@ -40,20 +40,21 @@ class CanonicalRows:
         self._behind: dict[tuple[int, int], list[int]] = {}
 
     def narrowed(self, row: Row, state: int, before: int | None) -> Row:
-        """What is left of the row of a state behind a token, None if it is the first."""
+        """Return the rest of a state's row after a token; None if it is the first."""
         dead = self._dead_ends(state).refused
         if dead is not None:
             row = _without(row, dead)
         return row if before is None else _without(row, self.canonical.refused(before))
 
     def may_narrow(self, state: int, before: int | None, token: int, following: int) -> bool:
-        """Whether a legal token, which leads to `following`, may be missing in `narrowed`; False if it is not."""
+        """Return whether a legal token, which leads to `following`, may be missing in `narrowed`; False if it is
+        not."""
         if before is not None and not self.canonical.allows(before, token):
             return True
         return self._is_singular(following) and len(self._dead_ends(state).ids) > 0
 
     def prepare(self, state: int) -> None:
-        """Finds the dead ends of a state before somebody asks for its row."""
+        """Find the dead ends of a state before its row is needed."""
         self._dead_ends(state)
 
     @property
@@ -67,7 +68,7 @@ class CanonicalRows:
         return dfa.ways_at(state) == 1 and not dfa.is_final(state)
 
     def _dead_ends(self, state: int) -> _DeadEnds:
-        """Tokens behind which one byte alone is legal, and no token with it can be canonical."""
+        """Return tokens after which only one byte is legal, and no token with it can be canonical."""
         found = self._dead.get(state)
         if found is None:
             ids = self._find(state)
@@ -78,7 +79,7 @@ class CanonicalRows:
 
     def _find(self, state: int) -> list[int]:
         by_state: dict[int, list[int]] = defaultdict(list)
-        seen: set[tuple[int, ...]] = set()  # what follows: the same however states are told apart
+        seen: set[tuple[int, ...]] = set()  # continuations: independent of how states are distinguished
         for token, end in self._leading_on(state):
             if end not in by_state:
                 if not self._is_singular(end):
@@ -90,8 +91,8 @@ class CanonicalRows:
         return sorted(token for end, tokens in by_state.items() for token in self._stuck(tokens, end))
 
     def _leading_on(self, state: int) -> list[tuple[int, int]]:
-        """The tokens that are legal in a state, ascending, and the states behind them; without those of which a run of
-        characters says that more than one byte may follow."""
+        """Return the tokens that are legal in a state, ascending, and the states after them; without those after which
+        a run of characters allows more than one byte."""
         dfa, vocabulary = self.automaton.dfa, self.automaton.vocabulary
         dfa.begin()
         walked = vocabulary.walked(dfa, state)
@@ -104,7 +105,7 @@ class CanonicalRows:
         return sorted(dict(found).items())
 
     def _stuck(self, tokens: list[int], end: int) -> list[int]:
-        """Those of `tokens`, which lead to the singular state `end`, behind which nothing is canonical."""
+        """Return those of `tokens`, which lead to the singular state `end`, after which nothing is canonical."""
         following = self._alive(end, _DEPTH)
         if len(following) > _FOLLOWING:
             return []
@@ -117,7 +118,8 @@ class CanonicalRows:
         return left.tolist()
 
     def _alive(self, state: int, depth: int) -> list[int]:
-        """The tokens that are legal in a singular state and not stuck behind it, as far as `depth` tokens show; all if all are."""
+        """Return the tokens that are legal in a singular state and not stuck after it, as far as `depth` tokens show;
+        all if all are."""
         found = self._behind.get((state, depth))
         if found is None:
             legal = self._singular.get(state)
@@ -134,7 +136,8 @@ class CanonicalRows:
         return len(following) > _FOLLOWING or any(self.canonical.allows(token, u) for u in following)
 
     def _legal(self, state: int) -> list[tuple[int, int | None]]:
-        """The tokens that are legal in a singular state, each with the state behind it where that is singular, too."""
+        """Return the tokens that are legal in a singular state, each with the state after it where that is singular,
+        too."""
         dfa, vocabulary = self.automaton.dfa, self.automaton.vocabulary
         ids, ends = vocabulary.held(*vocabulary.trie.below(dfa, 0, state))
         found = [(t, end if single else None) for t, end, single in zip(ids.tolist(), ends.tolist(), dfa.are_singular(ends).tolist())]
@@ -142,7 +145,7 @@ class CanonicalRows:
 
 
 def _without(row: Row, refused: Refused) -> Row:
-    """The row without tokens that are refused besides, if any are left."""
+    """Return the row without further refused tokens, if any are left."""
     few = row.few
     if few is not None:
         kept = few[refused.bits[few >> 5] >> (few & 31).astype(np.uint32) & 1 == 0]

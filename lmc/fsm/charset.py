@@ -16,7 +16,7 @@ Ranges = tuple[tuple[int, int], ...]  # inclusive, ascending, with gaps between
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same characters, sorted, without overlaps and without neighbours that touch."""
+    """Return the same characters, sorted, without overlaps and without adjacent ranges."""
     out: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if out and low <= out[-1][1] + 1:
@@ -49,7 +49,7 @@ def without_surrogates(ranges: Ranges) -> Ranges:
 
 
 def lead_of(char: int) -> int:
-    """The first byte of a character in UTF-8."""
+    """Return the first byte of a character in UTF-8."""
     return char if char < 0x80 else 0xC0 | char >> 6 if char < 0x800 else 0xE0 | char >> 12 if char < 0x10000 else 0xF0 | char >> 18
 
 
@@ -63,13 +63,13 @@ _ASCII: dict[str, Ranges] = {
 
 
 def ascii_class(letter: str) -> Ranges:
-    """`\\d`, `\\s` or `\\w` under re.ASCII."""
+    """Return `\\d`, `\\s` or `\\w` under re.ASCII."""
     return _ASCII[letter]
 
 
 @lru_cache
 def unicode_class(letter: str) -> Ranges:
-    """`\\d`, `\\s` or `\\w` as this Python's Unicode tables have it; asked of `re` itself, once."""
+    """Return `\\d`, `\\s` or `\\w` by this Python's Unicode tables; computed by `re` itself, once."""
     return tuple((m.start(), m.end() - 1) for m in re.finditer(rf"\{letter}+", _characters()))
 
 
@@ -78,7 +78,7 @@ _PLANES = 4  # the first ones: no class has a character beyond (asserted in the 
 
 @lru_cache(1)
 def _characters() -> str:
-    """Those of the first planes; NUL, which is of no class, in the place of surrogates."""
+    """Return those of the first planes; NUL, which is in no class, in place of surrogates."""
     codes = bytearray(4 * (_PLANES << 16))  # UTF-32, filled column by column: a `chr` for each takes twenty times as long
     codes[0::4] = bytes(range(256)) * (_PLANES << 8)
     codes[1::4] = b"".join(bytes([high]) * 256 for high in range(256)) * _PLANES
@@ -92,7 +92,7 @@ def _characters() -> str:
 
 
 def fold_ascii(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """With the other case of every ASCII letter, as under re.IGNORECASE | re.ASCII."""
+    """Return the set with the other case of every ASCII letter, as under re.IGNORECASE | re.ASCII."""
     ranges = list(ranges)
     extra: list[tuple[int, int]] = []
     for low, high in ranges:
@@ -104,12 +104,12 @@ def fold_ascii(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def written(pair: tuple[int, int]) -> str:
-    """A character or range as it stands in a class of a regex."""
+    """Return a character or range as it is written in a class of a regex."""
     low, high = pair
     return f"\\U{low:08x}" if low == high else f"\\U{low:08x}-\\U{high:08x}"
 
 
-@lru_cache(1024)  # letters of literals come again and again
+@lru_cache(1024)  # letters of literals recur
 def fold_as_re(members: tuple[tuple[int, int], ...], inner: str, flags: int) -> Ranges:
     """The class of `members`, written `inner` between brackets, as `re` has it under `flags` and re.IGNORECASE: asked of `re` itself, character
     by character, for it has a mind of its own beyond the first plane. (`(?i)[𐐀i]` does not match 𐐀, while `(?i)[𐐀]` and
@@ -128,7 +128,7 @@ def _ranges_of(chars: Iterable[str]) -> list[tuple[int, int]]:
 
 @lru_cache(1)
 def _cased() -> str:
-    """All characters that folding can touch. None lies beyond the second plane."""
+    """Return all characters that folding can affect. None lies beyond the second plane."""
     every = _characters()[:0x20000]
     blocks = [every[at : at + 256] for at in range(0, len(every), 256)]
     touched = [block for block in blocks if block.lower() != block or block.upper() != block]
@@ -148,7 +148,7 @@ _NAMES = {
 
 
 def category(name: str) -> Ranges | None:
-    """The characters of a general category of Unicode, by its short or long name; None if there is none of that name."""
+    """Return the characters of a general category of Unicode, by its short or long name; None for an unknown name."""
     wanted = _NAMES.get(name.replace("_", "").replace(" ", "").lower(), name)
     if wanted == "LC":
         wanted = ("Lu", "Ll", "Lt")
@@ -158,7 +158,7 @@ def category(name: str) -> Ranges | None:
 
 @lru_cache(1)
 def _categories() -> dict[str, list[tuple[int, int]]]:
-    """A tenth of a second."""
+    """Compute the categories, which takes a tenth of a second."""
     found: dict[str, list[tuple[int, int]]] = {}
     for short, group in itertools.groupby(range(MAX_CHAR + 1), lambda code: unicodedata.category(chr(code))):
         codes = list(group)

@@ -1,7 +1,8 @@
-"""Terminals of Lark grammars that match one text: a parser with a lexer takes it for one of them, an answer may be read as either.
+"""Terminals of Lark grammars that match the same text: a lexer takes it for one of them, an answer may be read as
+either.
 
-interegular, which Lark uses for this too, decides about pairs. What it may take is bounded by what goes to it: patterns that are soon small
-automata here, and few of them.
+interegular, which Lark uses for this too, decides about pairs. Its cost is bounded by its input: few patterns, with
+small automata that are quickly built.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _SECONDS = 0.2  # for an example
 
 
 def collisions(source: str) -> Iterator[tuple[str, str, str]]:
-    """Two terminals that are regular expressions, and a text that both match; pairs that would take long are left out. Keywords win over
-    names in every lexer, so they are not looked at. Raises ConstraintError for what is no grammar."""
+    """Return two terminals that are regular expressions, and a text that both match; slow pairs are left out. Keywords
+    win over names in every lexer, so they are skipped. Raises ConstraintError for an invalid grammar."""
     from interegular import Comparator
 
     small = ((name, pattern) for name, pattern in patterns_of(source).items() if _is_small(pattern))
@@ -36,7 +37,7 @@ def collisions(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _parsed(pattern: str) -> Any | None:
-    """As interegular reads it; None for what it does not know."""
+    """Parse a pattern as interegular does; None for one that it does not support."""
     from interegular import InvalidSyntax, Unsupported, parse_pattern
 
     try:

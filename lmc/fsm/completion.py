@@ -9,7 +9,7 @@ from lmc.fsm.bytedfa import Walk
 
 
 class Followed(Protocol):
-    """What is looked at of an automaton, whole or made while it is used."""
+    """The interface of an automaton, whole or built on demand."""
 
     def is_final(self, state: int) -> bool: ...
 
@@ -19,9 +19,10 @@ class Followed(Protocol):
 
 
 def completion(dfa: Walk, text: str) -> str | None:
-    """The shortest text (the first in byte order among those) after which `text` is complete, "" if it is complete.
+    """Return the shortest text (the first in byte order among those) after which `text` is complete, "" if it is
+    complete.
 
-    None if nothing that begins with `text` is in the language.
+    None if no text that begins with `text` is in the language.
     """
     start = dfa.step(0, text.encode())
     if start < 0:
@@ -40,7 +41,7 @@ def completion(dfa: Walk, text: str) -> str | None:
 
 
 def all_endings(dfa: Followed, state: int, limit: int) -> list[bytes] | None:
-    """All texts that lead from a state to an end, or None if they are more than `limit`."""
+    """Return all texts that lead from a state to an end, or None if there are more than `limit`."""
     found = list[bytes]()
     todo: list[tuple[int, bytes]] = [(state, b"")]
     while todo:

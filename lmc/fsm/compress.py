@@ -1,4 +1,4 @@
-"""Compression: chains of states with one way on become one edge, so that text without freedom is seen at once.
+"""Compression: chains of states with one successor become one edge, so that forced text is found in one step.
 
     0 ─{─► 1 ─"─► 2 ─s─► … ─"─► 14 ─[0-9A-Z…]─► …       a singular state: one legal byte, and the text may not end
     0 ─{"summary": "─► 14 ─[0-9A-Z…]─► …                the same, compressed
@@ -16,7 +16,8 @@ from lmc.fsm.bytedfa import ByteDFA
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From state to state, by the bytes of `chain` one after another or by any one byte of `any_of`; the other is empty."""
+    """An edge between states, by the bytes of `chain` one after another or by any one byte of `any_of`; the other is
+    empty."""
 
     source: int
     target: int
@@ -25,7 +26,7 @@ class Edge:
 
     @property
     def label(self) -> str:
-        """A chain as text in quotes, a set of bytes as a class."""
+        """Return a chain as text in quotes, a set of bytes as a class."""
         return chain_label(self.chain) if self.chain else class_label(self.any_of)
 
 
@@ -33,7 +34,7 @@ class Edge:
 class CompressedFSM:
     """A byte automaton whose singular chains are single edges. States keep the numbers they have in `dfa`.
 
-    states   those that are left: the start, those with a choice or an end, and those that a choice leads to
+    states   the remaining ones: the start, those with a choice or an end, and those that a choice leads to
     edges    by source, then by first byte
     """
 
@@ -43,7 +44,7 @@ class CompressedFSM:
 
     @property
     def forced(self) -> float:
-        """The share of the automaton's states in which the next byte is forced."""
+        """Return the share of the automaton's states in which the next byte is forced."""
         return self.dfa.forced_share
 
     @cached_property
@@ -55,7 +56,7 @@ class CompressedFSM:
         return ways
 
     def accepts(self, text: bytes) -> bool:
-        """Walks edge by edge; the same answer as `dfa.accepts`."""
+        """Walk edge by edge; the same answer as `dfa.accepts`."""
         state, at = 0, 0
         while at < len(text):
             edge = self._ways[state].get(text[at])
@@ -66,7 +67,7 @@ class CompressedFSM:
 
 
 def compress(dfa: ByteDFA) -> CompressedFSM:
-    """Fuses every maximal chain of singular states."""
+    """Fuse every maximal chain of singular states."""
     choices = [state for state in range(dfa.states) if not dfa.is_singular(state)]
     states = sorted({0, *choices, *(target for state in choices for _, target in dfa.moves(state))})
     edges: list[Edge] = []
@@ -91,14 +92,14 @@ def _choices(dfa: ByteDFA, state: int) -> list[Edge]:
 
 
 def chain_label(text: bytes) -> str:
-    """Bytes as quoted text; parts of characters and controls escaped."""
+    """Return bytes as quoted text; parts of characters and controls escaped."""
     plain = "".join(_shown(c) for c in text.decode("utf-8", "backslashreplace"))
     quote = "'" if '"' in plain and "'" not in plain else '"'
     return quote + plain + quote
 
 
 def class_label(any_of: bytes) -> str:
-    """Bytes as a class of ranges: [0-9A-Za-z]; bytes of longer characters as \\xNN."""
+    """Return bytes as a class of ranges: [0-9A-Za-z]; bytes of longer characters as \\xNN."""
     runs: list[list[int]] = []
     for code in any_of:
         if runs and runs[-1][1] == code - 1:

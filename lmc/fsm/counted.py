@@ -30,7 +30,7 @@ def counted(graph: Graph, low: int, high: int | None) -> Node:
 
 
 class Counts:
-    """How many edges the ways from each state of a graph to its ends have, as far as `low` and `high` ask."""
+    """The numbers of edges of the paths from each state of a graph to its ends, as far as `low` and `high` require."""
 
     def __init__(self, graph: Graph, low: int, high: int | None) -> None:
         self.edges: Mapping[int, Sequence[tuple[Node, int]]] = _by_source(graph)
@@ -40,7 +40,7 @@ class Counts:
         self._costs: dict[bool, list[list[int]]] = {}
 
     def lead_to_an_end(self, state: int, low: int, high: int | None) -> bool:
-        """Whether some way from a state has so many edges."""
+        """Return whether some path from a state to an end has between `low` and `high` edges."""
         if high is None:
             high = max(low, 0) + self.states  # of a longer one parts that come back to where they began can be left out
         return self._lengths[state] >> low & ((1 << high - low + 1) - 1) != 0

@@ -1,6 +1,6 @@
 """Minimal automata over UTF-8 bytes: tree ─► NFA ─► DFA over character classes ─► minimal ─► bytes.
 
-Determinising and minimising happen over the few classes of characters that a pattern tells apart; only the minimal
+Determinising and minimising happen over the few classes of characters that a pattern distinguishes; only the minimal
 automaton is spread over bytes (spread.py).
 """
 
@@ -21,12 +21,13 @@ from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Repeat, Union, pa
 from lmc.fsm.spread import spread
 
 MAX_STATES = 50_000  # over characters
-MAX_WORK = 4_000_000  # states looked at while sets of states are made: a few seconds
-SOON = 12_000  # the same, where there is another way: some 20 ms
+MAX_WORK = 4_000_000  # states visited in the subset construction: a few seconds
+SOON = 12_000  # the same, where there is an alternative: some 20 ms
 
 
 def compile_regex(pattern: str) -> ByteDFA:
-    """The minimal automaton of a pattern; raises ConstraintError for what `regex.parse` refuses and for what is too large."""
+    """Return the minimal automaton of a pattern; raises ConstraintError for anything that `regex.parse` refuses or that
+    is too large."""
     try:
         return build(parse(pattern))
     except TooLarge:
@@ -38,7 +39,7 @@ def compile_regex(pattern: str) -> ByteDFA:
 
 
 def build(tree: Node, work: int = MAX_WORK) -> ByteDFA:
-    """The minimal automaton of a tree; raises TooLarge, also when it takes more than `work`."""
+    """Return the minimal automaton of a tree; raises TooLarge, also when it takes more than `work`."""
     alphabet = Alphabet.of(tree)
     table, final = determinised(tree, alphabet, work)
     if not any(final):
@@ -47,7 +48,7 @@ def build(tree: Node, work: int = MAX_WORK) -> ByteDFA:
 
 
 def determinised(tree: Node, alphabet: Alphabet, work: int = MAX_WORK) -> tuple[Table, list[bool]]:
-    """A tree's automaton over classes of characters; raises TooLarge."""
+    """Return a tree's automaton over classes of characters; raises TooLarge."""
     return _determinised(_NFA.of(tree, alphabet, work))
 
 
@@ -68,7 +69,7 @@ class Alphabet:
     members: dict[Chars, tuple[int, ...]]
 
     def ranges(self) -> list[Ranges]:
-        """The characters of each class."""
+        """Return the characters of each class."""
         found: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
         for low, high, c in self.segments:
             found[c].append((low, high))
@@ -80,7 +81,7 @@ class Alphabet:
 
     @staticmethod
     def of_all(trees: Iterable[Node]) -> Alphabet:
-        """Of several trees together, which may name rules."""
+        """Build from several trees together, which may name rules."""
         found = list(dict.fromkeys(sets(trees)))
         changes: dict[int, int] = defaultdict(int)  # at a character: the sets, as bits, that begin or have just ended
         for number, s in enumerate(found):
@@ -103,7 +104,7 @@ class Alphabet:
 
 
 def sets(trees: Iterable[Node]) -> Iterable[Chars]:
-    """The sets of characters in trees; those of a part that is shared once. The trees live on meanwhile."""
+    """Yield the sets of characters in trees; those of a shared part once. The trees must stay alive meanwhile."""
     seen: set[int] = set()
     todo = list(trees)
     while todo:
@@ -121,7 +122,7 @@ def sets(trees: Iterable[Node]) -> Iterable[Chars]:
 
 
 def is_nullable(tree: Node) -> bool:
-    """Whether the empty text is in its language."""
+    """Return whether the empty text is in its language."""
     if isinstance(tree, Concat):
         return all(map(is_nullable, tree.parts))
     if isinstance(tree, Union):
@@ -134,30 +135,30 @@ def is_nullable(tree: Node) -> bool:
 
 
 def _nonempty(tree: Node) -> Node:
-    """Its language without the empty text where that is as simple a tree; else itself."""
+    """Return its language without the empty text where that is as simple a tree; else itself."""
     if not is_nullable(tree):
         return tree
     if isinstance(tree, Repeat):
         return Repeat(_nonempty(tree.body), 1, tree.high)
     if isinstance(tree, Union):
         return Union(tuple(_nonempty(arm) for arm in tree.arms))
-    if isinstance(tree, Concat) and len(tree.parts) <= 3:  # all are nullable: the first that is there, then the rest
+    if isinstance(tree, Concat) and len(tree.parts) <= 3:  # all are nullable: the first nonempty one, then the rest
         parts = tree.parts
         return Union(tuple(Concat((_nonempty(p), *parts[i + 1 :])) for i, p in enumerate(parts)))
     return tree
 
 
 class _NFA:
-    """Thompson's automaton: a state reads one set of characters, or goes on for free."""
+    """Thompson's automaton: a state reads one set of characters, or has empty moves."""
 
     def __init__(self, alphabet: Alphabet, work: int) -> None:
         self.work = work
         self.members = alphabet.members
         self.alphabet_size = alphabet.size
-        self.free: list[list[int]] = []  # free moves of each state
+        self.free: list[list[int]] = []  # empty moves of each state
         self.reads: list[tuple[tuple[int, ...], int] | None] = []  # (classes, next state)
         self.start = self.end = 0
-        self.turns: dict[int, tuple[Node, bool]] = {}  # by id of a repeat: what one turn reads, and whether it must be
+        self.turns: dict[int, tuple[Node, bool]] = {}  # by id of a repeat: one turn's body, and if required
 
     @staticmethod
     def of(tree: Node, alphabet: Alphabet, work: int) -> _NFA:
@@ -174,7 +175,7 @@ class _NFA:
         return len(self.free) - 1
 
     def add(self, tree: Node, at: int) -> int:
-        """Lets `tree` be read from `at`, which reads nothing else; returns the state behind it."""
+        """Let `tree` be read from `at`, which reads nothing else; return the state after it."""
         if isinstance(tree, Chars):
             end = self.state()
             self.reads[at] = (self.members[tree], end)
@@ -206,7 +207,7 @@ class _NFA:
     def add_repeat(self, tree: Repeat, at: int) -> int:
         if (
             id(tree) not in self.turns
-        ):  # (x?){m,n} is x{0,n}: from every turn there would be free ways to all later ones
+        ):  # (x?){m,n} is x{0,n}: from every turn there would be empty moves to all later ones
             often = tree.high is not None and tree.high > 8 and is_nullable(tree.body)
             self.turns[id(tree)] = (_nonempty(tree.body), False) if often else (tree.body, True)
         body, needed = self.turns[id(tree)]
@@ -219,7 +220,7 @@ class _NFA:
             self.free[self.add(body, self.branch(loop))].append(loop)
             self.free[loop].append(end)
             return end
-        for _ in range(tree.high - low):  # nested, x(x(x)?)?: from every turn one way to the end
+        for _ in range(tree.high - low):  # nested, x(x(x)?)?: from every turn one path to the end
             self.free[at].append(end)
             at = self.add(body, self.branch(at))
         self.free[at].append(end)
@@ -230,7 +231,7 @@ class _NFA:
         return new
 
     def closures(self) -> list[frozenset[int]]:
-        """Of each state: the states that read, or end, within free moves of it."""
+        """Return, for each state, the states that read, or end, within empty moves of it."""
         found: list[frozenset[int]] = []
         work = 0
         for state in range(len(self.free)):
@@ -251,7 +252,7 @@ class _NFA:
 
 
 def _determinised(nfa: _NFA) -> tuple[Table, list[bool]]:
-    """Subset construction over classes: table [states, classes], final [states]."""
+    """Run the subset construction over classes: table [states, classes], final [states]."""
     closures = nfa.closures()
     start = closures[nfa.start]
     numbers: dict[frozenset[int], int] = {start: 0}
@@ -283,7 +284,7 @@ def _determinised(nfa: _NFA) -> tuple[Table, list[bool]]:
 def _per_class(
     ways: dict[tuple[int, ...], list[int]], closures: list[frozenset[int]]
 ) -> Iterable[tuple[tuple[int, ...], frozenset[int]]]:
-    """(classes, where they lead): sets that overlap are taken apart."""
+    """Yield (classes, targets): overlapping sets are split."""
     if len(ways) == 1:
         [(classes, targets)] = ways.items()
         yield classes, frozenset().union(*(closures[t] for t in targets))

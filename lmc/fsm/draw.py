@@ -1,4 +1,4 @@
-"""Compressed automata for the eye: text, DOT for graphviz, and one HTML page that needs nothing else."""
+"""Drawings of compressed automata: text, DOT for graphviz, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmc.pages import page
 
 
 def to_text(fsm: CompressedFSM) -> str:
-    """One line an edge. `>` marks the start, `*` the states where the text may end."""
+    """Return one line per edge. `>` marks the start, `*` the states where the text may end."""
     lines = [summary(fsm)]
     labels = [edge.label for edge in fsm.edges]
     width = min(48, max(map(len, labels), default=0))
@@ -24,7 +24,7 @@ def to_text(fsm: CompressedFSM) -> str:
 
 
 def summary(fsm: CompressedFSM) -> str:
-    """Sizes in a line."""
+    """Return its sizes in a line."""
     chains = sum(bool(edge.chain) for edge in fsm.edges)
     return (
         f"{_count(fsm.dfa.states, 'state')}, {len(fsm.states)} after compression; {_count(len(fsm.edges), 'edge')}, {chains} of them chains; "
@@ -37,7 +37,7 @@ def _count(number: int, what: str) -> str:
 
 
 def to_dot(fsm: CompressedFSM) -> str:
-    """For graphviz: double circles are ends, thick edges are chains."""
+    """Render for graphviz: double circles are ends, thick edges are chains."""
     lines = ["digraph fsm {", "  rankdir=LR; node [shape=circle, fontsize=10]; edge [fontname=monospace, fontsize=10];"]
     lines += ['  start [shape=point]; start -> "0";']
     lines += [f'  "{s}" [shape=doublecircle];' for s in fsm.states if fsm.dfa.final[s]]
@@ -48,7 +48,7 @@ def to_dot(fsm: CompressedFSM) -> str:
 
 
 def to_html(fsm: CompressedFSM, title: str) -> str:
-    """A page with a drawing and the table of edges."""
+    """Render a page with a drawing and the table of edges."""
     rows = "\n".join(
         f"<tr><td>{e.source}</td><td><code>{escape(e.label)}</code></td><td>{e.target}</td></tr>" for e in fsm.edges
     )
@@ -113,18 +113,18 @@ def _places(fsm: CompressedFSM) -> dict[int, tuple[int, int]]:
 
 
 def _bend(ax: int, bx: int, length: float) -> float:
-    return 0 if bx > ax else 40 + length / 8  # ways back bow out
+    return 0 if bx > ax else 40 + length / 8  # backward edges bow out
 
 
 def _crest(edge: Edge, places: dict[int, tuple[int, int]]) -> float:
-    """No part of an edge, its label included, is drawn above this."""
+    """Return the height above which no part of an edge, its label included, is drawn."""
     (ax, ay), (bx, by) = places[edge.source], places[edge.target]
     length = math.hypot(bx - ax, by - ay)
     return min(ay, by) - 60 if not length else min(ay, by) - _bend(ax, bx, length) / 2 - 20
 
 
 def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> tuple[str, str]:
-    """An edge and its label."""
+    """Draw an edge and its label."""
     (ax, ay), (bx, by) = places[edge.source], places[edge.target]
     shown = edge.label if len(edge.label) <= 28 else edge.label[:27] + "…"
     kind = ' class="chain"' if edge.chain else ""

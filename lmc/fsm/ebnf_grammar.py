@@ -1,4 +1,4 @@
-"""EBNF as xgrammar and llama.cpp write it, as a grammar of ours: rules, literals, classes, groups and repeats.
+"""EBNF in the syntax of xgrammar and llama.cpp, as a `Grammar`: rules, literals, classes, groups and repeats.
 
     root  ::= "[" (item ("," item)*)? "]"      # begins at `root`
     item  ::= [0-9]{1,3} | root
@@ -33,7 +33,7 @@ class _Token(NamedTuple):
 
 
 def compile_ebnf(source: str) -> Grammar:
-    """The grammar of a text in EBNF, from its rule `root`. Raises ConstraintError with line and column."""
+    """Compile a text in EBNF, from its rule `root`, to a grammar. Raises ConstraintError with line and column."""
     reader = _Reader(source)
     try:
         return reader.grammar()
@@ -46,7 +46,7 @@ class _Reader:
         self.source = source
         self.tokens = [*self._tokens(), _Token("end", "", len(source))]
         self.next = 0
-        self.named: dict[str, int] = {}  # rules that are named, and where first
+        self.named: dict[str, int] = {}  # rules that are named, and the first position of each
 
     def _tokens(self) -> list[_Token]:
         found: list[_Token] = []
@@ -142,7 +142,7 @@ class _Reader:
         return body
 
     def codes(self, spelled: str, at: int) -> list[int]:
-        """Code points of what stands between quotes or brackets."""
+        """Return the code points between quotes or brackets."""
         found: list[int] = []
         place = 0
         while place < len(spelled):

@@ -1,7 +1,7 @@
 """Grammars: named rules over trees that may name rules. Without recursion, or cut at a depth, one tree; as EBNF for servers.
 
     rules ─► Grammar.tree() ─► dfa.build           the language is regular: an automaton, with forced tokens
-                  └ None ─► sources.lazily          it is not: an automaton that is made while it is used
+                  └ None ─► sources.lazily          it is not: an automaton built on demand
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_NODES = 400_000  # of a tree that rules are written into
 
 @dataclass(frozen=True)
 class Grammar:
-    """What `start` derives. Every rule that a rule names is there.
+    """A grammar: the texts that `start` derives. Every named rule is defined.
 
-    styles   in one of which each text is written, where trees have marks (json_styles.py)
+    styles   each text is written in one of them, where trees have marks (json_styles.py)
     """
 
     start: Node
@@ -36,7 +36,7 @@ class Grammar:
 
     @cached_property
     def named(self) -> Mapping[str, frozenset[str]]:
-        """The rules that each rule names, and marks."""
+        """Return the rules that each rule names, and marks."""
         return {name: named for name, (named, _) in self._looked_at.items()}
 
     @property
@@ -50,12 +50,12 @@ class Grammar:
 
     @cached_property
     def recursive(self) -> frozenset[str]:
-        """Rules that lead to themselves."""
+        """Return the recursive rules."""
         ways = self.named
         ahead = {name: len(named) for name, named in ways.items()}
         before = _turned(ways)
         todo = [name for name, count in ahead.items() if not count] + [name for name in before if name not in ways]
-        while todo:  # what leads only to rules that do not recur does not, either: what is left recurs, or leads to what does
+        while todo:  # rules that lead only to non-recursive ones are non-recursive; the rest recur, or lead to rules that do
             for name in before.get(todo.pop(), ()):
                 ahead[name] -= 1
                 if not ahead[name]:
@@ -65,14 +65,14 @@ class Grammar:
 
     @cached_property
     def written(self) -> Grammar:
-        """Without marks: a copy of all of it for each style."""
+        """Return a grammar without marks: a copy of all of it for each style."""
         return Grammar(*written(self.start, self.rules, self.recursive, self.styles)) if self.styles else self
 
     def tree(self, depth: int | None = None, most: int | None = None) -> Node | None:
-        """The grammar without references: None if it is recursive and no depth is given, or by far too large.
+        """Return the grammar without references: None if it is recursive and no depth is given, or by far too large.
 
         most   nodes that it may have, MAX_NODES if it is not given
-        depth  how often recursive rules may be entered within each other; what lies deeper is not in the language
+        depth  most nested recursive rules; deeper texts are not in the language
         """
         if self.recursive and depth is None:
             return None
@@ -104,16 +104,17 @@ class Grammar:
         return expanded(self.start, depth or 0)
 
     def _entered(self, ref: Ref, left: int) -> tuple[str, int] | None:
-        """The rule that a reference leads to, and how many recursive ones may be entered within it; None if it is one too many."""
+        """Return the rule that a reference leads to, and how many recursive ones may be entered within it; None if it
+        is one too many."""
         left -= ref.rule in self.recursive
         return (ref.rule, left) if left >= 0 else None
 
     def _inner(self, depth: int) -> Iterator[tuple[Ref, int]]:
-        """Recursive rules from the innermost depth on: who takes them in turn meets no deep recursion."""
+        """Return recursive rules from the innermost depth on: building them in this order avoids deep recursion."""
         return ((Ref(name), left) for left in range(1, depth + 1) for name in self.recursive)
 
     def _size(self, depth: int) -> int:
-        """Nodes of the tree, what is shared counted each time; of one that has by far too many, more than MAX_NODES."""
+        """Return nodes of the tree, shared ones counted each time; for a far too large one, more than MAX_NODES."""
         made: dict[tuple[str, int], int] = {}
         known: dict[tuple[int, int], int] = {}  # by id
 
@@ -138,11 +139,11 @@ class Grammar:
         return size(self.start, depth)
 
     def ebnf(self) -> str:
-        """The grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
+        """Return the grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
         return _Writer(self.written.productive()).text()
 
     def productive(self) -> Grammar:
-        """Without what derives no text. Raises ConstraintError if all of it derives none."""
+        """Return the grammar without unproductive parts. Raises ConstraintError if it derives no text."""
         if self._is_soon_whole():
             return self
         productive = self._productive
@@ -157,8 +158,8 @@ class Grammar:
         return Grammar(start, rules, self.styles)
 
     def _is_soon_whole(self) -> bool:
-        """Whether one look at each rule, in their order, shows that all parts of all of them derive some text: as where what a rule names
-        comes before it."""
+        """Return whether a single pass over the rules, in order, shows that all parts of all of them derive some text:
+        e.g. when each rule comes after those that it names."""
         found: set[str] = set()
         derives = _Derives(found)
         for name, body in self.rules.items():
@@ -169,7 +170,7 @@ class Grammar:
 
     @cached_property
     def _productive(self) -> frozenset[str]:
-        """Rules that derive some text."""
+        """Return rules that derive some text."""
         found: set[str] = set()
         before = len(found) - 1
         while before < len(found):
@@ -179,7 +180,7 @@ class Grammar:
 
 
 def _turned(ways: Mapping[str, frozenset[str]]) -> Mapping[str, list[str]]:
-    """Of each rule, those that name it."""
+    """Return, for each rule, those that name it."""
     found: dict[str, list[str]] = {}
     for name, named in ways.items():
         for other in named:
@@ -199,7 +200,7 @@ def _reached(start: Iterable[_T], ways: Mapping[_T, Iterable[_T]]) -> set[_T]:
 
 
 class _Derives:
-    """Whether a tree derives some text with some rules.
+    """Tests whether a tree derives some text with some rules.
 
     whole   of all parts of the trees so far: each derives some, and each state of a graph leads to an end
     """
@@ -224,7 +225,7 @@ class _Derives:
         if isinstance(node, Concat):
             return all(self(part) for part in node.parts if type(part) is not Chars or not part.ranges)
         if isinstance(node, Union):
-            found = [self(arm) for arm in node.arms]  # each is looked at
+            found = [self(arm) for arm in node.arms]  # every one must be visited
             return any(found)
         if isinstance(node, Repeat):
             return self(node.body) or node.low == 0
@@ -242,7 +243,8 @@ class _Derives:
 
 
 def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
-    """The texts of a tree that only use these rules: the same object where nothing changes. `known`: by id, of nodes that live on."""
+    """Return the texts of a tree that only use these rules: the same object where nothing changes. `known`: by id, of
+    nodes that stay alive."""
     if isinstance(node, Chars | Counted):  # no rules are counted
         return node
     if isinstance(node, Ref):
@@ -345,7 +347,7 @@ class _Writer:
                 arms = [f"{self.node(body)} {base}_{to}" for source, body, to in node.edges if source == state]
                 if state in node.final:
                     arms.append('""')
-                # every state has a way to an end, or its rule would be empty
+                # every state leads to an end, or its rule would be empty
                 self.lines.append(f"{base}_{state} ::= " + " | ".join(arms))
         return f"{self.graphs[node]}_0"
 
@@ -365,5 +367,5 @@ def _char_class(node: Chars) -> str:
 def _char(code: int) -> str:
     if code < 128 and (chr(code).isalnum() or chr(code) in " _,:{}()=<>.;"):
         return chr(code)
-    # not \x: it reads as many hex digits as there are
+    # not \x: it reads every following hex digit
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

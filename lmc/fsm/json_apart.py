@@ -1,4 +1,5 @@
-"""What is of a shape, and which shapes surely have nothing in common: decisions on values and languages, for oneOf, enum and const."""
+"""Membership in a shape, and provable disjointness of shapes: decisions on values and languages, for oneOf, enum and
+const."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _MOST_PAIRS = 20_000  # of shapes that are compared
 
 
 def not_apart(ways: Ways, place: Place, base: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> tuple[int, int] | None:
-    """The first two arms of oneOf that might hold together; None if what is written of one is surely not of another."""
+    """Return the first two arms of oneOf that might hold together; None if values written for one are surely not of
+    another."""
     if math.prod((len(base), sum(map(len, arms)) ** 2)) > _MOST_PAIRS:
         return 0, 1
     within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
@@ -47,7 +49,7 @@ def not_apart(ways: Ways, place: Place, base: Sequence[Shape], arms: Sequence[Se
 
 
 def _apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
-    """Surely nothing is of `a` and of `b`, which is a wide shape."""
+    """Return whether surely nothing is of `a` and of `b`, which is a wide shape."""
     if a.values is not None:
         return not any(admits(ways.widely, b, v) for v in a.values if admits(ways, a, v))
     if b.values is not None:
@@ -79,12 +81,12 @@ def _needs_apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
 
 
 def _needs_absent(ways: Ways, a: Shape, b: Shape) -> bool:
-    """`a` needs a property that `b` excludes."""
+    """Return whether `a` needs a property that `b` excludes."""
     return any(n in b.absent or not ways.widely.shapes(rules_of(b, n)) for n in a.required)
 
 
 def admits(ways: Ways, shape: Shape, value: Any) -> bool:
-    """A value is of a shape; what is not said is allowed."""
+    """Return whether a value is of a shape; unspecified parts are allowed."""
     kind = type_of(value)
     if kind not in shape.types or (shape.values is not None and not any(same(value, v) for v in shape.values)):
         return False
@@ -112,7 +114,7 @@ def admits(ways: Ways, shape: Shape, value: Any) -> bool:
 
 
 def _has_so_many(ways: Ways, items: Sequence[Any], place: Place, least: int, most: int | None) -> bool:
-    """Surely so many of the items are of a schema."""
+    """Return whether surely so many of the items are of a schema."""
     sure = sum(admit(ways, (place,), item) for item in items)
     return least <= sure and (most is None or len(items) - sum(admit(ways, (opposite(place),), item) for item in items) <= most)
 
@@ -122,7 +124,7 @@ def admit(ways: Ways, places: All, value: Any) -> bool:
 
 
 def characters(work: Work, shape: Shape) -> Node:
-    """The characters of the strings of a shape."""
+    """Return the characters of the strings of a shape."""
     key = shape.texts, shape.length, shape.excluded_texts
     if (found := work.languages.get(key)) is None:
         found = work.languages[key] = _characters(work, shape)

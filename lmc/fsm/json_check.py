@@ -1,6 +1,6 @@
-"""Whether a value is valid by a schema: for what an automaton cannot hold an answer to, so that it is looked at when the answer ends.
+"""Validation of a value by a schema: for keywords that an automaton cannot enforce, checked when the answer ends.
 
-Formats are annotations here, as in the standard: what is generated obeys them anyway.
+Formats are annotations here, as in the standard: generated text obeys them anyway.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import JSON_NUMBER, Place, same, type_of
 from lmc.fsm.lazy import Machine
 
-_DEEPEST = 200  # schemas within each other
+_DEEPEST = 200  # most nested schemas
 
 
 @dataclass
 class _Seen:
-    """What of a value was looked at by schemas that hold: names of properties, places of items."""
+    """Parts of a value evaluated by schemas that hold: names of properties, indices of items."""
 
     names: set[str] = field(default_factory=set)
     items: set[int] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Checker:
         self._root = Place(references.root, "")
 
     def wrong(self, text: str) -> str | None:
-        """Why the value that a JSON text stands for is not valid; None if it is."""
+        """Return why the value of a JSON text is not valid; None if it is."""
         value = json.loads(text, parse_float=Decimal)
         try:
             return self._wrong(self._root, value, _Seen(), "", 0)
@@ -74,7 +74,7 @@ class Checker:
         seen.add(mine)
         return None
 
-    # -- rules: None if the keyword holds, else what is wrong, or False for the usual words ------------------------
+    # -- rules: None if the keyword holds, else the error, or False for the default message ------------------------
 
     def _type(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
         names = place.schema["type"]
@@ -221,7 +221,7 @@ class Checker:
 
 
 def _canonical(value: Any) -> str:
-    """Equal for values that are equal as JSON."""
+    """Return a key that is equal for values that are equal as JSON."""
     if isinstance(value, bool | str) or value is None:
         return json.dumps(value)
     if isinstance(value, JSON_NUMBER):

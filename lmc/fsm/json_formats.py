@@ -1,4 +1,5 @@
-"""JSON Schema's `format`s as languages of characters: every text of them is valid; where a format is wide, a plain part of it."""
+"""JSON Schema's `format`s as languages of characters: every text of them is valid; for a wide format, a simple
+subset."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _LABEL = r"[A-Za-z0-9](-?[A-Za-z0-9]){0,15}"  # at most 31 characters; two hyphe
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _PATH = r"([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
-_NUMBER = r"(0|[1-9][0-9]{0,5})"  # longer ones are more days than a datetime.timedelta has
+_NUMBER = r"(0|[1-9][0-9]{0,5})"  # longer ones exceed a datetime.timedelta
 _DAY_TIME = rf"(T({_NUMBER}H({_NUMBER}M({_NUMBER}S)?)?|{_NUMBER}M({_NUMBER}S)?|{_NUMBER}S))"
 
 _URI = rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(:[0-9]{{1,4}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?"
@@ -67,7 +68,7 @@ _PATTERNS: Mapping[str, str] = {
     "regex": rf"\^?({_REGEX_ATOM}[*+?]?)*\$?",
 }
 FORMATS = tuple(_PATTERNS)
-ANY_STRING = ("binary", "password")  # OpenAPI's, and what pydantic makes of bytes: they say nothing of the text
+ANY_STRING = ("binary", "password")  # OpenAPI's, and pydantic's for bytes: they do not constrain the text
 NUMBERS: Mapping[str, tuple[Decimal, Decimal] | None] = {  # OpenAPI's: the least and the greatest; None: any number
     "int32": (Decimal(-(1 << 31)), Decimal((1 << 31) - 1)),
     "int64": (Decimal(-(1 << 63)), Decimal((1 << 63) - 1)),
@@ -81,7 +82,7 @@ def _uri(n: int) -> str:
     return rf"[A-Za-z][A-Za-z0-9+.-]{{0,15}}://{_HOST}(:[0-9]{{1,4}})?(/{path})?(\?{path})?(#{path})?"
 
 
-_SHORTER: Mapping[str, tuple[str, ...]] = {  # plain parts that fit a `maxLength`, the widest first
+_SHORTER: Mapping[str, tuple[str, ...]] = {  # simple subsets that fit a `maxLength`, the widest first
     "uri": tuple(_uri(n) for n in (80, 20, 5)),
     "email": (rf"{_ATOM[:-1]}{{1,20}}(\.{_ATOM[:-1]}{{1,20}}){{0,2}}@{_HOST}",),
 }
@@ -89,8 +90,9 @@ _SHORTER: Mapping[str, tuple[str, ...]] = {  # plain parts that fit a `maxLength
 
 @lru_cache
 def language(name: str, longest: int | None = None) -> Node:
-    """The texts of a format; KeyError for one that is not in FORMATS. Of a wide format a part that is within `longest`
-    characters as it is, if there is one: counting them beside the format would take an automaton of a thousand times the size."""
+    """Return the texts of a format; KeyError for one that is not in FORMATS. For a wide format, a subset within
+    `longest` characters, if there is one: counting them in addition to the format would take an automaton a thousand
+    times the size."""
     trees = map(parse, _SHORTER.get(name, ()) if longest is not None else ())
     fitting = (tree for tree in trees if (lengths(tree)[1] or 0) <= (longest or 0))
     return next(fitting, None) or parse(_PATTERNS[name])

@@ -1,4 +1,4 @@
-"""What the keywords of one JSON schema say, those that combine schemas left out. Reads; what follows from it is json_schema's."""
+"""Keywords of one JSON schema, except those that combine schemas. Reads them; json_schema draws the conclusions."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
 PLAIN = frozenset({*_OF_TYPE, "type", "enum", "const"}) - {"unevaluatedProperties", "unevaluatedItems", "dependentRequired", "dependentSchemas", "dependencies"}  # combine nothing
 _SPEAKING = KEYWORDS - NOTES - {OPTIONS}
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
-_NEAR = 0.75  # how alike what was perhaps meant is: `tpye` and `type`
-_MOST_ADJUSTED = 30  # digits before or behind the point of a bound
+_NEAR = 0.75  # similarity of a suggestion: `tpye` and `type`
+_MOST_ADJUSTED = 30  # digits before or after the point of a bound
 
 
 @dataclass
 class Notes:
-    """What compiling a schema came upon that users should know.
+    """Notes for users from compiling a schema.
 
-    strict    all of it is refused
-    ignored   keywords and formats that say nothing, and where the first of each is
-    later     by place, what an automaton does not hold answers to: it is checked when they end
+    strict    each of them is refused
+    ignored   keywords and formats without effect, and where the first of each is
+    later     by location, keywords not enforced by the automaton: checked when answers end
     """
 
     strict: bool = False
@@ -78,10 +78,11 @@ def _likely(keyword: str) -> str:
 
 
 class Keywords:
-    """Reads the schemas of one root; raises ConstraintError, with the JSON pointer, for what is wrong or cannot be enforced.
+    """Reads the schemas of one root; raises ConstraintError, with the JSON pointer, for keywords that are invalid or
+    cannot be enforced.
 
-    wide   shapes have at least the values that JSON Schema says, to tell what is surely not of a schema; else at most those, and
-           less where it would write what nobody means: other types than the keywords speak of, other properties
+    wide   shapes have at least the values of JSON Schema, to prove that a value is not of a schema; else at most those,
+          and fewer where others are not meant: types or properties that the keywords do not mention
     """
 
     def __init__(self, root: Any, wide: bool, notes: Notes) -> None:
@@ -90,11 +91,11 @@ class Keywords:
         self._spoken: dict[int, tuple[Any, frozenset[str]]] = {}  # by id of a schema, which it keeps alive
 
     def check_later(self, pointer: str, why: str) -> None:
-        """A keyword is left out, so that more is allowed than the schema says, and said to be."""
+        """Note a keyword left out, so that more is allowed than the schema says."""
         self.notes.check_later(pointer, why)
 
     def spoken(self, place: Place) -> frozenset[str]:
-        """Keywords of a schema that say something; those that are unknown are noted."""
+        """Return the keywords of a schema that have an effect; unknown ones are noted."""
         found = self._spoken.get(id(place.schema))
         if found is None:
             found = self._spoken[id(place.schema)] = place.schema, self._read(place)
@@ -119,7 +120,7 @@ class Keywords:
         return self.references.target(place, keyword)
 
     def plain(self, place: Place) -> Shape | None:
-        """The keywords that combine nothing; None if they contradict each other."""
+        """Return the non-combining keywords as a shape; None if they contradict each other."""
         schema = place.schema
         if _SELDOM.isdisjoint(schema):  # as most schemas are
             return Shape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place), arrays=self.array_rules(place))
@@ -149,7 +150,8 @@ class Keywords:
         )
 
     def limits(self, place: Place, plain: str, exclusive: str) -> list[tuple[Decimal, bool]]:
-        """Bounds on one side, and whether each is open. In draft 4 the exclusive one says of the other whether it is."""
+        """Return the bounds on one side, and whether each is open. In draft 4 the exclusive keyword is a flag on the
+        other."""
         given, found = place.schema, list[tuple[Decimal, bool]]()
         for keyword in (plain, exclusive):
             if keyword not in given or (keyword == exclusive and isinstance(given[keyword], bool)):
@@ -170,7 +172,7 @@ class Keywords:
         return ((place.at("contains"), least, most),)
 
     def types(self, place: Place) -> frozenset[str]:
-        """Those that `type` says or, without it, those that the other keywords speak of."""
+        """Return the types given by `type` or, without it, those that the other keywords mention."""
         given = place.schema.get("type")
         if given is None and self.says_types(place.schema):
             return frozenset(TYPES)
@@ -185,7 +187,7 @@ class Keywords:
         return frozenset([*names, "integer"] if "number" in names else names)
 
     def says_types(self, schema: Mapping[str, Any]) -> bool:
-        """Whether the values themselves or the arms of a schema say of which types it is."""
+        """Return whether the values themselves or the arms of a schema determine its types."""
         arms = [arm for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list) for arm in schema[keyword]]
         return "enum" in schema or "const" in schema or any(isinstance(arm, dict) and "type" in arm for arm in arms)
 
@@ -221,7 +223,7 @@ class Keywords:
         found: list[Node] = []
         if "pattern" in place.schema:
             found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
-        if "format" in place.schema and not self.wide:  # ours are plain parts of the formats
+        if "format" in place.schema and not self.wide:  # ours are simple subsets of the formats
             name = place.schema["format"]
             if name in json_formats.ANY_STRING or (name in json_formats.NUMBERS and not {"integer", "number"}.isdisjoint(self.types(place))):
                 return tuple(found)
@@ -268,7 +270,7 @@ class Keywords:
     def array_rules(self, place: Place) -> tuple[ArrayRule, ...]:
         schema = place.schema
         if not {"items", "prefixItems"} & set(schema):
-            return ()  # additionalItems say something beside a list of items only
+            return ()  # additionalItems only applies beside a list of items
         old = isinstance(schema.get("items"), list)  # as before 2020-12
         first, rest = ("items", "additionalItems") if old else ("prefixItems", "items")
         if old and "prefixItems" in schema:

@@ -1,6 +1,7 @@
-"""How JSON instances are written: what stands between values, and the one text of a value.
+"""Layout of JSON instances: separators between values, and the one text of a value.
 
-What `json.dumps(value, ensure_ascii=False)` writes: on one line, compact or indented, unless the schema's root says otherwise under `x-lmc`.
+As `json.dumps(value, ensure_ascii=False)` writes: on one line, compact or indented, unless the schema's root says
+otherwise under `x-lmc`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from lmc.fsm.json_text import seq, string, text
 from lmc.fsm.regex import EMPTY, Node, parse
 
 WHITESPACE = ("model", "compact", "any")
-OPTIONS = "x-lmc"  # a keyword at the root: how instances are written
+OPTIONS = "x-lmc"  # a keyword at the root: layout of instances
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What stands between values.
+    """Separators between values.
 
-    open, close  what stands inside of brackets; gap: in empty ones
+    open, close  padding inside of brackets; gap: in empty ones
     styles       in which the tree is written, where item, key, open and close are marks (json_styles.py)
     """
 
@@ -63,7 +64,7 @@ class Layout:
         return Layout(ITEM, KEY, OPEN, CLOSE, EMPTY, depth, strict, MODEL if depth is None else MODEL[:1])
 
     def value(self, value: Any) -> Node:
-        """The one text of a value."""
+        """Return the one text of a value."""
         if isinstance(value, str):
             return string(value)
         if isinstance(value, list):
@@ -91,8 +92,8 @@ def _separators(given: Any, at: str) -> tuple[str, str]:
 
 
 def one_line(source: str) -> str:
-    """A schema whose instances are written on one line, unless it says itself how they are; what is no JSON as it is, to be refused
-    where it is compiled."""
+    """Return a schema whose instances are written on one line, unless it sets its own layout; invalid JSON unchanged,
+    to be refused when it is compiled."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError):

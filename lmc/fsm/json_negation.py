@@ -1,4 +1,4 @@
-"""What a schema excludes: the ways in which it does not hold, one keyword after the other."""
+"""Negation of a schema: the disjuncts in which it does not hold, one keyword after the other."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from lmc.fsm.json_ways import Ways
 
 _MOST_WAYS = 256
-_BESIDE = frozenset(("then", "else", "minContains", "maxContains"))  # they say something of another keyword
+_BESIDE = frozenset(("then", "else", "minContains", "maxContains"))  # they modify another keyword
 _Negation = Callable[["Ways", Place, tuple[str, ...]], Iterable[Shape]]
 
 
 def negated(ways: Ways, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
-    """The ways in which a schema does not hold: one keyword after the other."""
+    """Return the disjuncts in which a schema does not hold: one keyword after the other."""
     schema = place.schema
     if isinstance(schema, bool):
         return () if schema else (Shape(place.pointer),)
@@ -115,7 +115,7 @@ def _not_not(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]
 
 
 def _not_one(ways: Ways, place: Place, refs: tuple[str, ...]) -> Iterable[Shape]:
-    """Of one arm alone: where there are several, two of them may hold."""
+    """Negate one arm alone: of several, two may hold."""
     if len(ways.list_of(place, "oneOf")) > 1:
         ways.check_later(f"{place.pointer}/oneOf", "has no opposite that can be written")
         return [Shape(place.pointer)]
@@ -134,7 +134,7 @@ _COUNTED = (
 
 
 def _one_by_one(keyword: str, negation: _Negation) -> _Negation:
-    """Of a rule that looks at several keywords: at this one alone."""
+    """Negate a rule that involves several keywords: this one alone."""
     return lambda ways, place, refs: negation(ways, replace(place, schema={keyword: place.schema[keyword]}), refs)
 
 
@@ -156,4 +156,4 @@ _NEGATED: Mapping[str, _Negation] = {
     "exclusiveMinimum": _not_bounds,
     "exclusiveMaximum": _not_bounds,
     **{k: _one_by_one(k, _not_counts) for _, _, low, high in _COUNTED for k in (low, high)},
-}  # what makes each keyword fail; of the others (formats, of which ours are parts; items; …) that cannot be written
+}  # negation of each keyword; that of others (formats, of which ours are subsets; items; …) cannot be written

@@ -1,4 +1,5 @@
-"""References within one JSON schema: what `$ref`, `$dynamicRef`, `$id` and anchors lead to, and which draft's rules hold.
+"""References within one JSON schema: resolution of `$ref`, `$dynamicRef`, `$id` and anchors, by the rules of the
+schema's draft.
 
     {"$id": "https://x.org/a", "$defs": {"b": {"$id": "b", "$anchor": "here"}}}
 
@@ -17,32 +18,32 @@ from lmc.fsm.json_shapes import Place, wrong
 
 _DRAFT = re.compile(r"json-schema\.org/(?:draft-0?([34678])|draft/(20\d\d)-\d\d)/")
 NEWEST = 2020
-_VALUES = frozenset("enum const default examples example".split())  # what stands there is no schema
-_NAMED = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())  # schemas by names that are no keywords
+_VALUES = frozenset("enum const default examples example".split())  # their values are not schemas
+_NAMED = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())  # schemas by non-keyword names
 
 
 def draft_of(root: Any) -> int:
-    """3, 4, 6, 7, 2019 or 2020, as `$schema` says; the newest without it."""
+    """Return the draft, 3, 4, 6, 7, 2019 or 2020, as `$schema` says; the newest without it."""
     said = root.get("$schema") if isinstance(root, dict) else None
     found = _DRAFT.search(said) if isinstance(said, str) else None
     return int(found[1] or found[2]) if found is not None else NEWEST
 
 
 class References:
-    """Of one root."""
+    """References of one root."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self.draft = draft_of(root)
-        self._dynamic: dict[str, list[str]] = {}  # of each dynamic anchor the resources that have it
+        self._dynamic: dict[str, list[str]] = {}  # by dynamic anchor, the resources that have it
 
     @property
     def overrides(self) -> bool:
-        """Whether $ref stands for all that is beside it."""
+        """Return whether $ref overrides all its siblings."""
         return self.draft <= 7
 
     def target(self, place: Place, keyword: str) -> Place:
-        """What a reference leads to. Raises ConstraintError for what is not in the document."""
+        """Return the target of a reference. Raises ConstraintError if it is not in the document."""
         ref = place.schema[keyword]
         if not isinstance(ref, str):
             raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}; a reference is text")
@@ -68,7 +69,7 @@ class References:
         return found
 
     def _joined(self, base: str, ref: str) -> tuple[str, str]:
-        """Address and fragment of a reference."""
+        """Return address and fragment of a reference."""
         if ref.startswith("#"):
             return base, ref[1:]
         try:
@@ -95,7 +96,7 @@ class References:
         return found
 
     def _base(self, place: Place) -> str:
-        """The address that references at a place are relative to."""
+        """Return the address that references at a location are relative to."""
         pointer = place.pointer
         while pointer not in self._bases:
             pointer = pointer.rpartition("/")[0]
@@ -103,13 +104,13 @@ class References:
 
     @cached_property
     def _bases(self) -> Mapping[str, str]:
-        """By pointer of each resource: its address."""
+        """Return, by pointer of each resource, its address."""
         _ = self._places
         return self._found_bases
 
     @cached_property
     def _places(self) -> Mapping[str, Place]:
-        """By address: resources and what has an anchor."""
+        """Return, by address, resources and schemas with an anchor."""
         places: dict[str, Place] = {}
         self._found_bases: dict[str, str] = {"": ""}
         for place, base in self._schemas(Place(self.root, ""), ""):
@@ -138,7 +139,7 @@ class References:
         return found if isinstance(found, str) else None
 
     def _schemas(self, place: Place, base: str) -> Iterator[tuple[Place, str]]:
-        """All schemas, each with the address of what it is in."""
+        """Yield all schemas, each with the address of its resource."""
         todo: list[tuple[Place, str]] = [(place, base)]
         while todo:
             place, base = todo.pop()

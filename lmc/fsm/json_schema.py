@@ -1,11 +1,12 @@
-"""JSON schemas as grammars: which texts are instances. Compiles; what a keyword means is in json_keywords, how several hold together in
-json_ways, how values are written in json_text and json_layout.
+"""JSON schemas as grammars of their instances. Compiles; the meaning of keywords is in json_keywords, their combination
+in json_ways, the writing of values in json_text and json_layout.
 
-    schema ─► shapes (conjunctions of plain keywords, one for each way through anyOf and $ref) ─► trees ─► Grammar
+    schema ─► shapes (conjunctions of plain keywords, one for each path through anyOf and $ref) ─► trees ─► Grammar
 
-The texts are what json.dumps(value, ensure_ascii=False) writes, properties in the order of the schema. Objects have the
-properties that the schema names and no others unless it says `additionalProperties`. Every keyword is enforced; what an automaton
-cannot hold an answer to is checked when the answer ends (json_check.py), and said. Unknown keywords are annotations.
+The texts are those that json.dumps(value, ensure_ascii=False) writes, properties in the order of the schema. Objects
+have the properties that the schema names and no others unless it says `additionalProperties`. Every keyword is
+enforced; those that an automaton cannot enforce are checked when the answer ends (json_check.py), with a warning.
+Unknown keywords are annotations.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Graph, Node, Ref, parse, parts_of
 
 _BARE = frozenset(("string", "number", "integer", "boolean", "null"))  # types that need no other schema
-_LARGE = 500  # nodes of a tree, from which on it is a rule
+_LARGE = 500  # nodes from which on a tree becomes a rule
 _REFERENCES = frozenset(REFERENCES) | {""}
 _MOST_COUNTED = 8192  # states of an object whose properties are counted
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
-_MOST_PARTS = 64  # of the names that patternProperties speak of, by which of the patterns match
-_MOST_DIGITS = 300  # of a number; doubles have no more
-_FRACTION = parse(r"-?(0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*")  # of no integer
-_DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles tell these apart
+_MOST_PARTS = 64  # parts of the names in patternProperties, by the set of matching patterns
+_MOST_DIGITS = 300  # of a number; no double has more
+_FRACTION = parse(r"-?(0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*")  # of non-integers
+_DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles distinguish these
 
 
 class Compiled(NamedTuple):
     """A schema as a grammar.
 
-    depth   at which it asks recursion to be cut
-    notes   what is ignored, and what is checked when an answer ends
-    check   says why an answer is not valid, None if it is; None where the grammar says all
+    depth   depth at which recursion is cut
+    notes   ignored keywords, and those checked when an answer ends
+    check   returns why an answer is invalid, None if it is valid; None if the grammar enforces everything
     """
 
     grammar: Grammar
@@ -73,11 +74,11 @@ class Compiled(NamedTuple):
     check: Callable[[str], str | None] | None
 
 
-@lru_cache(8)  # who looks at its grammar wants its notes next
+@lru_cache(8)  # its grammar and its notes are read one after the other
 def compile_schema(source: str) -> Compiled:
-    """Compiles a schema given as JSON text.
+    """Compile a schema given as JSON text.
 
-    Raises ConstraintError, with the JSON pointer, for what is not a schema, what cannot be enforced, and what allows nothing.
+    Raises ConstraintError, with the JSON pointer, for one that is invalid, cannot be enforced, or allows nothing.
     """
     try:
         root = json.loads(source, parse_float=_decimal, parse_constant=_no_constant)
@@ -102,13 +103,14 @@ def compile_schema(source: str) -> Compiled:
 
 
 def why_invalid(source: str, text: str) -> str | None:
-    """Why the value of a JSON text is not valid by a schema, whatever the order of its keys; None if it is. Raises ConstraintError for what is no schema."""
+    """Return why the value of a JSON text is not valid by a schema, whatever the order of its keys; None if it is.
+    Raises ConstraintError for an invalid schema."""
     compile_schema(source)
     return Checker(References(json.loads(source)), _pattern).wrong(text)
 
 
 def _pattern(pattern: str) -> LazyDFA:
-    """What has a match in it."""
+    """Return an automaton of the texts that contain a match."""
     return LazyDFA(parse(pattern, search=True), {}, frozenset())
 
 
@@ -124,7 +126,7 @@ def _no_constant(name: str) -> None:
 
 
 class _Compiler:
-    """Compiles one schema; `rules` are the schemas that lead back to themselves."""
+    """Compiles one schema; `rules` are the recursive schemas."""
 
     def __init__(self, ways: Ways, layout: Layout) -> None:
         self.ways, self.layout, self.work = ways, layout, ways.work
@@ -141,7 +143,7 @@ class _Compiler:
         return Grammar(start, self.rules, self.layout.styles)
 
     def node(self, places: All) -> Node:
-        """The texts of the values for which all of `places` hold; a Ref where that leads back to itself."""
+        """Return the texts of the values for which all of `places` hold; a Ref where that is recursive."""
         places = tuple({p.pointer: p for p in map(self.followed, places) if not self.says_nothing(p)}.values())
         if len(places) == 1 and (kind := self.bare_type(places[0])) is not None:
             return self.of_bare(kind)
@@ -176,7 +178,7 @@ class _Compiler:
         return place.schema is True or (isinstance(place.schema, dict) and not self.ways.spoken(place))
 
     def size(self, node: Node) -> int:
-        """Nodes of a tree as it is written, what is shared counted each time."""
+        """Return nodes of a tree as it is written, shared ones counted each time."""
         known = self.sizes
         if id(node) not in known:
             found = 1
@@ -189,7 +191,7 @@ class _Compiler:
         return known[id(node)][1]
 
     def followed(self, place: Place) -> Place:
-        """Behind references that stand alone."""
+        """Follow references that stand alone."""
         seen: set[str] = set()
         while isinstance(place.schema, dict) and len(spoken := self.ways.spoken(place)) == 1 and spoken < _REFERENCES:
             if place.pointer in seen:
@@ -200,7 +202,7 @@ class _Compiler:
 
     def of_shape(self, shape: Shape) -> Node:
         if shape.values is not None:
-            rest = replace(shape, values=None)  # they are among themselves
+            rest = replace(shape, values=None)  # they are consistent with each other
             return one_of([self.layout.value(v) for v in shape.values if admits(self.ways, rest, v)])
         kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
         for v in shape.excluded:
@@ -238,7 +240,7 @@ class _Compiler:
             return free_string()
         try:
             return string_of(characters(self.work, shape))
-        except TooLarge:  # one of several languages, or a count beside one
+        except TooLarge:  # one of several languages, or a count in addition to one
             self.ways.check_later(shape.pointer, "has a pattern beside a length or another pattern that needs too large an automaton")
             return string_of(shape.texts[0] if shape.texts else repeat(ANY, *shape.length))
 
@@ -268,7 +270,7 @@ class _Compiler:
         return members(self.layout, fixed, [self.layout.member(string(k), v) for keys, (_, v) in zip(known, others) for k in keys], shape, each_once=True)
 
     def known_keys(self, languages: Sequence[Node]) -> Sequence[Sequence[str]] | None:
-        """The texts of each language, where they are few in all."""
+        """Return the texts of each language, if there are few in all."""
         found: list[list[str]] = []
         for language in languages:
             texts = _few_texts(language)
@@ -278,7 +280,7 @@ class _Compiler:
         return found
 
     def others(self, shape: Shape, names: Sequence[str]) -> Sequence[tuple[Node, Node]]:
-        """Properties that are not among `names`: languages of keys that have nothing in common, and the values of each."""
+        """Return properties that are not among `names`: disjoint languages of keys, and the values of each."""
         open_ = [r for r in shape.objects if r.others is not None]
         patterns = [p for rule in shape.objects for p in rule.patterns]
         if not open_ and not patterns and shape.objects:
@@ -354,7 +356,7 @@ class _Compiler:
         rest = NOTHING if bare or full else self.node(items_of(shape, known))
         more = repeat(seq(self.layout.item, rest), max(low - max(len(first), 1), 0),
                       None if high is None else max(high - max(len(first), 1), 0))  # fmt: skip
-        for i in range(len(first) - 1, 0, -1):  # from behind: what may follow the first i items
+        for i in range(len(first) - 1, 0, -1):  # backwards: continuations of the first i items
             go_on = seq(self.layout.item, first[i], more)
             more = one_of([EMPTY, go_on]) if i >= low else go_on
         inner = NOTHING if high == 0 else seq(first[0] if first else rest, more)
@@ -364,7 +366,7 @@ class _Compiler:
         ])  # fmt: skip
 
     def few_values(self, shape: Shape) -> Sequence[Any] | None:
-        """Those of the items of an array, each once; None where they are many."""
+        """Return those of the items of an array, each once; None where there are many."""
         places = items_of(shape, 0)
         shapes = self.ways.shapes(places) if shape.arrays and not any(r.first for r in shape.arrays) else ()
         values: list[Any] = []
@@ -388,9 +390,9 @@ _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
 
 
 def _few_texts(language: Node) -> list[bytes] | None:
-    """All of them, where they are few and soon found."""
+    """Return all of them, if there are few that are quickly found."""
     if isinstance(language, Graph) and any(source == to for source, _, to in language.edges):
-        return None  # each of its states is on the way to an end
+        return None  # each of its states leads to an end
     try:
         return all_endings(LazyDFA(language, {}, frozenset()), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
     except ConstraintError:  # too many ways to read a text
@@ -398,7 +400,7 @@ def _few_texts(language: Node) -> list[bytes] | None:
 
 
 def _decimals(value: int | float | Decimal) -> Node:
-    """A number as digits, with any zeros behind."""
+    """Return a number as digits, with any trailing zeros."""
     whole, _, part = format(Decimal(value).normalize(), "f").partition(".")
     zeros = repeat(text("0"), 0, None)
     sign = optional(text("-")) if Decimal(value) == 0 else EMPTY
@@ -408,7 +410,7 @@ def _decimals(value: int | float | Decimal) -> Node:
 
 
 def _values(shape: Shape) -> tuple[Any, ...] | None:
-    """All values of a type that has few."""
+    """Return all values of a type that has few."""
     if shape.types == {"boolean"}:
         return (True, False)
     low, high = shape.bounds.low, shape.bounds.high

@@ -1,5 +1,5 @@
-"""Members of objects and items of arrays, one after another: which may follow which, as graphs of few states. Knows how many and in what
-order; what each of them is, it is told."""
+"""Sequences of members of objects and items of arrays, as graphs of few states. Handles their number and order; the
+language of each is passed in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _MOST_COUNTED = 1024  # states of an array whose items are counted
 
 
 def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: Shape, *, each_once: bool = False) -> Node:
-    """Members in order, optional ones or not, then any others; with commas between them and brackets around.
+    """Return members in order, required or optional, then any others; with commas between them and brackets around.
 
-    A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size` asks), and
-    which of `others` there are, if each may come once. Otherwise one alone counts for the minimum, for their names may be equal.
+    A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size`
+    matters), and which of `others` occurred, if each may come once. Otherwise only one counts towards the minimum,
+    since their names may be equal.
     """
     low, high = shape.size
     numbers: dict[tuple[int, bool | None, int, int, int], int] = {}
@@ -59,15 +60,16 @@ def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence
 
 
 def counted_items(layout: Layout, shape: Shape, item_of: Callable[[int, All], Node]) -> Node:
-    """Items of which so many are of some schemas. A state: how many items there are, and how many of them each schema has.
+    """Return items of which so many are of some schemas. A state: how many items there are, and how many of them each
+    schema has.
 
-    item_of   what an item at a place is, if it is also of some schemas
+    item_of   language of an item at an index, if it is also of some schemas
     """
     low, high = shape.items
     known = max((len(r.first) for r in shape.arrays), default=0)
     if shape.arrays and all(r.rest is None for r in shape.arrays):
         high = known if high is None else min(high, known)
-    last = max(known, low, 1) if high is None else high  # behind it, items are like each other
+    last = max(known, low, 1) if high is None else high  # after it, items are alike
     start: tuple[int, tuple[int, ...]] = (0, (0,) * len(shape.contains))
     numbers: dict[tuple[int, tuple[int, ...]], int] = {start: 0}
     order: list[tuple[int, tuple[int, ...]]] = [start]
@@ -93,7 +95,7 @@ def counted_items(layout: Layout, shape: Shape, item_of: Callable[[int, All], No
 
 
 def unique_items(layout: Layout, texts: Sequence[Node], limits: tuple[int, int | None]) -> Node:
-    """Items out of a few different ones, none twice: one state for each set of them."""
+    """Return items out of a few different ones, none twice: one state for each set of them."""
     low, high = limits
     most = len(texts) if high is None else min(high, len(texts))
     if low > most:

@@ -1,4 +1,4 @@
-"""What a JSON schema says, as shapes: conjunctions of plain keywords, without those that combine schemas."""
+"""Shapes of a JSON schema: conjunctions of plain keywords, without those that combine schemas."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _TRUE: All = ()
 
 @dataclass(frozen=True)
 class ObjectRule:
-    """One schema's say about properties.
+    """One schema's rules for properties.
 
     others      additionalProperties, if it is there
-    evaluates   it is a schema that holds, not one that fails: what it names is no "unevaluated" property
+    evaluates   the schema holds, rather than fails: its properties are not "unevaluated"
     """
 
     properties: Mapping[str, Place]
@@ -62,7 +62,7 @@ class ObjectRule:
 
 @dataclass(frozen=True)
 class ArrayRule:
-    """One schema's say about items; `rest` of those behind `first`, if it says something."""
+    """One schema's rules for items; `rest` for those after `first`, if given."""
 
     first: tuple[Place, ...]
     rest: Place | None
@@ -78,7 +78,7 @@ class ArrayRule:
 class Shape:
     """Keywords without those that combine: every one must hold.
 
-    types    "number" without "integer": what is no integer
+    types    "number" without "integer": non-integers
     values   enum and const, None if there is neither
     """
 
@@ -87,7 +87,7 @@ class Shape:
     values: tuple[Any, ...] | None = None
     bounds: Bounds = FREE
     length: tuple[int, int | None] = (0, None)
-    texts: tuple[Node, ...] = ()  # patterns and formats: languages of characters
+    texts: tuple[Node, ...] = ()  # languages of characters, from patterns and formats
     objects: tuple[ObjectRule, ...] = ()
     required: tuple[str, ...] = ()
     names: All = ()
@@ -95,8 +95,8 @@ class Shape:
     arrays: tuple[ArrayRule, ...] = ()
     items: tuple[int, int | None] = (0, None)  # number of items
     unique: bool = False
-    excluded: tuple[Any, ...] = ()  # values that it is not
-    absent: frozenset[str] = frozenset()  # properties that are not there
+    excluded: tuple[Any, ...] = ()  # excluded values
+    absent: frozenset[str] = frozenset()  # absent properties
     contains: tuple[tuple[Place, int, int | None], ...] = ()  # how many items are of a schema
 
     @property
@@ -109,7 +109,7 @@ class Shape:
         return tuple([v for v in self.excluded if isinstance(v, str)])
 
     def with_(self, other: Shape) -> Shape | None:
-        """Both; None if nothing can be both."""
+        """Return the conjunction of both; None if it is impossible."""
         types = self.types & other.types
         values = self.values
         if values is None:
@@ -132,7 +132,7 @@ class Shape:
 
 
 def unannotated(shape: Shape) -> Shape:
-    """As under a `not`: what it speaks of is no "evaluated" property or item."""
+    """As under a `not`: its properties and items do not count as "evaluated"."""
     return replace(
         shape,
         objects=tuple([replace(rule, evaluates=False) for rule in shape.objects]),
@@ -141,8 +141,8 @@ def unannotated(shape: Shape) -> Shape:
 
 
 def without_unevaluated(shape: Shape, place: Place) -> Shape:
-    """As `unevaluatedProperties` and `unevaluatedItems` of a schema say: what the schema itself does not speak of, by any way that leads
-    through it, is as they say. Schemas beside it may say more of that, and not of anything else."""
+    """Apply `unevaluatedProperties` and `unevaluatedItems` of a schema to everything that the schema itself does not
+    evaluate on any path through it. Schemas beside it may constrain that further, and nothing else."""
     if "unevaluatedProperties" not in place.schema and "unevaluatedItems" not in place.schema:
         return shape
     anything = Place(True, f"{place.pointer}/(evaluated)")
@@ -165,7 +165,7 @@ def _range(a: tuple[int, int | None], b: tuple[int, int | None]) -> tuple[int, i
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal as JSON: true is not 1."""
+    """Return whether values are equal as JSON: true is not 1."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, JSON_NUMBER) and isinstance(b, JSON_NUMBER):
@@ -200,8 +200,8 @@ def opposite(place: Place) -> Place:
 
 
 def counts_behind(shape: Shape, counts: tuple[int, ...]) -> Iterator[tuple[All, tuple[int, ...]]]:
-    """What one more item may be, and how many there are of each schema behind it. Without an upper bound an item that is of the
-    schema need not count, and no more are counted than are needed."""
+    """Yield the schemas of one more item, and the counts for each schema after it. Without an upper bound an item of
+    the schema need not count, and no more are counted than are needed."""
     for chosen in itertools.product((True, False), repeat=len(counts)):
         after = tuple(
             n + yes if most is not None else min(n + yes, least)

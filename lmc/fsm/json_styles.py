@@ -1,11 +1,11 @@
-"""Ways to write one JSON value: on one line, compact, or indented. A schema is compiled once, with marks where white space may stand;
-each way reads that tree otherwise: `Styles` the parts that are reached, `written` all of it.
+"""Ways to write one JSON value: on one line, compact, or indented. A schema is compiled once, with marks where white
+space may stand; each way interprets that tree: `Styles` the parts that are reached, `written` all of it.
 
     {"a":·[1,·2]}      one line     {"a": [1, 2]}
                        compact      {"a":[1,2]}
                        indented     {⏎  "a": [⏎    1,⏎    2⏎  ]⏎}
 
-An answer may be written in any of them, and goes on as it began, so that what is forced still is.
+An answer may be written in any of them, and continues as it began, so that forced text stays forced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmc.fsm.json_text import one_of, refers, repeat, seq, text
 from lmc.fsm.regex import EMPTY, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
 
 ITEM, KEY, OPEN, CLOSE = Ref("\0item"), Ref("\0key"), Ref("\0open"), Ref("\0close")
-"""Marks: the comma, the colon, and what stands inside the brackets of what is not empty."""
+"""Marks: the comma, the colon, and the padding inside non-empty brackets."""
 
 _MARKS = frozenset(mark.rule for mark in (ITEM, KEY, OPEN, CLOSE))
 _DEEPEST = 32  # steps of indentation where nesting has no bound
@@ -32,13 +32,13 @@ class Style:
     step: str | None = None
 
     def break_at(self, level: int | None) -> Node:
-        """A new line at a level; None: at any."""
+        """Return a new line at a level; None: at any."""
         if self.step is None:
             return EMPTY
         return seq(text("\n"), repeat(text(self.step), 0, _DEEPEST)) if level is None else text("\n" + self.step * level)
 
     def mark(self, mark: Ref, level: int | None) -> Node:
-        """What stands for a mark; for brackets, behind which the level has changed."""
+        """Return the text of a mark; for brackets, after which the level has changed."""
         if mark == KEY:
             return text(self.key)
         return seq(text(self.item), self.break_at(level)) if mark == ITEM else self.break_at(level)
@@ -48,14 +48,15 @@ MODEL = (Style(", ", ": "), Style(",", ":"), Style(",", ": ", "  "), Style(",", 
 
 
 At = tuple[int, int | None]
-"""Where a part of a tree stands: in which style, and at which level of indentation (None: at any; 0 on one line)."""
+"""Position of a part of a tree: its style, and its level of indentation (None: at any; 0 on one line)."""
 
 
 class Styles:
-    """The marks of a grammar as its styles have them, a sequence at a time. Nodes are known by their ids: they live on.
+    """The marks of a grammar in its styles, resolved a sequence at a time. Nodes are identified by their ids, so they
+    are kept alive.
 
     rules, recursive   of the grammar
-    named              by each rule, where that is known: the rules that it names
+    named              by rule, where that is known: the rules that it names
     """
 
     def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style], named: Mapping[str, frozenset[str]] | None = None) -> None:
@@ -66,16 +67,16 @@ class Styles:
 
     @property
     def starts(self) -> Sequence[At | None]:
-        """Where the start stands, in each style."""
+        """Return the position of the start, in each style."""
         return [(i, 0) for i in range(len(self._styles))] or [None]
 
     @property
     def texts(self) -> Sequence[Node]:
-        """What stands for marks, of which the characters are all that there are."""
+        """Return texts with all the characters that marks may contain."""
         return [text(style.item + style.key + "\n" + (style.step or "")) for style in self._styles]
 
     def inside(self, node: Node, at: At | None) -> At | None:
-        """Where a node stands; None if no mark is in it, so that it is the same anywhere."""
+        """Return the position of a node; None if no mark is in it, so that it is the same anywhere."""
         return at if at is not None and self._has_marks(node) else None
 
     def _has_marks(self, node: Node) -> bool:
@@ -89,14 +90,15 @@ class Styles:
         return found
 
     def within(self, rule: str, at: At | None) -> At | None:
-        """Where the body of a rule stands that is named at a place."""
+        """Return the position of the body of a rule that is named at a position."""
         if at is None or rule not in self._rules:
             return None
         style, _ = at
         return (style, None) if rule in self._recursive and self._styles[style].step is not None else at
 
     def parts(self, node: Concat | Ref, at: At | None) -> Sequence[tuple[Node, At | None]]:
-        """The parts of a sequence, marks written out, and where each stands. A mark by itself is a sequence of one."""
+        """Return the parts of a sequence, marks written out, and the position of each. A mark by itself is a sequence
+        of one."""
         found = self._parts.get((id(node), at))
         if found is None:
             found = self._parts[id(node), at] = self._opened((node,) if isinstance(node, Ref) else node.parts, at)
@@ -127,7 +129,7 @@ def is_mark(node: Ref) -> bool:
 
 
 def leading_to(wanted: frozenset[str], ways: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """The rules from which one of `wanted` can be come to, and `wanted`; `ways` are the rules that each names."""
+    """Return the rules from which one of `wanted` is reachable, and `wanted`; `ways` are the rules that each names."""
     before: dict[str, list[str]] = {}
     for name, named in ways.items():
         for other in named:
@@ -142,7 +144,7 @@ def leading_to(wanted: frozenset[str], ways: Mapping[str, frozenset[str]]) -> fr
 
 
 def written(start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style]) -> tuple[Node, Mapping[str, Node]]:
-    """A start and its rules with their marks as each of the styles has them."""
+    """Return a start and its rules with their marks written in each of the styles."""
     if refers(start).isdisjoint(_MARKS) and all(refers(body).isdisjoint(_MARKS) for body in rules.values()):
         return start, rules
     out: dict[str, Node] = {}
@@ -150,7 +152,8 @@ def written(start: Node, rules: Mapping[str, Node], recursive: frozenset[str], s
 
 
 class _Writer:
-    """Copies a grammar in one style, its rules once for each level where they stand; those that recur once, for any level."""
+    """Copies a grammar in one style, its rules once for each level where they occur; recursive ones once, for any
+    level."""
 
     def __init__(self, given: Mapping[str, Node], recursive: frozenset[str], style: Style, name: str, rules: dict[str, Node]) -> None:
         self._given, self._recursive, self._style, self._name, self._rules = given, recursive, style, name, rules

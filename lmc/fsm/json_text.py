@@ -1,7 +1,8 @@
-"""JSON as text: which texts stand for a value, a string out of a language, a number within bounds. Trees for dfa.build.
+"""JSON as text: the texts of a value, of a string in a language, of a number within bounds. Trees for dfa.build.
 
-One way to write each value, that of `json.dumps(value, ensure_ascii=False)`, so that sets of values are sets of texts. Free
-strings and free numbers are the exception: any spelling of them that RFC 8259 allows, but half a surrogate pair.
+One way to write each value, that of `json.dumps(value, ensure_ascii=False)`, so that sets of values are sets of texts.
+Free strings and free numbers are the exception: any spelling of them that RFC 8259 allows, except half a surrogate
+pair.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def seq(*parts: Node) -> Node:
 
 
 def one_of(arms: Sequence[Node]) -> Node:
-    named = {a if isinstance(a, Chars | Ref) else id(a): a for a in arms if a != NOTHING}  # trees by id: to hash one takes long
+    named = {a if isinstance(a, Chars | Ref) else id(a): a for a in arms if a != NOTHING}  # trees by id: hashing one is slow
     kept = tuple(named.values())
     return kept[0] if len(kept) == 1 else Union(kept)
 
@@ -72,13 +73,13 @@ ANY_TEXT = Repeat(ANY, 0, None)
 
 @lru_cache(4096)
 def string(value: str) -> Node:
-    """The one text of a string."""
+    """Return the one text of a string."""
     return text(_HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)))
 
 
 @lru_cache(1)
 def free_string() -> Node:
-    """Every JSON string: what stands raw and all escapes."""
+    """Return every JSON string: all raw characters and all escapes."""
     d = Chars(((68, 68), (100, 100)))
     unit = one_of(
         [
@@ -92,7 +93,7 @@ def free_string() -> Node:
 
 
 def string_of(language: Node) -> Node:
-    """The strings whose values are in a language of characters."""
+    """Return the strings whose values are in a language of characters."""
     spelled = _spelled(language)
     return seq(text('"'), spelled, text('"'))
 
@@ -134,7 +135,7 @@ def _spelled_chars(ranges: Ranges) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers between `low` and `high` (None: no bound), the bounds themselves only where not `open`, multiples of `step`."""
+    """Numbers between `low` and `high` (None: no bound), including the bounds unless `open`, multiples of `step`."""
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -147,7 +148,7 @@ class Bounds:
         return self == FREE
 
     def both(self, other: Bounds) -> Bounds:
-        """Within both."""
+        """Return the bounds of numbers within both."""
         low, open_low = _tighter((self.low, self.open_low), (other.low, other.open_low), 1)
         high, open_high = _tighter((self.high, self.open_high), (other.high, other.open_high), -1)
         steps = [s for s in (self.step, other.step) if s is not None]
@@ -162,7 +163,7 @@ class Bounds:
         )
 
     def apart(self, other: Bounds) -> bool:
-        """No number is within both, as far as bounds tell."""
+        """Return whether no number is within both, as far as bounds tell."""
         return any(
             a.high is not None
             and b.low is not None
@@ -175,7 +176,7 @@ FREE = Bounds()
 
 
 def _common_multiple(a: Decimal, b: Decimal) -> Decimal:
-    """The least, exactly: steps are decimals."""
+    """Return the least common multiple, exactly: steps are decimals."""
     x, y = Fraction(a), Fraction(b)
     found = Fraction(math.lcm(x.numerator, y.numerator), math.gcd(x.denominator, y.denominator))
     with localcontext() as context:
@@ -193,18 +194,19 @@ def _tighter(
     return a if (a[0] - b[0]) * sign > 0 else b
 
 
-DIGITS = 15  # of a double: decimals of so many are told apart, so that bounds hold for what a reader makes of the text
+DIGITS = 15  # of a double: decimals of so many are distinct, so that bounds hold for the value that a reader parses
 _FREE_INTEGER = parse(r"0|-?[1-9][0-9]*")
-_FREE_NUMBER = parse(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?")  # a double tells no more apart, and models would go on
+_FREE_NUMBER = parse(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?")  # a double holds no more, models would write on
 
 
 def integer(bounds: Bounds) -> Node:
-    """Integers within bounds; NOTHING if there are none."""
+    """Return integers within bounds; NOTHING if there are none."""
     return _FREE_INTEGER if bounds.free else _decimals(bounds, 0)
 
 
 def number(bounds: Bounds) -> Node:
-    """Numbers within bounds. Bounded ones have no exponent and at most DIGITS significant digits near the bounds."""
+    """Return numbers within bounds. Bounded ones have no exponent and at most DIGITS significant digits near the
+    bounds."""
     if bounds.free:
         return _FREE_NUMBER
     known = [x for x in (bounds.low, bounds.high, bounds.step) if x is not None]
@@ -216,14 +218,15 @@ def number(bounds: Bounds) -> Node:
 
 
 def _places(x: Decimal) -> int:
-    """Digits behind the point."""
+    """Return the number of digits after the point."""
     exponent = x.normalize().as_tuple().exponent
     return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
 @lru_cache(512)
 def _decimals(bounds: Bounds, places: int) -> Node:
-    """Decimals of at most `places` digits behind the point: those from zero up, and those below with their sign."""
+    """Return decimals of at most `places` digits after the point: those from zero up, and those below with their
+    sign."""
     zero = Decimal(0)
     arms: list[Node] = []
     if bounds.high is None or bounds.high >= 0:
@@ -238,10 +241,10 @@ def _decimals(bounds: Bounds, places: int) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """How far a decimal is read, and how it compares so far with the bounds' digits.
+    """Reading state of a decimal: its position, and its comparison so far with the bounds' digits.
 
     whole    digits before the point, counted up to one more than the longest bound has
-    places   digits behind the point, -1 before the point
+    places   digits after the point, -1 before the point
     low, high   -1, 0, 1: less than, equal to, greater than the digits of the bound read so far
     rest     of the digits read, as one integer, divided by the step's
     """
@@ -255,7 +258,7 @@ class _At:
 
 
 def _magnitudes(bounds: Bounds, places: int) -> Node:
-    """Decimals of at least zero, without a sign."""
+    """Return decimals of at least zero, without a sign."""
     low, high = _digits(bounds.low), _digits(bounds.high)
     most = max(len(d[0]) for d in (low, high) if d is not None) + 1 if low or high else 1
     scale = max(places, _places(bounds.step)) if bounds.step is not None else 0
@@ -300,7 +303,7 @@ def _magnitudes(bounds: Bounds, places: int) -> Node:
 
 
 def _alike(*bounds: _Digits) -> list[str]:
-    """Digits that compare alike with each digit of some bounds; 0 by itself."""
+    """Yield digits that compare equally with each digit of some bounds; 0 by itself."""
     marks = {0, *(int(digit) for bound in bounds if bound is not None for part in bound for digit in part)}
     groups: dict[tuple[int, ...], str] = {}
     for digit in range(10):
@@ -309,7 +312,7 @@ def _alike(*bounds: _Digits) -> list[str]:
     return list(groups.values())
 
 
-_Digits = tuple[str, str] | None  # of a bound: before the point and behind it
+_Digits = tuple[str, str] | None  # of a bound: before the point and after it
 
 
 def _digits(x: Decimal | None) -> _Digits:
@@ -327,14 +330,14 @@ def _compared(so_far: int, digit: int, bound: _Digits, index: int, part: int) ->
 
 
 def _whole(so_far: int, whole: int, bound: _Digits) -> int:
-    """The comparison when the digits before the point are all there: the longer one is greater."""
+    """Return the comparison when all digits before the point are read: the longer one is greater."""
     if bound is None:
         return 0
     return (whole > len(bound[0])) - (whole < len(bound[0])) or so_far
 
 
 def _ended(so_far: int, places: int, bound: _Digits) -> int:
-    """The comparison at the end: what the bound has left may make it the greater one."""
+    """Return the comparison at the end: the bound's remaining digits may make it the greater one."""
     if so_far or bound is None:
         return so_far
     return -1 if bound[1][places:].strip("0") else 0
@@ -344,7 +347,7 @@ def _ended(so_far: int, places: int, bound: _Digits) -> int:
 
 
 def lengths(tree: Node) -> tuple[int, int | None]:
-    """The fewest and the most characters of a tree's texts, or bounds of these; None is without bound."""
+    """Return the fewest and the most characters of a tree's texts, or bounds of these; None is without bound."""
     if isinstance(tree, Chars):
         return 1, 1
     if isinstance(tree, Graph | Ref):
@@ -362,8 +365,8 @@ def lengths(tree: Node) -> tuple[int, int | None]:
 
 
 def limited(tree: Node, low: int, high: int | None) -> Node | None:
-    """The texts of a tree of so many characters, where counts of its repeats say that: of `a[bc]*` up to five characters are `a[bc]{0,4}`.
-    None where more than one part of a sequence has texts of several lengths."""
+    """Return the texts of a tree of so many characters, if counts of its repeats can express that: of `a[bc]*` up to
+    five characters are `a[bc]{0,4}`. None where more than one part of a sequence has texts of several lengths."""
     least, most = lengths(tree)
     if least >= low and (high is None or (most is not None and most <= high)):
         return tree
@@ -391,7 +394,7 @@ def limited(tree: Node, low: int, high: int | None) -> Node | None:
 
 
 def refers(tree: Node) -> frozenset[str]:
-    """The rules that a tree names."""
+    """Return the rules that a tree names."""
     return refs_and_chars(tree)[0]
 
 

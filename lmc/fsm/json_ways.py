@@ -1,5 +1,5 @@
-"""The ways in which schemas can hold: of each way through anyOf, oneOf, allOf, if and $ref the shape, and those together. What follows
-from several schemas is here, what one keyword says in json_keywords.
+"""Disjuncts of schemas: the shape of each path through anyOf, oneOf, allOf, if and $ref, and their combinations.
+Consequences of several schemas are here, those of one keyword in json_keywords.
 
     anyOf [{A}, {B}], allOf [{C}, {D}]   ─►   shape(A, C, D), shape(B, C, D)
 """
@@ -21,33 +21,33 @@ from lmc.fsm.json_negation import negated
 from lmc.fsm.json_shapes import All, Place, Shape, rules_of, unannotated, without_unevaluated, wrong
 
 MOST_SHAPES = 256
-_MOST_PRODUCT = 5_000  # combinations that are looked at
-_FEW_SHAPES = 8  # of more it is worth while to see which are possible
-_MOST_LOOKS = 30_000  # at schemas: a second or two
+_MOST_PRODUCT = 5_000  # most combinations visited
+_FEW_SHAPES = 8  # of more it pays to check which are possible
+_MOST_LOOKS = 30_000  # most schemas visited: a second or two
 
 
 class Ways(Keywords):
-    """Of the schemas of one root.
+    """The disjuncts of the schemas of one root.
 
-    wide   shapes have at least the values that JSON Schema says, to tell what is surely not of a schema; else at most those, and
-           less where it would write what nobody means: other types than the keywords speak of, other properties
-    work   what combining languages may still take
+    wide   shapes have at least the values of JSON Schema, to prove that a value is not of a schema; else at most those,
+          and fewer where others are not meant: types or properties that the keywords do not mention
+    work   remaining budget for combining languages
     """
 
     def __init__(self, root: Any, wide: bool = False, notes: Notes | None = None) -> None:
         super().__init__(root, wide, notes or Notes())
         self.work = Work()
         self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
-        self.apart: dict[Hashable, bool] = {}  # of languages that were compared: whether they are
-        self._looked = 0  # at schemas
-        self._deciding = False  # which shapes cannot be
+        self.apart: dict[Hashable, bool] = {}  # disjointness of compared languages
+        self._looked = 0  # schemas visited
+        self._deciding = False  # deciding which shapes are impossible
 
     @cached_property
     def widely(self) -> Ways:
         return self if self.wide else Ways(self.root, wide=True, notes=Notes())
 
     def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[Shape, ...]:
-        """The ways in which all of `places` can hold."""
+        """Return the disjuncts in which all of `places` hold."""
         key = tuple(p.pointer for p in places)
         if not refs and key in self._known:
             return self._known[key]
@@ -136,7 +136,8 @@ class Ways(Keywords):
         return without_unevaluated(shape, place)
 
     def _exactly_one(self, place: Place, arms: Sequence[Sequence[Shape]], together: tuple[int, int], refs: tuple[str, ...]) -> Sequence[Sequence[Shape]]:
-        """Arms of a oneOf that may hold together, each without the others; as they are, and checked later, where that cannot be written."""
+        """Return arms of a oneOf that may hold together, each without the others; unchanged, and checked later, where
+        that cannot be written."""
         trial = Ways(self.root, notes=Notes(strict=True))
         trial.work = self.work
         try:
@@ -156,8 +157,8 @@ class Ways(Keywords):
             return arms
 
     def possible(self, found: Sequence[Shape]) -> Sequence[Shape]:
-        """Without those that need a property which cannot be: `kind` is not "a" and "b" at once."""
-        if self._deciding:  # about a property of a schema that is within itself
+        """Return the shapes without those that need an impossible property: `kind` cannot be "a" and "b" at once."""
+        if self._deciding:  # about a property of a recursive schema
             return found
         self._deciding = True
         try:
@@ -166,7 +167,7 @@ class Ways(Keywords):
             self._deciding = False
 
     def conditions(self, place: Place, refs: tuple[str, ...]) -> Iterator[Sequence[Shape]]:
-        """The keywords that say what must hold if something else does or does not; all of them hold."""
+        """Return the conditional keywords: what must hold if something else does or does not; all of them hold."""
         schema = place.schema
         if "not" in schema:
             yield negated(self, place.at("not"), refs)

@@ -1,7 +1,8 @@
-"""Lark grammars as grammars of ours: rules, terminals, templates, imports and `%ignore`; refuses what only a lexer decides.
+"""Lark grammars as `Grammar`s: rules, terminals, templates, imports and `%ignore`; refuses constructs that only a lexer
+decides.
 
-The language is the one over characters, as Lark's Earley parser with its dynamic lexer has it. Between two terminals, before
-the first and behind the last stands what `%ignore` names.
+The language is the one over characters of Lark's Earley parser with its dynamic lexer. Ignored terminals may occur
+between two terminals, before the first and after the last.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_text import one_of, repeat, seq, text
 from lmc.fsm.regex import EMPTY, Node, Ref, parse_part
 
-_ESCAPED_STRING = r'"([^"\\\n]|\\.)*"'  # what common.ESCAPED_STRING means; it is written there with a look-behind
+_ESCAPED_STRING = r'"([^"\\\n]|\\.)*"'  # meaning of common.ESCAPED_STRING, which is defined with a look-behind
 
 
 def compile_lark(source: str) -> Grammar:
-    """The grammar of a text in Lark's syntax, from its rule `start`. Raises ConstraintError with the rule and the line."""
+    """Compile a text in Lark's syntax, from its rule `start`, to a grammar. Raises ConstraintError with the rule and
+    the line."""
     from lark.exceptions import GrammarError, LarkError
 
     try:
@@ -37,7 +39,8 @@ def compile_lark(source: str) -> Grammar:
 
 
 def patterns_of(source: str) -> Mapping[str, str]:
-    """The regular expressions among the terminals of a grammar, those that are unused left out. Raises ConstraintError as `compile_lark`."""
+    """Return the regular expressions among the terminals of a grammar, without unused ones. Raises ConstraintError as
+    `compile_lark`."""
     from lark.lexer import PatternRE
 
     compile_lark(source)
@@ -45,7 +48,7 @@ def patterns_of(source: str) -> Mapping[str, str]:
     return {str(t.name): t.pattern.to_regexp() for t in terminals if isinstance(t.pattern, PatternRE)}
 
 
-_BUNDLED = ("common", "lark", "python", "unicode")  # grammars that lark brings along
+_BUNDLED = ("common", "lark", "python", "unicode")  # grammars bundled with lark
 
 
 def _loaded(source: str) -> Any:
@@ -56,7 +59,7 @@ def _loaded(source: str) -> Any:
 
 @lru_cache(1)
 def _builder() -> Any:
-    """Lark's loader, but that it reads no files: a grammar may come from anybody."""
+    """Return Lark's loader, changed to read no files: a grammar may be untrusted."""
     from lark.exceptions import GrammarError
     from lark.load_grammar import GrammarBuilder
 
@@ -76,7 +79,7 @@ def _builder() -> Any:
 
 @lru_cache(1)
 def _escaped_string() -> Any:
-    """The tree of common.ESCAPED_STRING as it comes out of an import."""
+    """Return the tree of common.ESCAPED_STRING as an import yields it."""
     loaded = _loaded("start: ESCAPED_STRING\n%import common.ESCAPED_STRING\n")
     return next(tree for name, (tree, _) in loaded.term_defs if name == "ESCAPED_STRING")
 
@@ -102,7 +105,7 @@ class _Reader:
         return Grammar(seq(self.gap, self.rule("start", ())), self.rules)
 
     def rule(self, name: str, args: tuple[Node, ...]) -> Node:
-        """A reference to a rule, which is read when it is first named; `args` of a template."""
+        """Return a reference to a rule, which is read when it is first named; `args` of a template."""
         if name not in self.rules_of:
             raise ConstraintError(f"lark: rule {name!r} is not defined")
         params, tree = self.rules_of[name]
@@ -115,7 +118,7 @@ class _Reader:
         return Ref(key)
 
     def in_rule(self, tree: Any, args: Mapping[str, Node], rule: str) -> Node:
-        """What stands on the right of a rule."""
+        """Return the tree of the right-hand side of a rule."""
         from lark.grammar import NonTerminal, Terminal
 
         if isinstance(tree, NonTerminal):
@@ -176,7 +179,7 @@ class _Reader:
                 raise ConstraintError(f"lark: {name}: {other} cannot be used in a constraint")
 
     def pattern(self, tree: Any, name: str) -> Node:
-        """A literal, a regular expression or a range of characters."""
+        """Return the tree of a literal, a regular expression or a range of characters."""
         from lark.lexer import PatternStr
         from lark.load_grammar import PrepareLiterals
 

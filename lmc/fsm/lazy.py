@@ -1,13 +1,14 @@
-"""Automata over bytes whose states are made when they are reached: for languages whose whole automaton is too large, or that recur.
+"""Byte automata whose states are built when they are reached: for languages whose whole automaton is too large, or that
+recur.
 
     set of terms (terms.py) ─ a character ─► set of terms          a state, known by its set
                 └ first byte of several ─► inside of a character ─► …
 
-Two budgets hold whatever the source: what one step may look at, and what all states together may take. Who exceeds them gets a
-ConstraintError, for the answer that needed it.
+Two budgets hold whatever the source: the work of one step, and the memory of all states together. Exceeding one raises
+a ConstraintError, for the answer that needed it.
 
-What a stack has below the rule that is being read matters only where that rule can end: `split` tells the two apart, so that rows
-are found once for each rule's state (tokens.py), however deep it stands.
+The stack below the rule being read matters only where that rule can end: `split` separates the two, so that rows are
+built once for each rule's state (tokens.py), at any depth.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ from lmc.fsm.regex import Chars, Node
 from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, Terms
 
-MOST_FORMS = 60_000  # looked at in one step: some 0.1 s
+MOST_FORMS = 60_000  # visited in one step: some 0.1 s
 MOST_ROWS = 48_000  # a KiB each, of one constraint
-WORN_ROWS = 12_000  # from which on new answers begin anew
+WORN_ROWS = 12_000  # from which on new answers get a new automaton
 UNMADE = 1  # a slot
-_WIDE = 32  # ASCII characters that stay in a state, from which on that is worth knowing
-_LONGEST_RUN = 4096  # bytes of forced text that are looked at at once
+_WIDE = 32  # ASCII characters that stay in a state, from which on a loop pays off
+_LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 
 _Set = frozenset[Term]
-_Ranges = list[tuple[int, int, int]]  # (first byte, last byte, where they lead), ascending, of the legal ones
+_Ranges = list[tuple[int, int, int]]  # (first byte, last byte, target), ascending, of the legal ones
 _Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the states its leaves lead to
 
 
 class Loop(NamedTuple):
-    """Where most texts go on: `again` are the characters that stay in `state`."""
+    """The state in which most texts stay: `again` are the characters that loop on `state`."""
 
     state: int
     again: Ranges
 
 
 class Turns(NamedTuple):
-    """A repeat that is being read: so many turns are left, and `unbounded` is the state where none has to be and any may."""
+    """A repeat being read: `high` turns are left, and `unbounded` is the state where none is required and any number
+    allowed."""
 
     low: int
     high: int
@@ -57,15 +59,16 @@ class Turns(NamedTuple):
 
 
 class LazyDFA:
-    """States are numbers, as of a ByteDFA: 0 is the start, DEAD none. Thread-safe.
+    """States are numbers, as in a ByteDFA: 0 is the start, DEAD none. Thread-safe.
 
-    rules   of a grammar that is not left-recursive and of which each rule derives some text
-    styles  in one of which each text is written, where trees have marks (json_styles.py)
-    named   by each rule, where that is known: the rules that it names; chars: and its sets of characters
+    rules   of a grammar that is not left-recursive and whose rules each derive some text
+    styles  each text is written in one of them, where trees have marks (json_styles.py)
+    named   by rule, where that is known: the rules that it names; chars: and its sets of characters
 
-    sets    the classes of characters that the grammar has
+    sets    the classes of characters of the grammar
 
-    slots   int32 [more than states]: of state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE one that is not made
+    slots   int32 [more than states]: by state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE
+            if not built
     rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
     ends    bool [more than states]: the text so far is in the language
     These are replaced by longer ones when they are full, and never resized: arrays.py reads them as they are.
@@ -88,7 +91,7 @@ class LazyDFA:
         self.rows = array("i", (DEAD,)) * (64 * 256)
         self._made = UNMADE + 1
         self._representatives: dict[tuple[int, int], int] = {}
-        self._moves: dict[int, _Ranges] = {}  # of states of which the row is made
+        self._moves: dict[int, _Ranges] = {}  # of states whose row is built
         self._few: dict[int, list[tuple[int, int]] | None] = {}
         self._patterns: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of those over characters, `_ways`
         self._characters: dict[tuple[tuple[int, ...], int], Ranges] = {}
@@ -97,11 +100,11 @@ class LazyDFA:
         self._splits: dict[int, tuple[int, int] | None] = {}
         self._number(self._terms.of(start))
 
-    # -- what a ByteDFA has, too -----------------------------------------------------------------------------------
+    # -- the interface of a ByteDFA -----------------------------------------------------------------------------------
 
     @property
     def states(self) -> int:
-        """So far."""
+        """Return the number of states so far."""
         return len(self._contents)
 
     @property
@@ -110,15 +113,15 @@ class LazyDFA:
 
     @property
     def is_worn(self) -> bool:
-        """So much of it was made that new answers had better begin with a new one."""
+        """Return whether it has grown so large that new answers had better use a new one."""
         return self._made > WORN_ROWS
 
     def begin(self) -> None:
-        """A step begins: it has all of its budget."""
+        """Begin a step with its full budget."""
         self._terms.limit = self._terms.spent + MOST_FORMS
 
     def step(self, state: int, text: bytes) -> int:
-        """The state after `text`, DEAD if it leaves the language."""
+        """Return the state after `text`, DEAD if it leaves the language."""
         for byte in text:
             if state < 0:
                 return DEAD
@@ -127,12 +130,12 @@ class LazyDFA:
         return state
 
     def after(self, state: int, byte: int) -> int:
-        """`step`, of one byte, from a state that is not DEAD."""
+        """Step by one byte, from a state that is not DEAD."""
         at = self.place(state)
         return self.rows[at + byte]
 
     def accepts(self, text: bytes) -> bool:
-        """Each byte is a step of its own to the budget."""
+        """Return whether it accepts a text; each byte is a step of its own to the budget."""
         state = 0
         for at in range(len(text)):
             self.begin()
@@ -146,18 +149,18 @@ class LazyDFA:
         return self.is_final(state) and not self._ranges(state)
 
     def ways_at(self, state: int) -> int:
-        """How many bytes are legal."""
+        """Return the number of legal bytes."""
         found = 0
         for first, last, _ in self._ranges(state):
             found += last - first + 1
         return found
 
     def moves(self, state: int) -> list[tuple[int, int]]:
-        """(byte, the state behind it), ascending, of the legal bytes."""
+        """Return (byte, next state) for the legal bytes, ascending."""
         return [(byte, to) for first, last, to in self._ranges(state) for byte in range(first, last + 1)]
 
     def few(self, state: int) -> list[tuple[int, int]] | None:
-        """`moves`, where they are few."""
+        """Return `moves`, where they are few."""
         if state not in self._few:
             self._few[state] = self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
         return self._few[state]
@@ -168,7 +171,7 @@ class LazyDFA:
         return self._moves[state]
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """As of a ByteDFA; of a very long text, its beginning."""
+        """As for a ByteDFA; of a very long text, its beginning."""
         out = bytearray()
         while not self.is_final(state) and len(out) < _LONGEST_RUN:
             if self.ways_at(state) != 1:
@@ -178,7 +181,7 @@ class LazyDFA:
         return bytes(out), state
 
     def place(self, state: int) -> int:
-        """Where in `rows` the row of a state begins; makes it if there is none."""
+        """Return where in `rows` the row of a state begins; build it if needed."""
         slot = self.slots[state + 1]
         if slot == UNMADE:
             with self._lock:
@@ -186,14 +189,14 @@ class LazyDFA:
         return slot << 8
 
     def distance(self, state: int) -> int:
-        """The bytes to the nearest end."""
+        """Return the bytes to the nearest end."""
         content = self._contents[state]
         if isinstance(content, frozenset):
             return min(map(self._terms.least, content))
         return min(map(self.distance, content[1])) + self._shapes.depth(content[0])
 
     def representative(self, state: int, length: int = LONG) -> int:
-        """A state that goes on with the same texts of up to `length` bytes; the same one for all that are alike."""
+        """Return a state that allows the same texts of up to `length` bytes; the same one for all equivalent ones."""
         found = self._representatives.get((state, length))
         if found is None:
             with self._lock:
@@ -227,7 +230,8 @@ class LazyDFA:
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
 
     def loop(self, state: int) -> Loop | None:
-        """Where most texts from `state` go on, if it is in one state whatever comes: within a string, say."""
+        """Return the loop in which most texts from `state` continue, if one state absorbs most characters: within a
+        string, say."""
         often: Counter[int] = Counter()
         for first, last, to in self._ranges(state):
             if first < 0x80:
@@ -238,14 +242,14 @@ class LazyDFA:
         return Loop(to, self._leading(to, to)) if state in self._patterns else None
 
     def turns(self, state: int) -> Turns | None:
-        """Of a state at the begin of a turn of a bounded repeat, and of nothing else."""
+        """Return the repeat whose turn begins at a state, if that is all of the state and the repeat is bounded."""
         repeat = self._repeat(state)
         if repeat is None or repeat.frame is None or repeat.frame.high is None:
             return None
         return Turns(repeat.frame.low, repeat.frame.high, self._turned(repeat, 0, None))
 
     def turned(self, state: int, low: int, high: int) -> int:
-        """The same, with so many turns left."""
+        """Return the same state with so many turns left."""
         repeat = self._repeat(state)
         assert repeat is not None
         return self._turned(repeat, low, high)
@@ -262,7 +266,7 @@ class LazyDFA:
             return self._number(frozenset((self._terms.turned(repeat, low, high),)))
 
     def _leading(self, state: int, to: int) -> Ranges:
-        """The characters that lead from a state over characters to another."""
+        """Return the characters that lead from a state over characters to another."""
         targets, pattern = self._patterns[state]
         leaf = targets.index(to)
         found = self._characters.get((pattern, leaf))
@@ -271,8 +275,9 @@ class LazyDFA:
         return found
 
     def split(self, state: int) -> tuple[int, int] | None:
-        """The state of the rule that is being read by itself, and the one behind that rule; None where it is in no rule, or in
-        several at once. A text is legal from `state` if it is from the first, or goes on from the second where the first may end."""
+        """Return the state of the rule being read by itself, and the one after that rule; None where it is in no rule,
+        or in several at once. A text is legal from `state` if it is from the first, or continues from the second where
+        the first may end."""
         if state not in self._splits:
             with self._lock:
                 self._splits[state] = self._split(self._contents[state])
@@ -289,7 +294,7 @@ class LazyDFA:
         above = self._number(self._terms.joined(map(self._terms.above, content)))
         return above, self._number(frozenset((mark.rest,)))
 
-    # -- making states ---------------------------------------------------------------------------------------------
+    # -- building states ---------------------------------------------------------------------------------------------
 
     def _number(self, content: _Set | _Inner) -> int:
         found = self._numbers.get(content)
@@ -305,7 +310,7 @@ class LazyDFA:
         return found
 
     def _make(self, state: int) -> int:
-        """Makes the row of a state if it has none."""
+        """Build the row of a state if it has none."""
         slot = self.slots[state + 1]
         if slot != UNMADE:
             return slot
@@ -351,7 +356,7 @@ class LazyDFA:
         return found
 
     def _pattern_of(self, classes: Classes) -> tuple[int, ...]:
-        """Where these classes alone are legal."""
+        """Return the pattern in which only these classes are legal."""
         found = self._alone.get(classes)
         if found is None:
             pattern = [FAR] * self._classes
@@ -364,7 +369,7 @@ class LazyDFA:
         return self._number((ref[0], tuple([targets[leaf] for leaf in ref[1]])))
 
     def _ways(self, content: _Set) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The states that a set leads to, and of each class which of them, or FAR."""
+        """Return the states that a set leads to, and for each class the index of its target, or FAR."""
         by_classes: dict[Classes, list[Term]] = defaultdict(list)
         forms = self._terms.forms
         for term in content:
@@ -401,4 +406,4 @@ class LazyDFA:
 
 
 Machine = ByteDFA | LazyDFA
-"""What follows texts: a whole automaton, or one that is made while it is used."""
+"""Machines that follow texts: a whole automaton, or one built on demand."""

@@ -2,8 +2,8 @@
 
     sum: sum "+" term | term          sum: term ("+" term)*
 
-The rules that can begin with each other are equations A = A·x | B·y | z, with z what begins otherwise. Solved as those of an
-automaton are: A is every way from a z to A, each step reading the x or y that leads from one rule to the next.
+The rules that can begin with each other are equations A = A·x | B·y | z, where z begins otherwise. Solved like those of
+an automaton: A is every path from a z to A, each step reading the x or y that leads from one rule to the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Counted, Graph, Node, R
 
 
 def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
-    """The same languages under the same names."""
+    """Return the same languages under the same names."""
     nullable = _nullable(rules)
     look = _Look(nullable)
     begins = {name: look.begins(body) for name, body in rules.items()}
@@ -36,14 +36,14 @@ def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _solid(rule: str) -> str:
-    """The companion of a rule that is the same but for the empty text."""
+    """Return the companion of a rule, equal except for the empty text."""
     return f"{rule} (not empty)"
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """A tree as those of its texts that begin with a rule of the group, and what follows that; those that do not and are not
-    empty; and whether the empty text is one. The rule in front stands for its texts that are not empty."""
+    """A tree split into its texts that begin with a rule of the group, and their continuations; its nonempty texts that
+    do not; and whether the empty text is one. The leading rule represents its nonempty texts."""
 
     heads: tuple[tuple[str, Node], ...]
     other: Node
@@ -107,7 +107,7 @@ class _Splitter:
         return replace(found, empty=True)
 
     def _of_graph(self, graph: Graph) -> _Parts:
-        """Those of all edges that can be the first to read something."""
+        """Return the parts of all edges that can be the first to read something."""
         found = _NONE
         seen, todo = {0}, [0]
         for state in todo:
@@ -123,7 +123,7 @@ class _Splitter:
 
 
 def _from(graph: Graph, state: int) -> Graph:
-    """What a graph reads from one of its states on."""
+    """Return the graph as read from one of its states on."""
     swap = {0: state, state: 0}
     return Graph(
         tuple((swap.get(a, a), body, swap.get(b, b)) for a, body, b in graph.edges),
@@ -132,7 +132,7 @@ def _from(graph: Graph, state: int) -> Graph:
 
 
 def _trimmed(edges: list[tuple[int, Node, int]], final: int) -> Graph:
-    """The ways from 0 to one state."""
+    """Return the paths from 0 to one state."""
     alive = {final}
     while more := {a for a, _, b in edges if b in alive} - alive:
         alive |= more
@@ -150,7 +150,8 @@ def _nullable(rules: Mapping[str, Node]) -> frozenset[str]:
 
 
 class _Look:
-    """At trees whose nodes may be shared, each once; they live as long as this. `nullable`: rules that may be empty."""
+    """Visits trees whose nodes may be shared, each once; they must outlive this. `nullable`: rules that may be
+    empty."""
 
     def __init__(self, nullable: frozenset[str]) -> None:
         self._nullable = nullable
@@ -178,7 +179,7 @@ class _Look:
         return not self._reached(tree).isdisjoint(tree.final)
 
     def _reached(self, graph: Graph) -> set[int]:
-        """States of a graph before anything is read."""
+        """Return states of a graph reached before anything is read."""
         free: dict[int, list[int]] = {}
         for source, body, to in graph.edges:
             if self.may_be_empty(body):
@@ -192,13 +193,13 @@ class _Look:
         return seen
 
     def begins(self, tree: Node) -> frozenset[str]:
-        """Rules that a text of the tree may begin with."""
+        """Return rules that a text of the tree may begin with."""
         if id(tree) not in self._begins:
             self._begins[id(tree)] = frozenset((tree.rule,)) if isinstance(tree, Ref) else frozenset().union(*map(self.begins, self._first(tree)))
         return self._begins[id(tree)]
 
     def _first(self, tree: Node) -> list[Node]:
-        """The parts that a text may begin with."""
+        """Return the parts that a text may begin with."""
         if isinstance(tree, Graph):
             reached = self._reached(tree)
             return [body for source, body, _ in tree.edges if source in reached]
@@ -209,7 +210,7 @@ class _Look:
 
 
 def _groups(begins: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
-    """Sets of rules that can begin with each other."""
+    """Return sets of rules that can begin with each other."""
     reached: dict[str, set[str]] = {}
     for name in begins:
         seen: set[str] = set()

@@ -1,4 +1,5 @@
-"""Lengths of shortest texts: how far the end is, which answers that near a limit and forced runs ask. Found where they are asked for."""
+"""Lengths of shortest texts: the distance to the end, needed by answers near a limit and forced runs. Computed on
+demand."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ _Places = Mapping[tuple[str, "At | None"], int]
 
 
 class Lengths:
-    """Bytes of the shortest text of each node, where it stands. Nodes are known by their ids: they live on.
+    """Bytes of the shortest text of each node at its position. Nodes are identified by their ids, so they are kept
+    alive.
 
-    rules, recursive   of a grammar of which each rule derives some text
+    rules, recursive   of a grammar whose rules each derive some text
     """
 
     def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Styles) -> None:
@@ -48,7 +50,7 @@ class Lengths:
         return self.behind(node, at)[0]
 
     def behind(self, node: Concat | Ref, at: At | None) -> list[int]:
-        """Of each part of a sequence: of it and all behind it."""
+        """Return, for each part of a sequence, the length of it and all parts after it."""
         found = self._sums.get((id(node), at))
         if found is None:
             found = [0]
@@ -59,7 +61,7 @@ class Lengths:
         return found
 
     def to_the_end(self, graph: Graph, at: At | None) -> Mapping[int, int]:
-        """Of each state of a graph that leads to an end."""
+        """Return the length for each state of a graph that leads to an end."""
         found = self._ends.get((id(graph), at))
         if found is None:
             found = self._ends[id(graph), at] = _to_the_end(graph, [self.of(body, at) for _, body, _ in graph.edges])
@@ -74,13 +76,13 @@ class Lengths:
         return self._of_rules[rule, at]
 
     def _find_recursive(self, at: At | None) -> None:
-        """Of all rules that recur, as they stand in one style: from above, until nothing becomes shorter."""
+        """Compute all recursive rules in one style: from above, until nothing becomes shorter."""
         places = {(rule, self._styles.within(rule, at)) for rule in self._recursive}
         found = dict.fromkeys(places, NEVER - 1)  # some text, however long
         changed = True
         while changed:
             changed = False
-            trial = Lengths(self._rules, self._recursive, self._styles)  # what it finds of other rules holds for this turn only
+            trial = Lengths(self._rules, self._recursive, self._styles)  # its results for other rules hold for this turn only
             trial._of_rules.update(self._of_rules)
             trial._of_rules.update(found)
             for rule, place in places:
@@ -90,7 +92,7 @@ class Lengths:
 
 
 def bytes_of(node: Chars) -> int:
-    """Of the shortest character of a class."""
+    """Return the length of the shortest character of a class."""
     first = node.ranges[0][0] if node.ranges else NEVER
     return 1 + (first >= 0x80) + (first >= 0x800) + (first >= 0x10000) if first < NEVER else NEVER
 

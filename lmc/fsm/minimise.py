@@ -15,8 +15,8 @@ _Successors = list[set[int]]
 
 
 def minimal(table: Table, final: Sequence[bool]) -> tuple[Table, list[bool]]:
-    """The minimal automaton of one whose states are all reachable and that accepts something. Its start stays 0, and blocks
-    are in the order of their first state."""
+    """Return the minimal automaton of one whose states are all reachable and that accepts something. Its start stays 0,
+    and blocks are in the order of their first state."""
     table, final = _without_dead_ends(table, final)
     names = _refined(table, final)
     order: dict[int, int] = {}
@@ -35,7 +35,7 @@ def _without_dead_ends(table: Table, final: Sequence[bool]) -> tuple[Table, Sequ
 
 
 def _renumbered(table: Table, final: Sequence[bool], number: list[int]) -> tuple[Table, list[bool]]:
-    """Rows of the first state of each number, which ascend from 0; states of the number DEAD are left out."""
+    """Return rows of the first state of each number, which ascend from 0; states of the number DEAD are left out."""
     number = [*number, DEAD]  # the last: where DEAD points to
     rows: list[list[int]] = []
     ends: list[bool] = []
@@ -62,7 +62,7 @@ def _predecessors(successors: _Successors) -> list[list[int]]:
 
 
 def _to_the_end(before: list[list[int]], final: Sequence[bool]) -> list[int]:
-    """Of each state, the steps to the nearest end, DEAD if there is none."""
+    """Return, for each state, the steps to the nearest end, DEAD if there is none."""
     distance = [0 if end else DEAD for end in final]
     queue = deque(state for state, end in enumerate(final) if end)
     while queue:
@@ -75,7 +75,8 @@ def _to_the_end(before: list[list[int]], final: Sequence[bool]) -> list[int]:
 
 
 def _longest(successors: _Successors, before: list[list[int]]) -> list[int]:
-    """Of each state, the longest way on, -1 if there is no bound. Peels off states whose successors are all known."""
+    """Return, for each state, the longest path, -1 if there is no bound. Peels off states whose successors are all
+    known."""
     waiting = list(map(len, successors))
     longest = [-1] * len(waiting)
     todo = [state for state, count in enumerate(waiting) if not count]
@@ -92,11 +93,11 @@ def _longest(successors: _Successors, before: list[list[int]]) -> list[int]:
 
 
 def _refined(table: Table, final: Sequence[bool]) -> list[int]:
-    """A name for each block of equivalent states, by state.
+    """Return a name for each block of equivalent states, by state.
 
-    Partition refinement (Moore's signatures, Hopcroft's smaller half): a state is looked at again only when a state
-    after it was renamed, and the largest part of a split block keeps its name. It starts from what equivalent states
-    share anyhow, the length of the shortest and of the longest way to an end, which settles counted repeats at once.
+    Partition refinement (Moore's signatures, Hopcroft's smaller half): a state is revisited only when a state after it
+    was renamed, and the largest part of a split block keeps its name. It starts from what equivalent states share
+    anyhow, the length of the shortest and of the longest way to an end, which settles counted repeats at once.
     """
     successors = _successors(table)
     before = _predecessors(successors)
@@ -122,7 +123,7 @@ def _refined(table: Table, final: Sequence[bool]) -> list[int]:
             parts: dict[object, set[int]] = defaultdict(set)
             for state in some:
                 parts[signature(state)].add(state)
-            if len(some) < len(block):  # the others have one signature still: that of any of them
+            if len(some) < len(block):  # the others still share one signature
                 others = block.difference(some)
                 parts[signature(next(iter(others)))] |= others
             if len(parts) > 1:
@@ -141,7 +142,7 @@ def _refined(table: Table, final: Sequence[bool]) -> list[int]:
 
 
 def _signatures(table: Table, names: list[int]) -> Callable[[int], object]:
-    """Of a state: the names of the states behind it, as they are now."""
+    """Return a state's signature: the current names of the states after it."""
     getters: dict[int, Callable[[list[int]], object]] = {}
 
     def signature(state: int) -> object:

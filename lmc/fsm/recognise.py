@@ -1,4 +1,4 @@
-"""Recognising: whether a text is in a constraint's language, or begins one that is. For the few texts that somebody wrote by hand."""
+"""Recognition: whether a text is in a constraint's language, or begins one that is. For few, hand-written texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lmc.fsm.sources import check_of, machine_of
 
 
 def allows(kind: str, source: str, text: str) -> bool:
-    """Whether a constraint allows a text."""
+    """Return whether a constraint allows a text."""
     if not _looked_at(kind, source, text)[0]:
         return False
     check = check_of(kind, source)
@@ -14,12 +14,13 @@ def allows(kind: str, source: str, text: str) -> bool:
 
 
 def begins(kind: str, source: str, text: str) -> bool:
-    """Whether a constraint allows a text that begins with this one. What only a whole text can show is not looked at."""
+    """Return whether a constraint allows a text that begins with this one. Checks that need a whole text are
+    skipped."""
     return _looked_at(kind, source, text)[1]
 
 
 def _looked_at(kind: str, source: str, text: str) -> tuple[bool, bool]:
-    """Whether the machine is at an end behind a text, and whether it comes that far."""
+    """Return whether the machine is at an end after a text, and whether it gets that far."""
     machine, state = machine_of(kind, source), 0
     for byte in text.encode("utf-8", "surrogatepass"):
         machine.begin()

@@ -1,4 +1,5 @@
-"""Python's regex dialect, parsed by Python's own parser, as a small tree over character sets; refuses what is not regular.
+"""Python's regex dialect, parsed by Python's own parser, as a small tree over character sets; refuses non-regular
+constructs.
 
 The language of a pattern is that of `re.fullmatch(pattern, text, re.ASCII)`; a pattern that starts with `(?u)` has
 Unicode classes and Unicode case. Groups capture nothing here, and laziness does not change a language.
@@ -26,7 +27,7 @@ _sre: Any = re._constants  # type: ignore[attr-defined]  # pyright: ignore
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character out of `ranges` (none of them a surrogate)."""
+    """One character in `ranges` (none of them a surrogate)."""
 
     ranges: Ranges
 
@@ -56,9 +57,9 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Ways from state 0 to a state of `final`, reading each edge's node: what is no regular expression as people write it.
+    """Paths from state 0 to a state of `final`, reading each edge's node: a form without regex syntax.
 
-    edges   (from, what is read, to)
+    edges   (from, node read, to)
     final   states where the text may end
     """
 
@@ -77,7 +78,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The rule of a grammar (grammar.py) by this name; no part of a regular expression."""
+    """A reference to a rule of a grammar (grammar.py) by name; not part of a regular expression."""
 
     rule: str
 
@@ -89,7 +90,7 @@ ANY = Chars(((0, charset.SURROGATES[0] - 1), (charset.SURROGATES[1] + 1, charset
 
 
 def parts_of(tree: Node) -> tuple[Node, ...]:
-    """The trees right below."""
+    """Return the direct children."""
     if isinstance(tree, Chars | Ref):
         return ()
     return (
@@ -102,11 +103,12 @@ def parts_of(tree: Node) -> tuple[Node, ...]:
 
 
 def parse(pattern: str, *, search: bool = False) -> Node:
-    """The tree of a pattern: of the texts that it matches as a whole or, with `search`, of those that contain a match.
+    """Return the tree of a pattern: of the texts that it matches as a whole or, with `search`, of those that contain a
+    match.
 
-    Raises ConstraintError, with the position in the pattern, for what is invalid, for what is not regular (back-references,
-    conditions, atomic groups, possessive repeats), for anchors that are not at an end (but under (?m)), and for look-around within
-    look-around or that needs too large an automaton.
+    Raises ConstraintError, with the position in the pattern, for invalid patterns, for non-regular constructs
+    (back-references, conditions, atomic groups, possessive repeats), for anchors that are not at an end (except under
+    (?m)), and for look-around that is nested or needs too large an automaton.
     """
     tree, assertions = _read(pattern, search)
     return _resolved(pattern, tree, assertions) if assertions else tree
@@ -129,7 +131,8 @@ def _read(pattern: str, search: bool) -> tuple[Node, list[Assertion]]:
 
 
 def parse_part(pattern: str) -> Node:
-    """The tree of a pattern for a part of a text, whose surroundings are not known: what says something of these is refused."""
+    """Return the tree of a pattern for part of a text, with unknown surroundings: assertions about these are
+    refused."""
     tree, found = _read(pattern, search=False)
     if found:
         raise _refused(pattern, _AROUND)
@@ -137,7 +140,7 @@ def parse_part(pattern: str) -> Node:
 
 
 def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node:
-    from lmc.fsm.assertions import resolved  # which is made of automata
+    from lmc.fsm.assertions import resolved  # depends on automata
     from lmc.fsm.bounds import TooLarge
 
     try:
@@ -153,7 +156,7 @@ _PROPERTY = re.compile(r"\\(?:([pP])(?:\{(\^?)([\w ]+)\}|([A-Z]))|.)", re.DOTALL
 
 
 def _with_properties(pattern: str) -> tuple[str, Mapping[int, Ranges]]:
-    r"""The pattern with a character of its own in the place of each `\p{…}`, and what each of them means."""
+    r"""Return the pattern with a placeholder character for each `\\p{…}`, and the meaning of each."""
     found: dict[int, Ranges] = {}
 
     def replaced(token: re.Match[str]) -> str:
@@ -173,12 +176,12 @@ def _with_properties(pattern: str) -> tuple[str, Mapping[int, Ranges]]:
 
 
 def shown(pattern: str) -> str:
-    """A pattern as error messages quote it."""
+    """Return a pattern as error messages quote it."""
     return repr(pattern if len(pattern) <= 80 else pattern[:77] + "…")
 
 
 def asks_for_unicode(pattern: str) -> bool:
-    """`(?u)` among the global flags, which stand at the start."""
+    """Return whether `(?u)` is among the global flags, which stand at the start."""
     return re.match(r"(?:\(\?[aimsx]+\)|\(\?#[^)]*\)|\s)*\(\?[imsx]*u[imsx]*\)", pattern) is not None
 
 
@@ -225,7 +228,7 @@ class _Reader:
         self.literals: dict[int, Node] = {}
 
     def whole(self, items: list[tuple[Any, Any]], search: bool) -> Node:
-        """The pattern; when searching, with any text before and behind it where no anchor says otherwise."""
+        """Return the pattern; when searching, with any text before and after it where no anchor forbids it."""
         if not search:
             return self.sequence(items, at_start=True, at_end=True)
         if len(items) == 1 and items[0][0] is _sre.BRANCH:
@@ -233,7 +236,7 @@ class _Reader:
         if len(items) == 1 and items[0][0] is _sre.SUBPATTERN:
             _, add, remove, body = items[0][1]
             return self.under(add, remove).whole(list(body), search)
-        for end in (0, -1):  # what is at an end and holds anchors is taken apart: `^a|^ab$` is read as `^a(?:|b$)`
+        for end in (0, -1):  # alternatives with anchors at an end are split: `^a|^ab$` is read as `^a(?:|b$)`
             if len(items) > 1 and _holds_anchors(items[end]):
                 before, behind = ([], items[1:]) if end == 0 else (items[:-1], [])
                 return Union(tuple([self.whole([*before, *arm, *behind], search) for arm in _arms(items[end])]))
@@ -242,14 +245,15 @@ class _Reader:
         at_end = any(op is _sre.AT and arg in ends for op, arg in items[-1:])
         rest = items[1 if at_start else 0 : len(items) - 1 if at_end else len(items)]
         middle = self.sequence(rest, at_start=False, at_end=False)  # an anchor in there is refused
-        if not self.assertions:  # whose marks look at all that is read
+        if not self.assertions:  # whose marks see all text that is read
             middle = middle if at_end else _least(middle, -1)
             middle = middle if at_start else _least(middle, 0)
         some = Repeat(ANY, 0, None)
         return Concat((*(() if at_start else (some,)), middle, *(() if at_end else (some,))))
 
     def sequence(self, items: list[tuple[Any, Any]], *, at_start: bool, at_end: bool) -> Node:
-        """Items one after another; `at_start`, `at_end`: nothing can precede or follow them, so anchors are void."""
+        """Return items one after another; `at_start`, `at_end`: nothing can precede or follow them, so anchors are
+        void."""
         while at_start and items and items[0][0] is _sre.AT and items[0][1] in _STARTS:
             items = items[1:]
         while at_end and items and items[-1][0] is _sre.AT and items[-1][1] in _ENDS:
@@ -287,7 +291,7 @@ class _Reader:
             return self.place(arg)
         if op in (_sre.ASSERT, _sre.ASSERT_NOT):
             return self.look(*arg, negated=op is _sre.ASSERT_NOT)
-        if str(op) == "FAILURE":  # how later Pythons read (?!)
+        if str(op) == "FAILURE":  # later Pythons' form of (?!)
             return NOTHING
         raise _refused(self.pattern, _WHY_NOT.get(str(op), str(op)))
 
@@ -321,7 +325,7 @@ class _Reader:
         return self.asserted(Assertion("not_behind" if negated else "behind", looked))
 
     def under(self, add: int, remove: int) -> _Reader:
-        """A reader for the inside of `(?flags:…)`."""
+        """Return a reader for the inside of `(?flags:…)`."""
         flags = self.flags & ~(re.ASCII | re.UNICODE) if add & (re.ASCII | re.UNICODE) else self.flags
         return _Reader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties)
 
@@ -362,7 +366,8 @@ class _Reader:
         return charset.complement(find(letter)) if negated else find(letter)
 
     def folded(self, spelled: list[tuple[int, int]], named: Sequence[tuple[str, bool]] = ()) -> Ranges:
-        """The characters of a class, in any case if the flags ask for it; classes have both cases already, in re as here."""
+        """Return the characters of a class, in any case if the flags ask for it; classes have both cases already, in re
+        as here."""
         members = [*spelled, *(r for name in named for r in self.category(*name))]
         if not self.flags & re.IGNORECASE:
             return charset.merged(members)
@@ -379,8 +384,8 @@ class _Reader:
 
 
 def _least(node: Node, end: int) -> Node:
-    """What has to be read of a tree that any text may stand beside, behind it (end -1) or before it (end 0): one x of `x+`. So one
-    state stands for all texts that have it."""
+    """Return the least part of a tree to read if any text may follow it (end -1) or precede it (end 0): one x of `x+`.
+    So one state represents all texts that contain it."""
     if isinstance(node, Repeat):
         return EMPTY if node.low == 0 else node.body if node.low == 1 else Repeat(node.body, node.low, node.low)
     if isinstance(node, Union):
@@ -398,7 +403,7 @@ def _least(node: Node, end: int) -> Node:
 
 
 def _arms(item: tuple[Any, Any]) -> list[list[tuple[Any, Any]]]:
-    """Of alternatives, or of a group that changes no flags: what it is one of; nothing for others."""
+    """Return the arms of alternatives, or of a group that changes no flags; nothing for others."""
     op, arg = item
     if op is _sre.BRANCH:
         return [list(arm) for arm in arg[1]]
@@ -409,7 +414,7 @@ def _holds_anchors(item: tuple[Any, Any]) -> bool:
     return any(inner[0] is _sre.AT or _holds_anchors(inner) for arm in _arms(item) for inner in arm)
 
 
-# -- places: Python's tree has none, so the construct that was refused is looked up in the text --------------------
+# -- positions: Python's tree has none, so the refused construct is searched in the text --------------------
 
 _SPELLED = {
     _AROUND: r"\(\?<?[=!]|\\[bB]|[\^$]",
@@ -435,7 +440,8 @@ def _refused(pattern: str, what: str) -> ConstraintError:
 
 
 def _pointed(pattern: str, position: int | None) -> str:
-    """Where, with a caret under a pattern that is one line of printable characters (no tabs, no half surrogates)."""
+    """Return a position, with a caret under a pattern that is one line of printable characters (no tabs, no half
+    surrogates)."""
     if position is None:
         return ""
     caret = f"\n    {pattern}\n    {' ' * position}^" if pattern.isprintable() else ""
@@ -455,7 +461,7 @@ def _position(pattern: str, what: str) -> int | None:
 
 
 def _is_empty(token: str, flags: int) -> bool:
-    """Whether a class or a character, as it is written, stands for no character."""
+    """Return whether a class or a character, as it is written, matches no character."""
     try:
         [(op, arg)] = list(_parser.parse(token, 0))
     except (re.error, ValueError):
@@ -466,7 +472,7 @@ def _is_empty(token: str, flags: int) -> bool:
 
 
 def _places(pattern: str, spelled: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each occurrence outside of classes, comments and escapes."""
+    """Return start and end of each occurrence outside of classes, comments and escapes."""
     wanted = re.compile(spelled)
     for token in _TOKEN.finditer(pattern):
         if len(token[0]) <= 2 and (found := wanted.match(pattern, token.start())):
@@ -474,7 +480,7 @@ def _places(pattern: str, spelled: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_inner_anchor(pattern: str, places: list[tuple[int, int]], at: int) -> bool:
-    """Whether the anchor at `at` alone is refused, the others blanked."""
+    """Return whether the anchor at `at` alone is refused, the others blanked."""
     out = pattern
     for start, end in reversed(places):
         if start != at:

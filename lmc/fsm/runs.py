@@ -1,7 +1,8 @@
-"""Tokens within runs of one class of characters: found once for each class and vocabulary, whatever constraint has such a run.
+"""Tokens within runs of one class of characters: computed once for each class and vocabulary, for all constraints with
+such a run.
 
-    inside of a JSON string     abc|def  é  世 …      legal whatever stands behind the string: `Run.ids`
-                                abc"  def"  "         one tail, `"`, which is followed once for all of them: `Run.tail`
+    inside of a JSON string     abc|def  é  世 …      legal whatever follows the string: `Run.ids`
+                                abc"  def"  "         one tail, `"`, which is walked once for all of them: `Run.tail`
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from lmc.fsm.trie import Trie
 
 
 class Tail:
-    """A node of the trie of what is left of texts behind a run: the tokens that end here, and the nodes behind it by byte.
+    """A node of the trie of the rests of texts after a run: the tokens that end here, and its children by byte.
 
-    depth   of the deepest node below it, where it is the root
+    depth   of the deepest node below it, if it is the root
     """
 
     __slots__ = ("depth", "ids", "ways")
@@ -107,7 +108,7 @@ _BYTES = Begun.none(256).behind(np.arange(256))[0]
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """How the texts of the nodes of a trie are cut into characters.
+    """The segmentation of the texts of a trie's nodes into characters.
 
     symbol       int32 [nodes]: the number of what is there of its last character
     first, last  of each symbol, the characters that it may be; missing: bytes that are not there yet
@@ -214,14 +215,14 @@ class Long(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Texts of a class of characters behind a node of a vocabulary's trie.
+    """Texts of a class of characters below a node of a vocabulary's trie.
 
-    firsts  bool [256]: bytes that such a text begins with, aside of which no token below the node has a character that is not in the
-            class. What follows is of tokens behind these alone
-    flags   bool, by id: it is the beginning of such a text
-    chars   uint8, by id: and has so many characters, or begins the last of them
-    begun   ids of those that end inside of a character, of which one byte alone goes on
-    leaving int64 [256]: how many leave the class behind some of it, by the byte that does, or begins the character that may
+    firsts  bool [256]: bytes that begin characters of the class and, in tokens below the node, no others. The other
+            fields concern only tokens that begin with these
+    flags   bool, by id: it is a prefix of such a text
+    chars   uint8, by id: its number of characters, counting an incomplete last one
+    begun   ids of those that end inside of a character, with only one legal next byte
+    leaving int64 [256]: how many leave the class after some of it, by the first byte that does, or may
     long    of tokens that are not in the trie: those that are within the class as a whole, and the others
     """
 
@@ -233,7 +234,7 @@ class Run:
     begun: np.ndarray
     leaving: np.ndarray
     long: Long
-    _exits: np.ndarray  # nodes at which tokens leave the class
+    _exits: np.ndarray  # nodes where tokens leave the class
     _before: np.ndarray  # of each, the characters within it
     _tails: dict[tuple[int, int | None], Tail] = field(default_factory=dict[tuple[int, "int | None"], Tail])
 
@@ -268,7 +269,8 @@ class Run:
         return self.flags.nbytes + self.begun.nbytes + self.leaving.nbytes + 2 * self._exits.nbytes + 100 * len(self.long.leaving)
 
     def tail(self, byte: int, chars: int | None = None) -> Tail:
-        """What is left of the tokens that leave the class by a byte, from that byte on; of those alone that do behind so many characters."""
+        """Return the rest of the tokens that leave the class by a byte, from that byte on; only of those that leave
+        after so many characters."""
         found = self._tails.get((byte, chars))
         if found is None:
             found, trie = Tail(), self.texts.trie
@@ -281,7 +283,7 @@ class Run:
         return found
 
     def turns(self, byte: int) -> list[int]:
-        """How many characters tokens have before they leave the class by a byte."""
+        """Return the numbers of characters that tokens have before they leave the class by a byte."""
         return np.flatnonzero(np.bincount(self._before[self.texts.trie.byte[self._exits] == byte])).tolist()
 
 

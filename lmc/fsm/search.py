@@ -1,9 +1,9 @@
-"""Where a regex first matches in a text that grows, in time that is linear in the text whatever the pattern.
+"""Search for the first match of a regex in a growing text, in time linear in the text for any pattern.
 
-`re` backtracks: `(a+)+b` takes it twice as long with every further `a`. What strangers send is not searched for like that.
+`re` backtracks: `(a+)+b` takes it twice as long with every further `a`, which rules it out for untrusted patterns.
 
     contains   .* pattern .*           read forwards, a piece at a time: whether there is a match by now
-    before     .* pattern, reversed    read backwards: every place where a match begins, the first of them last
+    before     .* pattern, reversed    read backwards: every position where a match begins, the first of them last
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from lmc.fsm.regex import ANY, Concat, Node, Repeat, Union, parse_part, shown
 
 @dataclass(frozen=True, slots=True)
 class Searcher:
-    """A pattern's two automata; shared by all who look for it."""
+    """A pattern's two automata; shared by all searches for it."""
 
     contains: ByteDFA
     before: ByteDFA
 
     def read(self, state: int, text: str) -> int:
-        """The state of `contains` after more text; begin with 0."""
+        """Return the state of `contains` after more text; begin with 0."""
         return self.contains.step(state, text.encode("utf-8", "replace"))
 
     def found(self, state: int) -> bool:
-        """Whether what was read has a match."""
+        """Return whether the text so far has a match."""
         return self.contains.is_final(state)
 
     def start(self, text: str) -> int | None:
-        """Where the first match begins; None if there is none."""
+        """Return where the first match begins; None if there is none."""
         state, first = 0, None
         for at in range(len(text) - 1, -1, -1):
             state = self.before.step(state, text[at].encode("utf-8", "replace"))
@@ -46,20 +46,20 @@ class Searcher:
 
 
 def _split(pattern: str) -> tuple[str, str]:
-    """A pattern's flags, which hold for all of it, and what is behind them. Classes are Unicode's unless it says `(?a)`."""
+    """Return a pattern's flags, which hold for all of it, and the rest. Classes are Unicode's unless it says `(?a)`."""
     given = re.match(r"(?:\(\?[aimsux]+\))*", pattern)
     assert given is not None
     letters = set(given[0]) - set("(?)")
-    body = pattern[given.end() :] + ("\n" if "x" in letters else "")  # behind a comment that ends the pattern
+    body = pattern[given.end() :] + ("\n" if "x" in letters else "")  # after a comment that ends the pattern
     return f"(?{''.join(sorted(letters if 'a' in letters else letters | {'u'}))})", body
 
 
 @lru_cache(maxsize=256)
 def searcher(pattern: str) -> Searcher:
-    """Of a pattern in Python's dialect, Unicode classes included. Raises ConstraintError for what is not regular, for anchors,
-    for what matches the empty text, and for what needs too large an automaton."""
+    """Return the searcher of a pattern in Python's dialect, Unicode classes included. Raises ConstraintError for a
+    pattern that is not regular, has anchors, matches the empty text, or needs too large an automaton."""
     flags, body = _split(pattern)
-    parse_part(pattern)  # by itself: nothing that only brackets would make right
+    parse_part(pattern)  # by itself: it must be valid without the added brackets
     tree = parse_part(f"{flags}(?:{body})")
     if is_nullable(tree):
         raise ConstraintError(f"regex {shown(pattern)} matches the empty text, which is everywhere")
@@ -71,7 +71,7 @@ def searcher(pattern: str) -> Searcher:
 
 
 def finder(pattern: str) -> Callable[[str], int | None]:
-    """A function that is given a text again each time it has grown, and says where its first match (that is not empty) begins.
+    """Return a function that takes a growing text at each step and returns where its first nonempty match begins.
     Patterns that automata cannot search for are left to `re`."""
     found = _searcher_of(pattern)
     if found is None:
@@ -106,7 +106,7 @@ class _Backtracking:
 
 
 def _reversed(tree: Node) -> Node:
-    """Of the texts of `tree`, read backwards."""
+    """Return the texts of `tree`, read backwards."""
     if isinstance(tree, Concat):
         return Concat(tuple(map(_reversed, reversed(tree.parts))))
     if isinstance(tree, Union):

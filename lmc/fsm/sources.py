@@ -1,4 +1,4 @@
-"""What users write, to what follows an answer: a whole automaton where that is small, else one that is made while it is used.
+"""From users' sources to machines that follow an answer: a whole automaton if that is small, else one built on demand.
 
     regex ─► tree ─┬► ByteDFA        schema, Lark, EBNF, tag ─► Grammar ─┬► tree ─► ByteDFA
                    └► LazyDFA                                            └► LazyDFA
@@ -28,12 +28,12 @@ MAX_BYTES = 40 << 20  # of the whole automaton of a schema or grammar
 
 
 def machine_of(kind: str, source: str) -> Machine:
-    """What follows the texts of a constraint: its minimal automaton where that is small and soon found, else one that is made
+    """Return the machine of a constraint: its minimal automaton if that is small and quickly built, else one built
     while answers are followed.
 
-    Raises ConstraintError for what is invalid, cannot be enforced, or matches nothing.
+    Raises ConstraintError for a source that is invalid, cannot be enforced, or matches nothing.
     """
-    with few_full_collections(_FULL_COLLECTIONS):  # of which one holds all threads up for longer than a step may take
+    with few_full_collections(_FULL_COLLECTIONS):  # one stalls all threads for longer than a step may take
         return _machine_of(kind, source)
 
 
@@ -46,27 +46,28 @@ def _machine_of(kind: str, source: str) -> Machine:
             if dfa.nbytes <= MAX_BYTES:
                 return dfa
     except TooLarge:
-        pass  # what follows takes no time beforehand
+        pass  # the fallback needs no time beforehand
     except RecursionError:
         raise _nested(kind, source) from None
     return lazily(grammar)
 
 
 def begun(kind: str, source: str) -> Machine:
-    """What follows a constraint's first answers at once: made while they are, for to look for the whole automaton takes longer than
-    they would gain by it. Raises ConstraintError as `machine_of`."""
+    """Return a machine for a constraint's first answers, built on demand: building the whole automaton would take
+    longer than they gain by it. Raises ConstraintError as `machine_of`."""
     with few_full_collections(_FULL_COLLECTIONS):
         return lazily(grammar_of(kind, source))
 
 
 def check_of(kind: str, source: str) -> Check | None:
-    """What says why a complete answer is not valid, None if it is; None where the machine allows nothing that is not."""
+    """Return a function that says why a complete answer is not valid, None if it is; None if the machine allows only
+    valid answers."""
     return compile_schema(source).check if kind == "json_schema" else None
 
 
 def automaton_of(kind: str, source: str) -> ByteDFA | None:
-    """The whole automaton of a constraint, however long that takes within the bounds; None if it has none, or one that is too
-    large. Raises ConstraintError as `machine_of`."""
+    """Return the whole automaton of a constraint, however long that takes within the bounds; None if it has none, or
+    one that is too large. Raises ConstraintError as `machine_of`."""
     tree = tree_of(kind, source)
     if tree is None:
         return None
@@ -80,7 +81,8 @@ def automaton_of(kind: str, source: str) -> ByteDFA | None:
 
 
 def tree_of(kind: str, source: str) -> Node | None:
-    """The regular expression of a constraint, as a tree; None if it recurs, or is by far too large. Raises ConstraintError as `machine_of`."""
+    """Return the regular expression of a constraint, as a tree; None if it recurs, or is by far too large. Raises
+    ConstraintError as `machine_of`."""
     check_source(kind, source)
     if kind == "regex":
         return parse(source)
@@ -113,7 +115,7 @@ _READERS: Mapping[str, Callable[[str], Grammar]] = {
 
 
 def grammar_of(kind: str, source: str) -> Grammar:
-    """A constraint as rules; recursion that a schema cuts at a depth is written out."""
+    """Return a constraint as rules; recursion that a schema cuts at a depth is unrolled."""
     check_source(kind, source)
     if kind == "regex":
         return Grammar(parse(source), {})
@@ -128,12 +130,12 @@ def grammar_of(kind: str, source: str) -> Grammar:
 
 
 def ebnf_of(kind: str, source: str) -> str:
-    """A schema or a grammar as EBNF, for servers that take it."""
+    """Return a schema or a grammar as EBNF, for servers that take it."""
     return grammar_of(kind, source).ebnf()
 
 
 def lazily(grammar: Grammar) -> LazyDFA:
-    """The automaton of a grammar that is made while it is used. Raises ConstraintError if the grammar derives no text."""
+    """Return the automaton of a grammar, built on demand. Raises ConstraintError if the grammar derives no text."""
     try:
         grammar = grammar.productive()
         if not grammar.styles and grammar.recursive:  # no value of JSON begins with another one

@@ -1,13 +1,13 @@
-"""From an automaton over characters to one over bytes of UTF-8.
+"""UTF-8 lowering: from an automaton over characters to one over bytes.
 
-States whose ways on are divided alike (which characters go together, not where they lead) have one shape: the trie over the
-bytes of their characters, with numbered leaves. It is made once; a state fills in where its own leaves lead:
+States with the same partition of characters (which ones go together, not where they lead) have one shape: the trie over
+the bytes of their characters, with numbered leaves. It is built once; a state fills in the targets of its leaves:
 
     shape of [a-zé]     a-z ─► 0, \\xc3 ─► · ─\\xa9─► 0         [a-zé]{1,50}: the same for 50 states
     of a state          a-z ─► 7, \\xc3 ─► 8 ─\\xa9─► 7
 
-Inner nodes of one content and one set of targets are one state, whichever states need them, so the result is minimal
-where the automaton over characters is.
+Inner nodes of equal content and targets are one state, whichever states need them, so the result is minimal if the
+automaton over characters is.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MAX_SPREAD = 1_000_000  # states over bytes; some 17 bytes each
 
 
 _Leaf = int  # a number of a shape's leaves
-_Inner = tuple[int, tuple[_Leaf, ...]]  # a node's content, and what its leaves are here
+_Inner = tuple[int, tuple[_Leaf, ...]]  # a node's content, and its leaves here
 _Ref = _Leaf | _Inner
-Runs = tuple[tuple[int, int, _Ref], ...]  # (first, last, where to), ascending, neighbours with one target joined
+Runs = tuple[tuple[int, int, _Ref], ...]  # (first, last, target), ascending, neighbours with one target merged
 Segments = tuple[tuple[int, int, _Leaf], ...]  # of characters: (first, last, leaf)
 
 
 def spread(table: Table, final: Sequence[bool], segments: Sequence[tuple[int, int, int]]) -> ByteDFA:
-    """The automaton over bytes of a minimal one over classes of characters.
+    """Return the automaton over bytes of a minimal one over classes of characters.
 
     segments   (first, last, class), ascending, of all characters of any class; classes are numbered as they appear
     """
@@ -74,7 +74,7 @@ class _State:
 
 
 def _in_order(table: Table, shapes: Shapes) -> list[_State]:
-    """Breadth-first, by characters."""
+    """Return states breadth-first, by characters."""
     numbers, order, out = {0: 0}, [0], list[_State]()
     for old in order:
         leaves: dict[int, int] = {}
@@ -88,7 +88,7 @@ def _in_order(table: Table, shapes: Shapes) -> list[_State]:
 
 
 class _Numbers:
-    """Which number each state over bytes has: a state over characters, then the inner ones that it is the first to need."""
+    """Numbers of the states over bytes: a state over characters, then the inner ones that it is the first to need."""
 
     def __init__(self, states: Sequence[_State]) -> None:
         self.start: list[int] = []
@@ -108,7 +108,7 @@ class _Numbers:
         self.total += len(fresh)
 
     def of(self, state: _State) -> list[int]:
-        """Of the nodes of its shape."""
+        """Return the numbers of the nodes of its shape."""
         out: list[int] = []
         for group, _ in state.shape.groups:
             out += map(self._known[group.targets(state)].__getitem__, group.contents)
@@ -117,14 +117,15 @@ class _Numbers:
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """How an automaton over characters was spread: `bytedfa.Characters`."""
+    """The UTF-8 lowering of an automaton over characters: `bytedfa.Characters`."""
 
     table: Table
     states: Sequence[_State]
     numbers: _Numbers
 
     def windows(self, ahead: Sequence[int]) -> array[int]:
-        """A state over characters has its own window; an inner one that of what the node holds, and the windows behind it."""
+        """Return the windows: a state over characters has its own; an inner one that of its node's content and the
+        following windows."""
         out = array("q", bytes(8 * self.numbers.total))
         inside = _Windows(max(ahead, default=0) + 1)
         for here, state in zip(self.numbers.start, self.states):
@@ -138,7 +139,7 @@ class _Spread:
 
 
 class _Windows:
-    """Windows of inner states, each way to go on once."""
+    """Windows of inner states, each continuation once."""
 
     def __init__(self, first: int) -> None:
         self._next = first
@@ -200,8 +201,8 @@ class _Shape:
         ]
 
     def filled(self, leads: Sequence[int], nodes: Sequence[int]) -> Iterator[bytes]:
-        """The memory of int32 [256] of a state that stands at 0, then of its nodes, which stand at `nodes`: FAR where nothing is
-        legal. Leaves lead to `leads`."""
+        """Return the memory of int32 [256] of a state at position 0, then of its nodes, at positions `nodes`: FAR where
+        nothing is legal. Leaves lead to `leads`."""
         places = (0, *nodes, *leads)
         for here, runs in zip(places, self._rows):
             row = NO_WAYS[:]
@@ -228,7 +229,8 @@ class Above(NamedTuple):
 
 
 class Shapes:
-    """Makes the shape of each way to divide the classes, once; inner nodes of all shapes have one numbering of contents."""
+    """Builds the shape of each partition of the classes, once; inner nodes of all shapes have one numbering of
+    contents."""
 
     _LENGTHS = ((0x80, 0x7FF, 0xC0, 1), (0x800, 0xFFFF, 0xE0, 2), (0x10000, 0x10FFFF, 0xF0, 3))
 
@@ -240,7 +242,7 @@ class Shapes:
         self._shapes: dict[tuple[int, ...], _Shape] = {}
         self._halves: dict[tuple[int, ...], tuple[Runs, Above]] = {}
         self._aboves: dict[tuple[int, ...], Above] = {}  # by leaves of `_high`
-        self._held: list[Runs] = []  # contents of inner nodes, with leaves in the order in which they come
+        self._held: list[Runs] = []  # contents of inner nodes, with leaves in order of appearance
         self._depths: list[int] = []
         self._contents: dict[Runs, int] = {}
         self._made: dict[tuple[int, Segments], _Inner] = {}
@@ -252,7 +254,7 @@ class Shapes:
         return self._shapes[pattern]
 
     def runs(self, pattern: tuple[int, ...]) -> Runs:
-        """The row of a state: what each byte leads to."""
+        """Return the row of a state: the target of each byte."""
         below, above = self.halves(pattern)
         return (*below, *above.runs)
 
@@ -268,19 +270,19 @@ class Shapes:
         return found
 
     def characters(self, pattern: tuple[int, ...], leaf: int) -> Ranges:
-        """The characters that lead to a leaf."""
+        """Return the characters that lead to a leaf."""
         return merged((low, high) for low, high, c in self.segments if pattern[c] == leaf)
 
     def inside(self, content: int) -> Runs:
-        """The row of an inner node."""
+        """Return the row of an inner node."""
         return self._held[content]
 
     def depth(self, content: int) -> int:
-        """How many bytes of a character an inner node waits for."""
+        """Return how many bytes of a character an inner node waits for."""
         return self._depths[content]
 
     def _row(self, segments: Segments) -> tuple[Runs, tuple[_Leaf, ...]]:
-        """What the first bytes of characters lead to, and all leaves behind them."""
+        """Return the edges by the first bytes of characters, and all leaves below them."""
         row: list[tuple[int, int, _Ref]] = []
         for low, high, lead, more in self._LENGTHS:
             part = [(max(a, low), min(b, high), t) for a, b, t in segments if a <= high and b >= low]
@@ -289,7 +291,7 @@ class Shapes:
         return _joined(row), tuple(dict.fromkeys(t for *_, t in segments))
 
     def _blocks(self, segments: Iterable[tuple[int, int, _Leaf]], more: int) -> Iterable[tuple[int, int, _Ref]]:
-        """Runs of the next byte, whose characters go on for `more` bytes after it."""
+        """Return runs of the next byte, whose characters continue for `more` bytes after it."""
         if not more:
             return segments
         bits = 6 * more
@@ -311,7 +313,7 @@ class Shapes:
         return out
 
     def _node(self, segments: Segments, more: int) -> _Inner:
-        """The node that waits for the last `more` bytes of a character."""
+        """Return the node that waits for the last `more` bytes of a character."""
         key = (more, segments)
         if key not in self._made:
             runs = _joined((0x80 | a, 0x80 | b, t) for a, b, t in self._blocks(segments, more - 1))
@@ -327,7 +329,7 @@ class Shapes:
 
 
 def _characters(segments: Iterable[tuple[int, int, int]], pattern: tuple[int, ...]) -> Segments:
-    """Runs of characters with one leaf."""
+    """Return runs of characters with one leaf."""
     return _joined((low, high, pattern[c]) for low, high, c in segments if pattern[c] != FAR)  # type: ignore[return-value]
 
 

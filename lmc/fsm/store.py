@@ -1,10 +1,10 @@
-"""Compiled token automata on disk, one file each, so that a process need not build what another has built.
+"""Compiled token automata on disk, one file each, so that a process can reuse the work of another.
 
     key of (this code, Unicode's version, source, vocabulary) ──► <folder>/<key>.safetensors: the byte automaton, windows, and rows built so far
 
-A file is written beside its place and moved there, so readers see the old one, none, or the whole new one, and two writers
-do no harm: both wrote the truth. What cannot be read is built again, after one log line. The folder is bounded: the least
-recently used files go.
+A file is written beside its place and moved there, so readers see the old one, none, or the whole new one, and two
+writers do no harm: both write the same content. An unreadable file is rebuilt, after one log line. The folder is
+bounded: the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger("lmc.fsm")
 
 LIMIT = 256 << 20  # bytes of all files together
 _SUFFIX = ".safetensors"
-_UNFINISHED = ".part-"  # how a file begins that is being written
-_ABANDONED = 3600.0  # seconds after which nobody is writing it any more
+_UNFINISHED = ".part-"  # prefix of the name of a file being written
+_ABANDONED = 3600.0  # seconds after which its writer counts as dead
 
 
 def default_store() -> Store | None:
-    """The one in the cache directory; None, after one log line, when there can be none."""
+    """Return the store in the cache directory; None, after one log line, when there can be none."""
     try:
         folder = cache_dir() / "constraints"
         folder.mkdir(exist_ok=True)
@@ -55,13 +55,13 @@ class Store:
     limit: int = LIMIT
 
     def load(self, source: str, vocabulary: Vocabulary) -> Tables | None:
-        """The tables of a source over a vocabulary, or None when they are not there or damaged."""
+        """Return the tables of a source over a vocabulary, or None when they are missing or damaged."""
         from safetensors import SafetensorError
 
         path = self._path(source, vocabulary)
         try:
             tables = _read(path, source)
-            os.utime(path)  # used now: it goes last
+            os.utime(path)  # used now: it is evicted last
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError) as error:
@@ -70,7 +70,7 @@ class Store:
         return tables
 
     def save(self, source: str, vocabulary: Vocabulary, tables: Tables) -> None:
-        """Keeps tables; one log line if that is not possible."""
+        """Store tables; one log line if that is not possible."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
@@ -96,13 +96,13 @@ class Store:
         return self.folder / f"{key.hexdigest()}{_SUFFIX}"
 
     def _make_room(self, newest: Path) -> None:
-        """Removes files until the folder is within its limit, least recently used first; never the newest."""
+        """Remove files until the folder is within its limit, least recently used first; never the newest."""
         found: list[tuple[float, int, Path]] = []
         for path in self.folder.iterdir():
             try:
                 stat = path.stat()
             except FileNotFoundError:
-                continue  # another process was quicker
+                continue  # another process was faster
             if path.name.startswith(_UNFINISHED) and time.time() - stat.st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
             elif path.name.endswith(_SUFFIX):
@@ -118,7 +118,8 @@ class Store:
 
 @cache
 def code_digest() -> str:
-    """Of all that compiles and keeps automata: to another version the same source may mean another language."""
+    """Return a digest of all code that compiles and stores automata: in another version the same source may mean
+    another language."""
     modules = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.blake2b(b"".join(module.read_bytes() for module in modules), digest_size=12).hexdigest()
 
@@ -137,7 +138,7 @@ def _packed(tables: Tables) -> dict[str, np.ndarray]:
         "windows": windows,
         "masks": np.array([tables.rows[int(w)] for w in windows], np.uint32),
     }
-    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # safetensors writes memory as it lies
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # safetensors writes raw memory
 
 
 def _read(path: Path, source: str) -> Tables:
@@ -155,7 +156,7 @@ def _read(path: Path, source: str) -> Tables:
 
 
 def _checksum(source: str, arrays: Mapping[str, np.ndarray]) -> str:
-    """CRC-32 of it all: it guards against the disk, not against anybody."""
+    """Return the CRC-32 of the whole file: it guards against disk errors, not against tampering."""
     found = zlib.crc32(source.encode("utf-8", "surrogatepass"))
     for name in sorted(arrays):
         found = zlib.crc32(arrays[name].data, zlib.crc32(name.encode(), found))

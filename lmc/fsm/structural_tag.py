@@ -1,6 +1,7 @@
-"""Structural tags, in xgrammar's notation: free text in which some tags open constrained parts, such as tool calls. As grammars of ours.
+"""Structural tags, in xgrammar's notation: free text in which some tags open constrained parts, such as tool calls. As
+`Grammar`s.
 
-Schemas and regular expressions within mean what they mean everywhere in lmc.
+Schemas and regular expressions within have their usual meaning in lmc.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 
 
 def compile_structural_tag(source: str) -> Grammar:
-    """The grammar of a tag. Raises ConstraintError, with the JSON pointer, for what is invalid or cannot be enforced.
+    """Compile a tag to a grammar. Raises ConstraintError, with the JSON pointer, for a tag that is invalid or cannot be
+    enforced.
 
     Takes `{"type": "structural_tag", "format": …}`, and the older `{"structures": […], "triggers": […]}`.
     """
@@ -78,8 +80,8 @@ def _modern(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads formats; `rules` are those of the schemas and grammars within. `ends`: free text stops at the first of these, for an
-    enclosing tag ends there."""
+    """Reads formats; `rules` are those of the schemas and grammars within. `ends`: free text stops at the first of
+    these, where an enclosing tag ends."""
 
     def __init__(self) -> None:
         self.rules: dict[str, Node] = {}
@@ -105,7 +107,7 @@ class _Reader:
         return self.format(given.get("content"), f"{at}/content", ends)
 
     def embedded(self, grammar: Grammar) -> Node:
-        """The start of a grammar whose rules become ours, under names of their own."""
+        """Return the start of a grammar whose rules become ours, under names of their own."""
         self._embedded += 1
         prefix = f"{self._embedded}:"
         self.rules.update({prefix + name: _renamed(body, prefix) for name, body in grammar.rules.items()})
@@ -173,7 +175,7 @@ class _Reader:
         return seq(_literal(given.get("begin"), f"{at}/begin"), self.behind(given, at, ends))
 
     def behind(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
-        """A tag without its beginning."""
+        """Return a tag without its beginning."""
         own = given.get("end", "")
         own = _strings(own if isinstance(own, list) else [own], f"{at}/end")
         last = one_of([text(end) if end else EMPTY for end in own])
@@ -203,7 +205,7 @@ class _Reader:
             fitting = [trigger for trigger in triggers if begin.startswith(trigger)]
             if not fitting:
                 raise _wrong(f"{place}/begin", f"is {begin!r}, which begins with none of the triggers")
-            first = min(fitting, key=len)  # the one that is met first
+            first = min(fitting, key=len)  # the one that matches first
             rest = begin[len(first) :]
             opened[first].append(seq(text(rest) if rest else EMPTY, self.behind(tag, place, ends)))
         whole = one_of([seq(text(begin), self.behind(tag, place, ends)) for begin, tag, place in tags])
@@ -228,8 +230,9 @@ _READERS: Mapping[str, Callable[[_Reader, Mapping[str, Any], str, Sequence[str]]
 
 
 def free_text(excluded: Sequence[str], opened: Mapping[str, Node] | None = None, *, once: bool = False) -> Node:
-    """Any text without the excluded ones in it. Behind the first of `opened` that it meets stands what that opens, and then free
-    text again unless it is to be `once`. (An automaton after Aho and Corasick: its states are how much of a word was read.)"""
+    """Return any text without the excluded ones in it. The first of `opened` in it is followed by the content it opens,
+    and then by free text again unless `once`. (An automaton after Aho and Corasick: its states are the read prefix of a
+    word.)"""
     opened = opened or {}
     words = [*excluded, *opened]
     if not words:
@@ -256,7 +259,7 @@ def free_text(excluded: Sequence[str], opened: Mapping[str, Node] | None = None,
 
 
 def _renamed(node: Node, prefix: str) -> Node:
-    """With other names of the rules."""
+    """Return it with other names of the rules."""
     if isinstance(node, Ref):
         return Ref(prefix + node.rule)
     if isinstance(node, Concat):

@@ -1,12 +1,13 @@
-"""Regular expressions and grammars as sets of terms: what may still follow, as a stack of frames that is read a character at a time.
+"""Regular expressions and grammars as sets of terms: the possible continuations, as a stack of frames that is read a
+character at a time.
 
-    (a|b){2,5}c      term   [(a|b){2,5}] [c]                  a frame is a tree, or what is left of one
+    (a|b){2,5}c      term   [(a|b){2,5}] [c]                  a frame is a tree, or the rest of one
     after "a"        term   [(a|b){1,4}] [c]                  counters count down: no copy of a repeat for each turn
     value of JSON    term   ["value"] [, ] …                  a rule pushes its body, so grammars are followed too
 
-After Antimirov (partial derivatives) and Brzozowski; unlike there, a repeat is one frame with two counters, and terms that differ in
-one counter only are joined where their ranges touch. So `.*[0-9].{60}.*` stands in at most two terms, and `(a{1,100}){1,100}` in two.
-Frames and terms are made once each: equal ones are the same object.
+After Antimirov (partial derivatives) and Brzozowski; unlike there, a repeat is one frame with two counters, and terms
+that differ in one counter only are joined where their ranges touch. So `.*[0-9].{60}.*` needs at most two terms, and
+`(a{1,100}){1,100}` two. Frames and terms are hash-consed: equal ones are the same object.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _MANY = 32  # terms of one kind from which on they are no longer compared with e
 
 
 class Frame:
-    """What is left of a tree: which characters may come first, each with the frames behind it.
+    """The rest of a tree: the characters that may come first, each with the frames after it.
 
-    forms      (classes, frames that are left of this one), of each way to begin
+    forms      (classes, remaining frames of this one), for each possible beginning
     nullable   it may be empty; None before that was asked
     low, high  of a repeat: turns that are left
-    at         where it stands, None for what is the same anywhere
-    family     equal for repeats of one body: they differ in their counters only
-    surely     bytes that each of its texts has, or fewer, once that was asked
+    at         its position, None if it is the same anywhere
+    family     equal for repeats of one body, which differ only in their counters
+    surely     lower bound on the bytes of its texts, once computed
     """
 
     __slots__ = ("at", "family", "forms", "high", "low", "node", "nullable", "surely")
@@ -69,16 +70,17 @@ class Term:
 
 
 class Terms:
-    """Makes the frames and terms of one grammar. Its rules must not be left-recursive, and must each derive some text."""
+    """Builds the frames and terms of one grammar. Its rules must not be left-recursive, and must each derive some
+    text."""
 
     def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], members: Mapping[Chars, Classes], styles: Styles) -> None:
         self._rules, self._recursive, self._members, self._styles = rules, recursive, members, styles
         self._lengths = Lengths(rules, recursive, styles)
         self._frames: dict[object, Frame] = {}
         self._of_nodes: dict[tuple[int, At | None], Frame] = {}  # by id
-        self._canon: dict[int, Node] = {}  # by id of a node, the one that stands for its equals
+        self._canon: dict[int, Node] = {}  # by id of a node, the representative of equal ones
         self._unique: dict[object, Node] = {}
-        self._alive: list[Node] = []  # nodes that are known by their ids
+        self._alive: list[Node] = []  # nodes identified by their ids
         self._fewest: dict[int | str, int] = {}  # by id, or name of a rule
         self._filled: dict[int | str, bool] = {}
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
@@ -89,7 +91,7 @@ class Terms:
         self.end = Term(None, None)
         self._return = Frame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
-        self.spent = 0  # forms looked at
+        self.spent = 0  # forms visited
         self.limit: int | None = None  # of `spent`
 
     def pay(self, forms: int) -> None:
@@ -101,7 +103,7 @@ class Terms:
             )
 
     def of(self, tree: Node) -> frozenset[Term]:
-        """What may follow before anything is written: a term for each style."""
+        """Return the continuations before anything is written: a term for each style."""
         return frozenset(self.push(self.frame(tree, at), self.end) for at in self._styles.starts)
 
     # -- frames ----------------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class Terms:
         return self._repeat(node.body, node.low, node.high, at) if isinstance(node, Repeat) else self._frame((id(node), at), node, at)
 
     def _canonical(self, node: Node) -> Node:
-        """The one node that stands for all equal ones, so that what is equal is known by its id."""
+        """Return the representative of equal nodes, so that equality is identity."""
         found = self._canon.get(id(node))
         if found is None:
             given = node
@@ -163,7 +165,7 @@ class Terms:
         return found
 
     def _tail(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> Frame:
-        """The parts of a sequence from an index on; `at`: where the sequence stands."""
+        """Return the parts of a sequence from an index on; `at`: the position of the sequence."""
         if index == len(parts) - 1:
             return self.frame(*parts[index])
         if not index:
@@ -263,7 +265,7 @@ class Terms:
         return found, True
 
     def _behind(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> tuple[Frame, ...]:
-        """`_tail` as frames: a repeat has its own, so that its first turn stands as the others do."""
+        """Return `_tail` as frames: a repeat has its own, so that its first turn is like the others."""
         if index == len(parts):
             return ()
         if not isinstance(parts[index][0], Repeat):
@@ -332,7 +334,7 @@ class Terms:
     def push(self, frame: Frame, rest: Term) -> Term:
         top = rest.frame
         if frame is self._return and (top is None or top is frame):
-            return rest  # behind the last return there is nothing to come back to
+            return rest  # after the last return there is nothing to return to
         if top is not None and frame.family is top.family and frame.family is not frame:  # x{a,b}x{c,d} is x{a+c,b+d}
             high = None if frame.high is None or top.high is None else frame.high + top.high
             frame, rest = self._repeat(frame.node, frame.low + top.low, high, frame.at), rest.rest or self.end
@@ -357,7 +359,7 @@ class Terms:
                     self.pay(len(frames) // _FREE)
                     for frame in reversed(frames):
                         behind = self.push(frame, behind)
-                    if behind.frame is self._return:  # nothing of that rule is left
+                    if behind.frame is self._return:  # the rule is complete
                         assert behind.rest is not None
                         behind = behind.rest
                     found.append((classes, behind))
@@ -391,7 +393,7 @@ class Terms:
         return found
 
     def beyond(self, term: Term, chars: int) -> Term:
-        """What follows behind so many characters of `literal`."""
+        """Return the term after so many characters of `literal`."""
         frame, found = term.frame, term.rest
         assert frame is not None and found is not None
         node, index = (frame.node.node, frame.node.index) if isinstance(frame.node, _Tail) else (frame.node, 0)
@@ -403,7 +405,7 @@ class Terms:
         return found
 
     def is_final(self, term: Term) -> bool:
-        """Whether nothing need follow. Unlike `forms` it looks at little of what may."""
+        """Return whether the term accepts the empty text. Unlike `forms` it expands few alternatives."""
         if term.final is None:
             at = term
             while at.frame is not None and self._is_nullable(at.frame):
@@ -413,8 +415,8 @@ class Terms:
         return term.final
 
     def capped(self, term: Term, length: int = LONG) -> Term:
-        """A term that goes on with the same texts of up to `length` bytes, and has few counters and frames."""
-        far = length + 1  # turns and bytes that no such text reaches behind
+        """Return a term that allows the same texts of up to `length` bytes, and has few counters and frames."""
+        far = length + 1  # turns and bytes beyond the reach of such a text
         if far not in term.capped:
             kept: list[Frame] = []
             at, solid = term, 0
@@ -431,7 +433,7 @@ class Terms:
         return term.capped[far]
 
     def _surely(self, frame: Frame) -> int:
-        """Bytes that each text of a frame has, or fewer: looks at few parts of its tree."""
+        """Return a lower bound on the bytes of a frame's texts: visits few parts of its tree."""
         if frame.surely is None:
             node = frame.node
             if frame is self._return:
@@ -464,13 +466,13 @@ class Terms:
         return found
 
     def _bytes(self, node: Node) -> int:
-        """Bytes that each text of a node has, or fewer: a mark counts for none."""
+        """Return a lower bound on the bytes of a node's texts: a mark counts for none."""
         if isinstance(node, Chars):
             return bytes_of(node)
         key = node.rule if isinstance(node, Ref) else id(node)
         found = self._fewest.get(key)
         if found is None:
-            self._fewest[key] = 0  # of a rule that is within itself: any bound holds
+            self._fewest[key] = 0  # of a recursive rule: any bound holds
             if isinstance(node, Ref):
                 found = 0 if is_mark(node) else self._bytes(self._rules[node.rule])
             elif isinstance(node, Concat):
@@ -496,7 +498,7 @@ class Terms:
         return found
 
     def _is_filled(self, node: Node) -> bool:
-        """Whether it is soon seen that each text of a node has a byte."""
+        """Return whether a cheap check shows that each text of a node has a byte."""
         if isinstance(node, Chars):
             return True
         key = node.rule if isinstance(node, Ref) else id(node)
@@ -520,7 +522,7 @@ class Terms:
         return found
 
     def _passed(self, graph: Graph) -> frozenset[int]:
-        """The states of a graph that may be the end of a text without anything more."""
+        """Return the states of a graph that may be the end of a text without reading anything more."""
         found = self._ends.get(id(graph))
         if found is None:
             before: dict[int, list[int]] = {}
@@ -538,7 +540,7 @@ class Terms:
         return found
 
     def _near(self, frame: Frame, far: int) -> Frame:
-        """A count that is not reached is none."""
+        """Drop a count that is not reached."""
         counted: Any = frame.node
         if isinstance(counted, _At) and counted.counts is not None:
             return self._near_count(frame, counted, counted.counts, far)
@@ -556,12 +558,12 @@ class Terms:
         return frame if at.high is None and low == at.low else self._counted(at.graph, counts, at.state, low, None, frame.at)
 
     def turned(self, term: Term, low: int, high: int | None) -> Term:
-        """A term that begins with a repeat, with so many turns left of it."""
+        """Return a term that begins with a repeat, with so many turns left of it."""
         assert term.frame is not None and term.rest is not None
         return term.rest if high == 0 else self.push(self._repeat(term.frame.node, low, high, term.frame.at), term.rest)
 
     def above(self, term: Term) -> Term:
-        """The part of a term above its mark."""
+        """Return the part of a term above its mark."""
         if term.above is None:
             kept: list[Frame] = []
             at = term
@@ -576,7 +578,7 @@ class Terms:
         return term.above
 
     def joined(self, terms: Iterable[Term]) -> frozenset[Term]:
-        """The same texts in fewer terms: those within others are left out, and those that touch become one."""
+        """Return the same texts in fewer terms: those contained in others are dropped, and adjacent ones merged."""
         found = frozenset(terms)
         if len(found) == 1:
             return found
@@ -625,7 +627,7 @@ class Terms:
     # -- lengths ---------------------------------------------------------------------------------------------------
 
     def least(self, term: Term) -> int:
-        """Bytes of a shortest text."""
+        """Return the bytes of a shortest text."""
         above: list[Term] = []
         at = term
         while at.least is None and at.rest is not None:
@@ -660,7 +662,7 @@ class _Tail:
 
 
 class _Words:
-    """What is left of many literal words behind the first characters, which they share: read as a trie, made where it is read."""
+    """The rest of many literal words after a common beginning: read as a trie, built as it is read."""
 
     __slots__ = ("index", "words")
 
@@ -672,7 +674,7 @@ _MANY_ARMS = 32  # from which on a union of literal words is read as one
 
 
 def _words_of(node: Union) -> list[Concat] | None:
-    """The arms of a union of many literal words; None for any other."""
+    """Return the arms of a union of many literal words; None for any other."""
     if len(node.arms) < _MANY_ARMS or not all(isinstance(a, Chars) or (isinstance(a, Concat) and all(isinstance(p, Chars) for p in a.parts)) for a in node.arms):
         return None
     return [a if isinstance(a, Concat) else Concat((a,)) for a in node.arms]
@@ -709,7 +711,8 @@ def _spans(term: Term) -> _Spans:
 
 
 def _union(a: _Spans, b: _Spans) -> _Spans | None:
-    """The counters of both together, if one is within the other or they touch in one place and are equal elsewhere."""
+    """Return the counters of both together, if one contains the other or they are adjacent in one counter and equal
+    elsewhere."""
     if _within(a, b):
         return b
     if _within(b, a):

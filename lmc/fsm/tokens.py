@@ -1,4 +1,4 @@
-"""Token automata: which tokens a constraint allows in each state, and where they lead.
+"""Token automata: the tokens that a constraint allows in each state, and the next states.
 
 A state is a state of the byte automaton, at a token boundary. Rows are built when a state is first reached and shared by
 all sequences of the constraint; states that differ only in a count that no single token can exhaust share one row.
@@ -36,8 +36,8 @@ class Tables:
     rows: Mapping[int, np.ndarray]
 
 
-FEW = 8192  # allowed tokens that are worth listing: looking at so many takes no longer than looking at all
-FEW_REFUSED = 8192  # tokens that are closed more quickly one by one than by adding a mask
+FEW = 8192  # most allowed tokens worth listing: visiting them takes no longer than visiting all
+FEW_REFUSED = 8192  # refused tokens up to which closing them one by one is faster than adding a mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +45,8 @@ class Row:
     """The tokens that are allowed next. Read-only and shared: states with equal rows have the same one.
 
     bits      uint32 [words]: token i is bit i % 32 of word i // 32
-    few       ids in ascending order, where they are at most FEW
-    refused   the ids that are not allowed, where they are at most FEW_REFUSED
+    few       ids in ascending order, if at most FEW
+    refused   the ids that are not allowed, if at most FEW_REFUSED
     """
 
     bits: np.ndarray
@@ -55,7 +55,7 @@ class Row:
 
     @staticmethod
     def of(bits: np.ndarray, size: int) -> Row:
-        """size: of the vocabulary; bits behind it are 0."""
+        """Build a row. size: of the vocabulary; bits beyond it are 0."""
         flags = np.unpackbits(bits.view(np.uint8), bitorder="little").view(bool)[:size]
         count = int(np.count_nonzero(flags))
         few = np.flatnonzero(flags) if count <= FEW else None
@@ -73,7 +73,7 @@ class Row:
 class TokenAutomaton:
     """A byte automaton over a vocabulary. Thread-safe.
 
-    known   of states whose row was made, that row
+    known   rows built so far, by state
 
     Raises ConstraintError if the vocabulary lacks the bytes of every legal text.
     """
@@ -86,7 +86,7 @@ class TokenAutomaton:
 
     @classmethod
     def restored(cls, tables: Tables, vocabulary: Vocabulary) -> TokenAutomaton:
-        """From the tables of an automaton over the same vocabulary."""
+        """Restore from the tables of an automaton over the same vocabulary."""
         made = cls.__new__(cls)
         made._begin(tables.dfa, tables.rows, vocabulary)
         return made
@@ -99,10 +99,10 @@ class TokenAutomaton:
         self._restored = len(rows)
         self._rules: dict[int, _InRule] = {}  # by window of the state of a rule by itself
         self._rows: dict[tuple[int, tuple[int, ...]], Row] = {}  # by window and other ids: all tokens
-        self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` that a thread is at
+        self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` being built by a thread
 
     def next(self, state: int, token: int) -> int:
-        """The state behind a token, DEAD if it is not allowed. EOS stays where it is."""
+        """Return the state after a token, DEAD if it is not allowed. EOS stays in its state."""
         tokens = self.vocabulary.tokens
         if token < len(tokens) and (text := tokens[token]):
             self.dfa.begin()
@@ -110,25 +110,26 @@ class TokenAutomaton:
         return state if token in self.vocabulary.eos and self.is_final(state) else DEAD
 
     def is_final(self, state: int) -> bool:
-        """The text so far is in the language."""
+        """Return whether the text so far is in the language."""
         return self.dfa.is_final(state)
 
     def is_done(self, state: int) -> bool:
-        """The text so far is in the language, and nothing may follow."""
+        """Return whether the text so far is in the language, and nothing may follow."""
         return self.dfa.is_done(state)
 
     def row(self, state: int) -> Row:
-        """The allowed tokens, EOS where the text may end. Raises ConstraintError if no token of the vocabulary goes on from here."""
+        """Return the allowed tokens, EOS where the text may end. Raises ConstraintError if no token of the vocabulary
+        is allowed here."""
         row = self.known.get(state)
         return self._made(state, lambda: self._legal(self.dfa.representative(state))) if row is None else row
 
     def mask(self, state: int) -> np.ndarray:
-        """The bits of `row`."""
+        """Return the bits of `row`."""
         return self.row(state).bits
 
     def build(self, state: int) -> np.ndarray:
-        """Makes the row of a state before somebody asks for it; int64: the states that beginnings of its tokens lead to, those
-        that most of them lead to first. Raises ConstraintError as `row` does."""
+        """Build the row of a state ahead of its use; return int64: the states that prefixes of its tokens lead to, the
+        most frequent first. Raises ConstraintError as `row` does."""
         walked = self.vocabulary.trie.walk(self.dfa, state)
         self._made(state, lambda: self.vocabulary.flags(walked))
         often = np.bincount(walked + 1, minlength=1)[1:]  # without DEAD
@@ -136,7 +137,8 @@ class TokenAutomaton:
         return reached[np.argsort(-often[reached], kind="stable")]
 
     def targets(self, state: int) -> np.ndarray:
-        """The state behind every token: int32 [size], DEAD where none. Computed anew, for tables of a device and for tests."""
+        """Return the state after every token: int32 [size], DEAD where none. Computed each time, for tables of a device
+        and for tests."""
         ids, ends = self.vocabulary.reach(self.dfa, state)
         row = np.full(self.vocabulary.size, DEAD, np.int32)
         row[ids] = ends
@@ -145,7 +147,7 @@ class TokenAutomaton:
         return row
 
     def tables(self) -> Tables | None:
-        """What there is now; None of what is made while it is used."""
+        """Return the current tables; None for an automaton built on demand."""
         if isinstance(self.dfa, LazyArrays):
             return None
         with self._lock:
@@ -153,12 +155,12 @@ class TokenAutomaton:
 
     @property
     def rows_built(self) -> int:
-        """Number of walks through the vocabulary so far; rows that were restored needed none."""
+        """Return the number of walks through the vocabulary so far; restored rows needed none."""
         return len(self._short) - self._restored
 
     @property
     def nbytes(self) -> int:
-        """Memory of the tables so far; the vocabulary's is counted there."""
+        """Return the memory of the tables so far; the vocabulary counts its own."""
         with self._lock:
             bits = {id(bits): bits.nbytes for bits in [*self._short.values(), *(row.bits for row in self._rows.values())]}
             lists = sum(row.nbytes - row.bits.nbytes for row in self._rows.values())
@@ -166,7 +168,7 @@ class TokenAutomaton:
         return self.dfa.nbytes + sum(bits.values()) + lists
 
     def _legal(self, state: int) -> np.ndarray:
-        """bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
+        """Return bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
         split = self.dfa.split(state)
         if split is None:
             return self.vocabulary.walked(self.dfa, state).flags
@@ -198,8 +200,8 @@ class TokenAutomaton:
         return found
 
     def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Row:
-        """The row of a state that has none yet; `walk` is asked for the legal tokens of up to LONG bytes if its window has no
-        row. No lock is held meanwhile: who needs another row does not wait for this one."""
+        """Build the row of a state that has none yet; `walk` computes the legal tokens of up to LONG bytes if its
+        window has no row. No lock is held meanwhile: a thread that needs another row does not wait for this one."""
         self.dfa.begin()
         vocabulary, window = self.vocabulary, self.dfa.window_of(state)
         others = tuple(vocabulary.long_allowed(self.dfa, state))
@@ -221,7 +223,7 @@ class TokenAutomaton:
             return self.known.setdefault(state, made)
 
     def _walked(self, window: int, walk: Callable[[], np.ndarray]) -> np.ndarray:
-        """The row of a window, made by one thread: others that want the same wait."""
+        """Return the row of a window, built by one thread: others that want the same wait."""
         with self._lock:
             if (row := self._short.get(window)) is not None:
                 return row
@@ -232,7 +234,7 @@ class TokenAutomaton:
             return making.result()
         try:
             row = np.packbits(walk(), bitorder="little").view("<u4")
-        except BaseException as error:  # whoever waits for it has it too
+        except BaseException as error:  # raised in waiting threads, too
             with self._lock:
                 del self._walking[window]
             making.set_exception(error)
@@ -245,8 +247,8 @@ class TokenAutomaton:
 
 
 class _InRule(NamedTuple):
-    """The state of a rule by itself: legal tokens of up to LONG bytes (bool [words * 32]), and nodes of the trie, and tails behind
-    runs, at which the rule may end."""
+    """The state of a rule by itself: legal tokens of up to LONG bytes (bool [words * 32]), and nodes of the trie, and
+    tails after runs, at which the rule may end."""
 
     flags: np.ndarray
     ends: np.ndarray
@@ -265,7 +267,8 @@ def _bytes_of(dfa: Arrays, state: int) -> str:
 
 
 def _spellable(dfa: ArrayDFA, vocabulary: Vocabulary) -> ArrayDFA:
-    """Without the ways into states that only bytes of no token lead out of; states keep their numbers."""
+    """Return the automaton without transitions into states that only bytes of no token leave; states keep their
+    numbers."""
     here = vocabulary.alphabet
     closed = ~(dfa.deltas.reshape(-1, 256)[:, here] != FAR).any(axis=1)  # rows
     if not (closed[dfa.rows[:-1] >> 8] & ~dfa.final).any():

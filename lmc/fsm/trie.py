@@ -15,13 +15,13 @@ import numpy as np
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.minimise import DEAD
 
-_ONE_BY_ONE, _MOST_ONE_BY_ONE = 48, 400  # nodes from which on down they are looked at one by one, and that are at most
+_ONE_BY_ONE, _MOST_ONE_BY_ONE = 48, 400  # nodes at or below which they are visited one by one, and the most visited so
 
 
 @dataclass(frozen=True, eq=False)
 class Trie:
-    """byte, parent   of each node, the root's are 0
-    level_ends     of each level, the number of nodes down to it
+    """byte, parent   of each node, 0 for the root
+    level_ends     of each level, the number of nodes up to it
     begin          of each node, the first text that begins with its text
     """
 
@@ -32,12 +32,12 @@ class Trie:
 
     @staticmethod
     def of(texts: Sequence[bytes]) -> tuple[Trie, np.ndarray]:
-        """Of ascending texts, none of them empty; and the node of each."""
+        """Build from ascending nonempty texts; return the node of each, too."""
         lengths = np.array([len(text) for text in texts], np.int64)
         depth = int(lengths.max(initial=0))
         text = np.frombuffer(b"".join(t.ljust(depth, b"\0") for t in texts), np.uint8).reshape(-1, depth or 1)
         differs = text[1:] != text[:-1]
-        # bytes shared with the text before; padding needs no care, for a node is only made within its text
+        # bytes shared with the text before; padding does not matter: a node is only built within its text
         shared = np.where(differs.any(axis=1), differs.argmax(axis=1), depth)
         shared = np.append(0, np.minimum(shared, np.minimum(lengths[1:], lengths[:-1]))) if len(texts) else lengths
         byte, parent, ends = [np.zeros(1, np.uint8)], [np.zeros(1, np.int64)], [1]
@@ -60,21 +60,21 @@ class Trie:
 
     @cached_property
     def _text(self) -> np.ndarray:
-        """`byte` as what indexes without being converted."""
+        """Return `byte` in a type that indexes without conversion."""
         return self.byte.astype(np.int64)
 
     @cached_property
     def count(self) -> np.ndarray:
-        """How many children each node has."""
+        """Return the number of children of each node."""
         return np.bincount(self.parent[1:], minlength=len(self.byte)).astype(np.int64)
 
     @cached_property
     def first(self) -> np.ndarray:
-        """The first child of each node."""
+        """Return the first child of each node."""
         return np.append(1, 1 + np.cumsum(self.count)[:-1])
 
     def find(self, text: bytes) -> int | None:
-        """The node of a text."""
+        """Return the node of a text."""
         node, bytes_, children = 0, self.bytes, self._children
         for byte in text:
             begin, end = children[node], children[node + 1]
@@ -89,26 +89,27 @@ class Trie:
 
     @cached_property
     def _children(self) -> memoryview:
-        """Where the children of each node begin: those of a node end where those of the next one begin."""
+        """Return where the children of each node begin: those of a node end where those of the next one begin."""
         return np.append(self.first, len(self.byte)).data
 
     def below(self, dfa: Arrays, node: int, state: int) -> tuple[np.ndarray, np.ndarray]:
-        """The legal nodes below `node`, where that has `state`, and the states behind them."""
+        """Return the legal nodes below `node`, which has `state`, and the states after them."""
         return self.below_all(dfa, np.array([node]), state)
 
     def below_all(self, dfa: Arrays, nodes: np.ndarray, state: int) -> tuple[np.ndarray, np.ndarray]:
-        """`below`, of several nodes."""
+        """As `below`, for several nodes."""
         levels = list(self._follow(dfa, nodes, np.full(len(nodes), state)))
         if not levels:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
 
     def children(self, node: int) -> tuple[int, int]:
-        """Where those of a node begin and end."""
+        """Return where the children of a node begin and end."""
         return self._children[node], self._children[node + 1]
 
     def from_all(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The legal nodes below `nodes`, each of which has its state, and the states behind them: node by node once few are left."""
+        """Return the legal nodes below `nodes`, each of which has its state, and the states after them: node by node
+        once few are left."""
         found = [(nodes[:0], states[:0])]
         while True:
             inner = self.count[nodes] > 0
@@ -124,7 +125,8 @@ class Trie:
         return np.concatenate([nodes for nodes, _ in found]), np.concatenate([states for _, states in found])
 
     def _one_by_one(self, dfa: Arrays, todo: list[tuple[int, int]]) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """`from_all`, as far as few bytes are legal or few children there; and the nodes, with their states, below which there are more."""
+        """As `from_all`, as long as few bytes are legal or there are few children; return also the nodes, with their
+        states, below which there are more."""
         nodes, states, rest = list[int](), list[int](), list[tuple[int, int]]()
         while todo:
             node, at = todo.pop()
@@ -147,8 +149,8 @@ class Trie:
         return (np.array(nodes, np.int64), np.array(states, np.int64)), (more[:, 0], more[:, 1])
 
     def walk(self, dfa: Arrays, state: int) -> np.ndarray:
-        """int64 [nodes]: the state behind each node but the root, which has `state`, DEAD where it is not legal: whole levels
-        at once as long as much of them is legal."""
+        """Return int64 [nodes]: the state after each node but the root, which has `state`, DEAD where it is not legal:
+        whole levels at once while much of them is legal."""
         behind = np.full(len(self.byte), DEAD, np.int64)
         behind[0] = state
         begin = 1
@@ -166,7 +168,8 @@ class Trie:
     def _follow(
         self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Level by level the legal nodes below `nodes`, and the states behind them: looks at children of legal nodes only."""
+        """Return, level by level, the legal nodes below `nodes`, and the states after them: visits children of legal
+        nodes only."""
         while total := int((counts := self.count[nodes]).sum()):
             children = np.arange(total) + np.repeat(self.first[nodes] - np.cumsum(counts) + counts, counts)
             reached = dfa.following(np.repeat(states, counts), self._text[children])

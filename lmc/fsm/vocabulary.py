@@ -1,4 +1,4 @@
-"""A tokenizer's vocabulary: the bytes of its tokens, and which of them an automaton allows."""
+"""A tokenizer's vocabulary: the bytes of its tokens, and the tokens that an automaton allows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from lmc.fsm.lazy import Loop, Turns
 from lmc.fsm.runs import Run, Tail, Texts
 from lmc.fsm.trie import Trie
 
-_MOST_RUNS = 64  # that are kept
-_MOST_RUNS_OF_ONE = 16  # that begin at nodes of one row: beyond that whole levels are looked at in less time
+_MOST_RUNS = 64  # most cached runs
+_MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visiting whole levels is faster
 _MOST_ONE_BY_ONE = 400  # nodes of a trie
-_FEW_CHILDREN, _FEW_TEXTS = 32, 256  # of a node: looked at one by one, and not worth a run
+_FEW_CHILDREN, _FEW_TEXTS = 32, 256  # of a node: visited one by one, and not worth a run
 WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MOST_TAILS = 4096  # tokens that leave a run where one row may
 _byte = np.arange(256)
-_begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # behind anything
+_begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # after anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
 
 
 class Vocabulary:
-    """The bytes of each token, and which tokens can be part of a text. Immutable; one for all constraints.
+    """The bytes of each token, and the tokens that can be part of a text. Immutable; one for all constraints.
 
-    tokens   the bytes of each id; b"" for an id that stands for no text. Those of `special` and `eos` are blanked here
+    tokens   the bytes of each id; b"" for an id without text. Those of `special` and `eos` are blanked here
     eos      ids that end an answer
     special  ids that no text contains, whatever their bytes spell
     size     number of logits, at least len(tokens); ids beyond the vocabulary are never allowed
@@ -73,7 +73,7 @@ class Vocabulary:
 
     @property
     def words(self) -> int:
-        """Length of a mask row: 32 tokens a word."""
+        """Return the length of a mask row: 32 tokens a word."""
         return (self.size + 31) // 32
 
     def text(self, ids: Iterable[int]) -> bytes:
@@ -81,21 +81,22 @@ class Vocabulary:
 
     @cached_property
     def alphabet(self) -> np.ndarray:
-        """bool [256]: bytes that occur in some token."""
+        """Return bool [256]: bytes that occur in some token."""
         found = np.zeros(256, bool)
         found[list(set(b"".join(self.tokens)))] = True
         return found
 
     def spells_some(self, ranges: Ranges) -> bool:
-        """Whether tokens have the bytes of some character of a class."""
+        """Return whether tokens have the bytes of some character of a class."""
         return any(self.alphabet[lead_of(low) : lead_of(high) + 1].any() for low, high in ranges) and bool(self.alphabet[0x80:0xC0].all())
 
     @cached_property
     def joins(self) -> bytes:
-        """65536 flags: entry `a << 8 | b` is 1 if some token has byte b right behind byte a, or a tokenizer may cut what begins with
-        b otherwise behind a. Elsewhere two texts are cut as each by itself: no token reaches over the border, and tokenizers that cut
-        words first begin one at a letter or space behind anything but `'`, and at anything behind a letter or digit; but in `—'s` the `'`
-        is the dash's, in `—"id` the `"`, in `٣123` the `12`, and in `'set` the `s` the apostrophe's."""
+        """Return 65536 flags: entry `a << 8 | b` is 1 if some token has byte b right after byte a, or a tokenizer may
+        cut text beginning with b differently after a. Elsewhere two texts are tokenized independently: no token spans
+        the border, and tokenizers that cut words first begin one at a letter or space after anything but `'`, and at
+        anything after a letter or digit; but in `—'s` the `'` is the dash's, in `—"id` the `"`, in `٣123` the `12`, and
+        in `'set` the `s` the apostrophe's."""
         text = np.frombuffer(b"".join(self.tokens), np.uint8).astype(np.int64)
         lengths = np.array([len(text) for text in self.tokens if text], np.int64)
         within = np.ones(len(text), bool)
@@ -107,7 +108,8 @@ class Vocabulary:
         return found.tobytes()
 
     def has_inside(self, text: bytes) -> bool:
-        """Whether some token has `text`, which is UTF-8, behind its first byte: could reach over the whole of it from before."""
+        """Return whether some token contains `text`, which is UTF-8, after its first byte, so that it could span all of
+        it from before."""
         at = self._joined.find(text, 1)
         while at > 0 and self._joined[at - 1] == 0xFF:
             at = self._joined.find(text, at + 1)
@@ -115,11 +117,11 @@ class Vocabulary:
 
     @cached_property
     def _joined(self) -> bytes:
-        return b"\xff".join(self.tokens)  # a byte that UTF-8 does not have
+        return b"\xff".join(self.tokens)  # a byte not used in UTF-8
 
     @cached_property
     def digest(self) -> str:
-        """Equal for vocabularies whose automata are equal."""
+        """Return a digest, equal for vocabularies whose automata are equal."""
         found = hashlib.blake2b(f"{self.size} {self.eos}".encode(), digest_size=16)
         found.update(np.array([len(text) for text in self.tokens], np.uint32).data)
         found.update(b"".join(self.tokens))
@@ -127,8 +129,8 @@ class Vocabulary:
 
     @property
     def spelled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For a device that steps tokens: (uint8, int32 [size], int32 [size]), the bytes of all ids one after another, where those
-        of each begin, and how many they are."""
+        """Return, for a device that steps tokens, (uint8, int32 [size], int32 [size]): the bytes of all ids one after
+        another, where those of each begin, and how many they are."""
         lengths = np.zeros(self.size, np.int32)
         lengths[: len(self.tokens)] = [len(text) for text in self.tokens]
         begins = np.append(0, np.cumsum(lengths)[:-1]).astype(np.int32)
@@ -141,14 +143,14 @@ class Vocabulary:
 
     @cached_property
     def _nodes(self) -> np.ndarray:
-        """int64 [words * 32]: the trie's node of each id; the root for ids that are not in it."""
+        """Return int64 [words * 32]: the trie's node of each id; the root for ids that are not in it."""
         nodes = np.zeros(self.words * 32, np.int64)
         nodes[self._ids] = self._node_of_id
         return nodes
 
     def walked(self, dfa: Arrays, state: int) -> Walked:
-        """The tokens of up to LONG bytes that are legal from `state`: node by node where few are; runs of a class of characters as a
-        whole; else level by level."""
+        """Return the tokens of up to LONG bytes that are legal from `state`: node by node where few are; runs of a
+        class of characters as a whole; else level by level."""
         trie, few, after = self.trie, dfa.few, dfa.after
         bytes_, children = trie.bytes, trie.children
         legal: list[tuple[int, int]] = []
@@ -233,7 +235,7 @@ class Vocabulary:
         return Running(run, loop, turns, state, apart), within, rest
 
     def run(self, ranges: Ranges, node: int = 0) -> Run:
-        """Found once for each class of characters, and node of the trie."""
+        """Return the run of a class of characters and a node of the trie, computed once."""
         found = self._runs.get((ranges, node))
         if found is None:
             if len(self._runs) >= _MOST_RUNS:
@@ -247,12 +249,12 @@ class Vocabulary:
 
     @property
     def short_ids(self) -> np.ndarray:
-        """The tokens of the trie, in the order of its texts."""
+        """Return the tokens of the trie, in the order of its texts."""
         return self._ids
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """int64 [nodes]: behind the last text of the trie that begins with that of a node."""
+        """Return int64 [nodes]: the end of the texts of the trie that begin with that of a node."""
         trie = self.trie
         texts = np.bincount(self._node_of_id, minlength=len(trie.byte))
         for begin, end in reversed(list(itertools.pairwise(trie.level_ends))):
@@ -260,11 +262,11 @@ class Vocabulary:
         return trie.begin + texts
 
     def flags(self, behind: np.ndarray) -> np.ndarray:
-        """bool [words * 32]: the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
+        """Return bool [words * 32]: the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
         return (behind >= 0)[self._nodes]
 
     def long_allowed(self, dfa: Arrays, state: int) -> list[int]:
-        """The tokens above LONG bytes that are legal from `state`."""
+        """Return the tokens above LONG bytes that are legal from `state`."""
         if not self._long:
             return []
         found: list[int] = []
@@ -300,7 +302,8 @@ class Vocabulary:
         return sorted(found)
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, states behind them)."""
+        """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
+        states)."""
         short = self.reach_short(dfa, state, after)
         if after not in self._long_heads:
             return short
@@ -315,7 +318,7 @@ class Vocabulary:
         return np.concatenate([short[0], ids]), np.concatenate([short[1], ends.astype(np.int32)])
 
     def reach_short(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
-        """`reach`, of the tokens up to LONG bytes."""
+        """As `reach`, for the tokens up to LONG bytes."""
         node = self.trie.find(after)
         if node is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int32)
@@ -330,20 +333,20 @@ class Vocabulary:
         return self._ids[int(self.trie.begin[node]) : int(self.ends[node])]
 
     def held(self, nodes: np.ndarray, states: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of nodes of the trie, and of each the state of its node."""
+        """Return the ids of nodes of the trie, and for each the state of its node."""
         begins, ends = self._held.take(nodes), self._held.take(nodes + 1)  # tokens of equal bytes share a node
         counts = ends - begins
         at = np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
         return self._ids_by_node[at], np.repeat(np.broadcast_to(states, counts.shape), counts)
 
     def ids_at(self, nodes: Iterable[int]) -> list[int]:
-        """The ids of few nodes of the trie."""
+        """Return the ids of few nodes of the trie."""
         held, ids = self._held_data, self._ids_data
         return [i for node in nodes for i in ids[held[node] : held[node + 1]]]
 
     @cached_property
     def _held_data(self) -> memoryview:
-        return self._held.data  # much quicker than the array to read one by one
+        return self._held.data  # much faster than the array for single reads
 
     @cached_property
     def _ids_data(self) -> memoryview:
@@ -355,7 +358,7 @@ class Vocabulary:
 
     @cached_property
     def _held(self) -> np.ndarray:
-        """int64 [nodes + 1]: where the ids of each node begin in `_ids_by_node`."""
+        """Return int64 [nodes + 1]: where the ids of each node begin in `_ids_by_node`."""
         return np.append(0, np.cumsum(np.bincount(self._node_of_id, minlength=len(self.trie.byte))))
 
 
@@ -400,15 +403,15 @@ class Running(NamedTuple):
 
     @property
     def flags(self) -> np.ndarray:
-        """bool [words * 32]: the tokens within it; not to be written to."""
+        """Return bool [words * 32]: the tokens within it; not to be written to."""
         return self.run.flags if self.turns is None else self.run.flags & (self.run.chars <= self.turns.high)
 
     def filling(self) -> list[int]:
-        """The tokens within it behind whose last character the loop may not be gone through again."""
+        """Return the tokens within it after whose last character the loop may not be repeated."""
         return [] if self.turns is None else np.flatnonzero(self.run.flags & (self.run.chars == self.turns.high)).tolist()
 
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
-        """What may follow, as far as tokens go on."""
+        """Return the possible continuations, as far as tokens go."""
         row = dfa.row(self.loop.state)
         found: list[tuple[Tail, int]] = []
         for byte in np.flatnonzero((row >= 0) & (self.run.leaving > 0)).tolist():
@@ -422,13 +425,14 @@ class Running(NamedTuple):
 
 
 def behind(dfa: Arrays, state: int, turns: Turns, chars: int, ahead: int) -> int:
-    """A state that goes on with texts of `ahead` bytes as that does which so many characters lead to from one with turns."""
+    """Return a state that allows the same texts of `ahead` bytes as the one that so many characters lead to from a
+    state with turns."""
     low, high = max(turns.low - chars, 0), turns.high - chars
     return turns.unbounded if low == 0 and high >= ahead else dfa.turned(state, low, high)
 
 
 def _loop(dfa: Arrays, state: int) -> tuple[Loop, Turns | None] | None:
-    """The loop that most texts go on in from a state, if they may as long as they are, or for a number of turns."""
+    """Return the loop in which most texts from a state continue, if for unlimited length, or for a number of turns."""
     if (loop := dfa.loop(state)) is not None:
         return loop, None
     turns = dfa.turns(state)
@@ -437,11 +441,11 @@ def _loop(dfa: Arrays, state: int) -> tuple[Loop, Turns | None] | None:
 
 
 def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], below: list[tuple[int, int]], runs: list[Running]) -> Walked:
-    """legal   nodes of the trie, and the states behind them
-    below   nodes, with their states, below which nothing was looked at
-    runs    of which nothing was looked at
+    """legal   nodes of the trie, and the states after them
+    below   nodes, with their states, below which nothing was visited
+    runs    runs not visited
     """
-    if below and below[0][0] == 0:  # the root, and so all there is: level by level without lists of nodes
+    if below and below[0][0] == 0:  # the root, so all nodes: level by level without lists of nodes
         walked = vocabulary.trie.walk(dfa, below[0][1])
         nodes = np.flatnonzero(walked >= 0)
         return Walked(vocabulary.flags(walked), nodes, walked[nodes], (), ())
@@ -463,7 +467,7 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
 
 
 def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, int]]:
-    """These tails, each with its state, and the legal ones below them."""
+    """Return these tails, each with its state, and the legal ones below them."""
     few, after = dfa.few, dfa.after
     found = list(tails)
     for tail, at in found:
@@ -486,7 +490,8 @@ _At = tuple[int, int]  # a node of the trie, and the state behind it
 
 
 class _Edge(NamedTuple):
-    """Of a trie without nodes of one way: the bytes to the next node, the ids that end there, and the edges from it by their first byte."""
+    """An edge of a trie without one-child nodes: the bytes to the next node, the ids that end there, and the edges from
+    it by their first byte."""
 
     text: bytes
     ids: tuple[int, ...]
@@ -494,7 +499,7 @@ class _Edge(NamedTuple):
 
 
 def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> Mapping[int, _Edge]:
-    """Of ascending tokens that have their first `at` bytes in common, all of them longer."""
+    """Return the edges of ascending tokens that share their first `at` bytes, all of them longer."""
     out: dict[int, _Edge] = {}
     for head, same in itertools.groupby(tokens, key=lambda token: token[0][at]):
         group = list(same)
@@ -506,5 +511,5 @@ def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> Mapping[int, _Edge]:
 
 
 def _of_bytes(edges: Mapping[int, _Edge], state: int, ways: Iterable[tuple[int, int]]) -> list[tuple[int, _Edge]]:
-    """The edges that begin with legal bytes."""
+    """Return the edges that begin with legal bytes."""
     return [(state, edge) for byte, _ in ways if (edge := edges.get(byte)) is not None]

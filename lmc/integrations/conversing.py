@@ -1,4 +1,5 @@
-"""A conversation as one request on a backend: what the chat models of other libraries ask (langchain.py, llama_index.py)."""
+"""A conversation as one request on a backend: shared by the chat models of other libraries (langchain.py,
+llama_index.py)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Turn(NamedTuple):
 class Reply(NamedTuple):
     """An answer.
 
-    text    all that the model wrote, calls of tools included;  `said`: what of it is no call
+    text    everything the model wrote, including calls of tools;  `said`: the part outside of calls
     calls   `{"id", "name", "arguments"}` each
     finish  "stop" or "length"
     """
@@ -65,7 +66,7 @@ def _message(turn: Turn) -> Any:
 
 
 def reply(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Reply:
-    """Ask for an answer and wait for it. `options`: of `lmc.gen`. Raises lmc's errors."""
+    """Request an answer and wait for it. `options`: of `lmc.gen`. Raises lmc's errors."""
     return _of(_reply.run(turns=list(turns), options=dict(options), backend=backend))
 
 
@@ -75,7 +76,7 @@ async def areply(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]
 
 
 def stream(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Iterator[str | Reply]:
-    """Pieces of the answer's text as they come, and the answer."""
+    """Yield pieces of the answer's text as they arrive, and return the answer."""
     state = _reply.run(turns=list(turns), options=dict(options), backend=backend, stream=True)
     yield from state.text_iter(NAME)
     yield _of(state)
@@ -99,7 +100,7 @@ def _of(state: Any) -> Reply:
 
 
 def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of a call as an object; None where the model wrote something else."""
+    """Return the arguments of a call as an object; None if the model wrote something else."""
     found = call["arguments"]
     if isinstance(found, str):
         try:

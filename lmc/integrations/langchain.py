@@ -17,15 +17,16 @@ from lmc.errors import ArgumentError
 from lmc.integrations.conversing import Picture, Reply, Turn, areply, arguments_of, astream, reply, stream
 
 _WRITTEN = "lmc_text"
-"""Where an answer's message keeps what the model wrote, calls of tools included, so that later prompts go on from it token by token."""
+"""Key under which an answer's message keeps the model's text, including calls of tools, so that later prompts continue
+it token by token."""
 
 
 class Chat(BaseChatModel):
     """A chat model on a backend; calls from many threads and tasks share one cache and one batch.
 
     backend      an `lmc` backend, such as `lmc.Engine("path")` or `lmc.Mock()`; None: lmc's default backend
-    temperature, top_p, max_tokens, stop, seed  of each answer, as of `lmc.gen`; what a call gives goes before
-    Raises lmc's errors; ArgumentError for messages of a kind that lmc has not.
+    temperature, top_p, max_tokens, stop, seed  of each answer, as of `lmc.gen`; a call's own take precedence
+    Raises lmc's errors; ArgumentError for unsupported kinds of messages.
     """
 
     backend: Any = None
@@ -48,7 +49,7 @@ class Chat(BaseChatModel):
         return self.backend or default_backend()
 
     def _options(self, given: Mapping[str, Any], stop: Sequence[str] | None) -> dict[str, Any]:
-        """The options of a `gen`. Raises ArgumentError for one that it has not."""
+        """Return the options of a `gen`. Raises ArgumentError for an unsupported one."""
         own = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens", "stop", "seed")}
         known = {*own, "tools", "json_schema", "regex", "ebnf", "top_k", "min_p", "frequency_penalty", "presence_penalty"}
         if unknown := [name for name in given if name not in known and not name.startswith("ls_") and name != "tool_choice"]:
@@ -83,11 +84,12 @@ class Chat(BaseChatModel):
             yield chunk
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: Any = None, **kwargs: Any) -> Any:
-        """The model, told of these tools. The arguments of calls match their schemas on lmc's engine."""
+        """Return the model with these tools. The arguments of calls match their schemas on lmc's engine."""
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **({} if tool_choice is None else {"tool_choice": tool_choice}), **kwargs)
 
     def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> Any:
-        """A runnable whose answers are valid objects of a schema: a pydantic model, or a JSON schema (then a dict). Every answer parses."""
+        """Return a runnable whose answers are valid objects of a schema: a pydantic model, or a JSON schema (then a
+        dict). Every answer parses."""
         from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
         from langchain_core.runnables import RunnableMap, RunnablePassthrough
 
@@ -100,7 +102,7 @@ class Chat(BaseChatModel):
 
 
 def turns(messages: Sequence[BaseMessage]) -> list[Turn]:
-    """LangChain's messages as lmc's."""
+    """Convert LangChain's messages to lmc's."""
     found: list[Turn] = []
     calls: dict[str, Mapping[str, Any]] = {}
     for message in messages:
@@ -128,7 +130,7 @@ def _text(message: BaseMessage) -> str:
 
 
 def _content(message: BaseMessage) -> str | list[Any]:
-    """Text, or texts and images."""
+    """Return text, or texts and images."""
     if isinstance(message.content, str):
         return message.content
     found: list[Any] = []
@@ -147,7 +149,7 @@ def _content(message: BaseMessage) -> str | list[Any]:
 
 
 def _message(found: Reply) -> dict[str, Any]:
-    """What an answer's message has."""
+    """Return the fields of an answer's message."""
     usage = UsageMetadata(input_tokens=found.usage.prompt_tokens, output_tokens=found.usage.completion_tokens, total_tokens=found.usage.prompt_tokens + found.usage.completion_tokens)
     known = [(call, arguments_of(call)) for call in found.calls]
     return {
@@ -162,7 +164,8 @@ def _result(found: Reply) -> ChatResult:
 
 
 def _chunk(piece: str | Reply, *, told: bool) -> ChatGenerationChunk:
-    """A piece of an answer, or its end. `told`: of tools, so that text may turn out to be a call, and comes at the end."""
+    """Return a piece of an answer, or its end. `told`: it has tools, so text may turn out to be a call, and comes at
+    the end."""
     if isinstance(piece, str):
         return ChatGenerationChunk(message=AIMessageChunk(content="" if told else piece))
     return ChatGenerationChunk(message=AIMessageChunk(content=piece.said if told else "", chunk_position="last", **_message(piece)))

@@ -32,8 +32,8 @@ class Chat(LLM):
     """A model on a backend; calls from many threads and tasks share one cache and one batch.
 
     backend      an `lmc` backend, such as `lmc.Engine("path")` or `lmc.Mock()`; None: lmc's default backend
-    temperature, max_tokens  of each answer, as of `lmc.gen`; what a call gives goes before
-    Raises lmc's errors; ArgumentError for messages of a kind that lmc has not.
+    temperature, max_tokens  of each answer, as of `lmc.gen`; a call's own take precedence
+    Raises lmc's errors; ArgumentError for unsupported kinds of messages.
     """
 
     backend: Any = Field(default=None, exclude=True)
@@ -109,7 +109,7 @@ class Chat(LLM):
 
 
 def turns(messages: Sequence[ChatMessage]) -> list[Turn]:
-    """LlamaIndex's messages as lmc's."""
+    """Convert LlamaIndex's messages to lmc's."""
     found: list[Turn] = []
     for message in messages:
         if message.role not in _ROLES:

@@ -51,9 +51,9 @@ class OpenTelemetry:
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("lmc", lmc.__version__)
         self._content = os.environ.get(_CONTENT, "").strip().lower() in ("true", "1", "span_only", "span_and_event")
-        self._guesses: dict[int, _Request] = {}  # made ahead, and not settled: by the identity of their results, which their ledger holds
+        self._guesses: dict[int, _Request] = {}  # made ahead, not settled: by the id of their results, which their ledger keeps alive
         self._calls: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()  # of async tools that a journaled run has not awaited yet
-        self._abandoned: queue.SimpleQueue[Span] = queue.SimpleQueue()  # a destructor may put into it, and nothing else
+        self._abandoned: queue.SimpleQueue[Span] = queue.SimpleQueue()  # a destructor may only put into it
 
     # -- runs, batches, tools
 
@@ -80,7 +80,7 @@ class OpenTelemetry:
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         name, given = fn.name, {"args": list(args), **kwargs} if args else dict(kwargs)
         attributes: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
-        if fn is lmc.call_tool and args and isinstance(args[0], Mapping):  # what the model asked for, and not what calls it
+        if fn is lmc.call_tool and args and isinstance(args[0], Mapping):  # the model's tool, not its caller
             name, given = str(args[0].get("name")), args[0].get("arguments")
             attributes |= {"gen_ai.tool.call.id": args[0]["id"]} if args[0].get("id") else {}
         elif fn.__doc__:
@@ -90,7 +90,7 @@ class OpenTelemetry:
         if self._content:
             attributes["gen_ai.tool.call.arguments"] = _json(given)
         attributes["gen_ai.tool.name"] = name
-        if inspect.iscoroutinefunction(fn.fn):  # it is called when it is awaited
+        if inspect.iscoroutinefunction(fn.fn):  # it runs when it is awaited
             return self._later(make(), attributes)
         span = self._tracer.start_span(f"execute_tool {name}", attributes=attributes)
         with _ended_by_errors(span):
@@ -101,7 +101,7 @@ class OpenTelemetry:
         return result
 
     def _later(self, made: Any, attributes: Attributes) -> Any:
-        if _is_journaled():  # the journal knows awaitables by what they are, and says when it awaits one
+        if _is_journaled():  # the journal identifies awaitables itself, and reports when it awaits one
             self._calls[made] = attributes
             return made
 
@@ -180,7 +180,7 @@ class OpenTelemetry:
             request.settle("used" if used else "wasted")
 
     def _sweep(self) -> None:
-        """End the spans of requests whose answers nobody can read any more."""
+        """End the spans of requests whose answers can no longer be read."""
         while True:
             try:
                 span = self._abandoned.get_nowait()
@@ -249,7 +249,8 @@ class _Batch:
 class _Request:
     """A request's span. It ends with the answer; that of a request made ahead also waits to know whether the program made it.
 
-    It is a callback of its result (`Result.on_change`) and does not hold it: when nobody can read the answer any more, both go.
+    It is a callback of its result (`Result.on_change`) and does not hold it: when the answer is unreachable, both are
+    freed.
     """
 
     __slots__ = ("_abandoned", "_before", "_ended", "_open", "span")
@@ -284,13 +285,13 @@ class _Request:
             self.span.end(self._ended)
 
     def fail(self, error: BaseException) -> None:
-        """It was refused at once."""
+        """Record that it was refused at once."""
         _failed(self.span, error)
         self._ended = time.time_ns()
         self.span.end()
 
     def __del__(self) -> None:
-        if self._ended is None:  # may run in any thread, at any moment: only ever posts
+        if self._ended is None:  # may run in any thread, at any moment: must only post
             self._abandoned.put(self.span)
 
 
@@ -298,7 +299,7 @@ class _Request:
 
 
 def _asked(ask: Gen | Select) -> Attributes:
-    """What is asked."""
+    """Return attributes of the request."""
     found: Attributes = {} if ask.name is None else {"lmc.variable": ask.name}
     if isinstance(ask, Select):
         return found | {"gen_ai.request.temperature": ask.temperature, "lmc.choices": len(ask.choices), "lmc.choices_method": str(ask.method)}
@@ -314,7 +315,7 @@ def _asked(ask: Gen | Select) -> Attributes:
 
 
 def _answered(output: Output) -> Attributes:
-    """What an answer says of itself."""
+    """Return attributes of the answer."""
     usage, meta = output.usage, output.metas[0] if output.metas else {}
     found: Attributes = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens, "gen_ai.usage.output_tokens": usage.completion_tokens,
@@ -338,7 +339,7 @@ def _source(loc: Loc | None) -> Attributes:
 
 
 def _model_of(name: str) -> tuple[str, str]:
-    """Provider and model of a backend's name, such as `OpenAI(gpt-5)` or `LiteLLM(vertex_ai/gemini-2.5-pro)`."""
+    """Return provider and model of a backend's name, such as `OpenAI(gpt-5)` or `LiteLLM(vertex_ai/gemini-2.5-pro)`."""
     found = re.fullmatch(r"(\w+)\((.*)\)", name)
     kind, model = found.groups() if found else (name, name)
     provider, slash, rest = model.partition("/")
@@ -348,7 +349,7 @@ def _model_of(name: str) -> tuple[str, str]:
 
 
 def _in_messages(prompt: Prompt) -> bool:
-    """Whether it has messages, of a program's roles or of a template, or is plain text."""
+    """Return whether it has messages, of a program's roles or of a template, or is plain text."""
     node: Prompt | None = prompt
     while node is not None:
         if any(isinstance(part, Mark | Special) for part in (*node.parts, *node.tail)):
@@ -368,7 +369,7 @@ def _failed(span: Span, error: BaseException | None) -> None:
 
 @contextmanager
 def _told_errors(span: Span) -> Generator[None]:
-    """Say the class of what is raised, beside what the SDK says of it."""
+    """Set the error class of a raised exception, in addition to the SDK's attributes."""
     try:
         yield
     except Exception as error:
@@ -378,7 +379,7 @@ def _told_errors(span: Span) -> Generator[None]:
 
 @contextmanager
 def _ended_by_errors(span: Span) -> Generator[None]:
-    """Make it the current span; what is raised ends it."""
+    """Make it the current span; an exception ends it."""
     with use_span(span, record_exception=False, set_status_on_exception=False):
         try:
             yield
@@ -389,7 +390,7 @@ def _ended_by_errors(span: Span) -> Generator[None]:
 
 
 def _named(wrapper: Any, made: Any) -> Any:
-    """A coroutine with the name of the one that it awaits."""
+    """Return a coroutine with the name of the one that it awaits."""
     wrapper.__qualname__ = made.__qualname__
     return wrapper
 
@@ -400,7 +401,7 @@ def _is_journaled() -> bool:
 
 
 def _epoch(at: float) -> int:
-    """Nanoseconds since the epoch of a `time.perf_counter()`."""
+    """Return nanoseconds since the epoch of a `time.perf_counter()`."""
     return time.time_ns() - int((time.perf_counter() - at) * 1e9)
 
 
@@ -408,13 +409,14 @@ def _epoch(at: float) -> int:
 
 
 def _messages(before: Prompt) -> list[Any]:
-    """A prompt as the conventions write messages; one without roles, as `lmc serve` renders it, is one text. Pictures are left out. Waits for nothing."""
+    """Return a prompt in the conventions' form of messages; one without roles, as `lmc serve` renders it, is one text.
+    Pictures are left out. Waits for nothing."""
     found: list[tuple[str, list[str]]] = []
     plain: list[str] = []
     texts = plain
     for piece in _pieces(before):
         if isinstance(piece, Mark):
-            texts = list[str]()  # what stands between messages is the template's
+            texts = list[str]()  # text between messages is the template's
             if piece.edge == "begin":
                 found.append((piece.role, texts))
         else:
@@ -453,7 +455,8 @@ def _json(value: Any) -> str:
 
 
 def provide() -> None:
-    """Export spans as the standard OTEL_… variables say, by OTLP over HTTP, unless the process has a tracer provider already."""
+    """Export spans as the standard OTEL_… variables define, by OTLP over HTTP, unless the process has a tracer provider
+    already."""
     wanted = os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip()
     if wanted == "none" or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return

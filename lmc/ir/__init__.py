@@ -1,4 +1,4 @@
-"""The IR: graphs of ops on prompt states and values, as text and as data. The op table (`ops`) says what each op means."""
+"""The IR: graphs of ops on prompt states and values, as text and as data. The op table (`ops`) defines each op."""
 
 from lmc.ir.builder import Builder, Rewriter, rewrite
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, Block, Graph, Op, Symbol, Value

@@ -1,6 +1,6 @@
 """Questions about graphs: paths, def-use, the ctx (fork) tree, liveness, dominators, the critical path.
 
-Answers that networkx gives are networkx graphs; the import is late, so that the IR starts without it.
+Results computed by networkx are networkx graphs; it is imported late, so that the IR loads without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def path_to(graph: Graph, label: str) -> tuple[str, ...]:
-    """Labels of the blocks that dominate `label`, from the entry on, itself included. Arms that go on at it are not among them."""
+    """Return labels of the blocks that dominate `label`, from the entry on, itself included. Arms that join at it are
+    not among them."""
     path = [label]
     while (label := graph.predecessor.get(label, "")) != "":
         path.append(label)
@@ -27,7 +28,8 @@ def path_to(graph: Graph, label: str) -> tuple[str, ...]:
 
 
 def dominance(graph: Graph) -> Callable[[str, str], bool]:
-    """`above(a, b)`: whether block `a` dominates block `b` (or is `b`). Each block must stand after the one that names it."""
+    """Return `above(a, b)`: whether block `a` dominates block `b` (or is `b`). Each block must come after the one that
+    names it."""
     size = {b.label: 1 for b in graph.blocks}  # of the subtree
     for b in reversed(graph.blocks):
         size[b.label] += sum(size[succ] for succ in b.successors)
@@ -41,8 +43,8 @@ def dominance(graph: Graph) -> Callable[[str, str], bool]:
 
 
 def always(graph: Graph) -> frozenset[str]:
-    """Labels of the blocks that every run comes through which ends without an exception."""
-    early: set[str] = set()  # blocks with an arm, at any depth, that may lead elsewhere than to what follows
+    """Return labels of the blocks executed by every run that ends without an exception."""
+    early: set[str] = set()  # blocks with an arm, at any depth, that may leave the region
     for b in graph.blocks:
         label = b.label if b.terminator.attr("leaves") else graph.region[b.label] if b.terminator.kind == "return" else ""
         while label:
@@ -60,9 +62,10 @@ def always(graph: Graph) -> frozenset[str]:
 
 
 def def_use(graph: Graph) -> nx.DiGraph[int]:
-    """Ops by their index in `graph.ops()`, an edge for each value that one gives and the other uses (attribute `values`).
+    """Return ops by their index in `graph.ops()`, an edge for each value that one defines and the other uses (attribute
+    `values`).
 
-    A parameter of a block is given by those ops that yield it; what comes back to a loop's body from its own turns is no edge."""
+    A parameter of a block is defined by the ops that yield it; loop-carried values of a loop's body are no edges."""
     import networkx as nx
 
     found: nx.DiGraph[int] = nx.DiGraph()
@@ -79,7 +82,7 @@ def def_use(graph: Graph) -> nx.DiGraph[int]:
 
 
 def _yielded(graph: Graph) -> Mapping[Value, tuple[int, ...]]:
-    """For each parameter of a block the terminators, by index, that give it."""
+    """Return, for each parameter of a block, the terminators, by index, that yield it."""
     found: dict[Value, list[int]] = {}
     index = {id(op): i for i, op in enumerate(graph.ops())}
     for block in graph.blocks:
@@ -100,7 +103,7 @@ def _yielded(graph: Graph) -> Mapping[Value, tuple[int, ...]]:
 
 
 def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tuple[Op, ...]]:
-    """The chain of ops that wait for one another with the largest sum of costs: no schedule is faster. Costs are not negative.
+    """Return the chain of dependent ops with the largest sum of costs: no schedule is faster. Costs are not negative.
 
     An op waits for those whose values it uses, and for the decision that leads to its block.
     """
@@ -126,7 +129,7 @@ def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tup
 
 
 def _ops_with_params(graph: Graph, made: dict[Value, frozenset[int]]) -> Iterator[tuple[int, Op]]:
-    """Ops by index; before those of a block, what its parameters are made of is put into `made`."""
+    """Yield ops by index; before those of a block, the sources of its parameters are put into `made`."""
     i = 0
     for block in graph.blocks:
         for param in block.params:
@@ -138,9 +141,9 @@ def _ops_with_params(graph: Graph, made: dict[Value, frozenset[int]]) -> Iterato
 
 
 def answers_put(graph: Graph) -> Mapping[int, tuple[int, ...]]:
-    """For each op that goes on from a prompt (by its index in `graph.ops()`) the asks whose answers it puts there itself,
-    and not those that are in its prompt already."""
-    made: dict[Value, frozenset[int]] = {}  # the asks that a value comes from; of a prompt the last ones in it
+    """Return, for each op that extends a prompt (by its index in `graph.ops()`), the requests whose answers it inserts
+    there itself, except those already in its prompt."""
+    made: dict[Value, frozenset[int]] = {}  # the requests that a value depends on; for a prompt the last ones in it
     found: dict[int, tuple[int, ...]] = {}
     for i, op in _ops_with_params(graph, made):
         goes_on = any(v.type == "ctx" for v in op.results)
@@ -161,5 +164,5 @@ def answers_put(graph: Graph) -> Mapping[int, tuple[int, ...]]:
 
 
 def ctx_children(graph: Graph) -> Mapping[Value, tuple[Op, ...]]:
-    """For each prompt the ops that extend it, in order: two or more make it a fork point."""
+    """Return, for each prompt, the ops that extend it, in order: two or more make it a fork point."""
     return graph.extended

@@ -29,7 +29,7 @@ class Names:
         self._taken.add(name)
 
     def numbered(self, prefix: str) -> str:
-        """`prefix0`, `prefix1`, …: the first that is free."""
+        """Return the first free name of `prefix0`, `prefix1`, …"""
         n = self._next.get(prefix, 0)
         while (name := f"{prefix}{n}") in self._taken:
             n += 1
@@ -38,11 +38,11 @@ class Names:
         return name
 
     def hinted(self, hint: str) -> str:
-        """`hint` as an identifier, made unique."""
+        """Return `hint` as an identifier, made unique."""
         return self.unique(re.sub(r"\W+", "_", hint).strip("_") or "v")
 
     def unique(self, base: str) -> str:
-        """`base` itself when it is free, otherwise `base.1`, `base.2`, …"""
+        """Return `base` itself when it is free, otherwise `base.1`, `base.2`, …"""
         if base not in self._taken:
             self._taken.add(base)
             return base
@@ -69,7 +69,7 @@ class Builder:
         c = b.block_param("ctx", after)
         graph = b.build()
 
-    Blocks may be filled in any order; `build` puts each after the one that names it, arms in the order of the cases.
+    Blocks may be filled in any order; `build` orders each after the one that names it, arms in the order of the cases.
     """
 
     def __init__(
@@ -96,55 +96,55 @@ class Builder:
     # -- names
 
     def param(self, name: str, type: Type = "any") -> Value:
-        """A new parameter after the others; its name is made unique."""
+        """Add a parameter after the others; its name is made unique."""
         value = Value(self._names.hinted(name), type)
         self.params.append(value)
         return value
 
     def value(self, type: Type, hint: str | None = None) -> Value:
-        """A value with a fresh name, for an op made by hand."""
+        """Return a value with a fresh name, for an op made by hand."""
         return Value(self._names.hinted(hint) if hint else self._names.numbered(_PREFIX.get(type, "v")), type)
 
     # -- blocks
 
     @property
     def current(self) -> str:
-        """Label of the block that `emit` writes to."""
+        """Return the label of the block that `emit` writes to."""
         return self._current
 
     @property
     def terminated(self) -> bool:
-        """Whether the current block has its terminator."""
+        """Return whether the current block has its terminator."""
         return self._current in self._closed
 
     def label(self, hint: str | None = None) -> str:
-        """Reserves the label of a new, empty block without moving to it."""
+        """Reserve the label of a new, empty block without moving to it."""
         label = self._labels.hinted(hint) if hint else self._labels.numbered("b")
         self._open[label] = []
         return label
 
     def at(self, label: str) -> None:
-        """Makes a block that is still open the current one."""
+        """Make a block that is still open the current one."""
         if label not in self._open or label in self._closed:
             raise IRError(f"block ^{label} of @{self.name} is {'closed' if label in self._closed else 'unknown'}")
         self._current = label
 
     def at_end(self, label: str) -> None:
-        """Makes a block that is closed the current one: nothing more is emitted there."""
+        """Make a closed block the current one: nothing more is emitted there."""
         self._current = label
 
     def is_empty(self, label: str) -> bool:
-        """Whether nothing was emitted to a block."""
+        """Return whether nothing was emitted to a block."""
         return not self._open[label] and label not in self._closed
 
     def block(self, hint: str | None = None) -> str:
-        """A new block, which becomes the current one; gives its label."""
+        """Add a block and make it the current one; return its label."""
         label = self.label(hint)
         self.at(label)
         return label
 
     def block_param(self, type: Type, label: str, hint: str | None = None) -> Value:
-        """A new parameter of a block, after its others."""
+        """Add a parameter to a block, after its others."""
         value = self.value(type, hint)
         self._params.setdefault(label, []).append(value)
         return value
@@ -161,10 +161,10 @@ class Builder:
         types: Sequence[Type] | None = None,
         hints: Sequence[str | None] = (),
     ) -> tuple[Value, ...]:
-        """Appends an op to the current block and gives its results.
+        """Append an op to the current block and return its results.
 
-        types  of the results, where they are narrower than the op table says
-        hints  names wished for the results; gen and select take the one in their attribute `name`
+        types  of the results, where narrower than in the op table
+        hints  suggested names of the results; gen and select take the one in their attribute `name`
         """
         attrs = dict(attrs or {})
         if types is None:
@@ -178,7 +178,7 @@ class Builder:
         return results
 
     def add(self, op: Op) -> None:
-        """Appends a finished op, whose results must be fresh (`value`)."""
+        """Append a finished op, whose results must be fresh (`value`)."""
         if self.terminated:
             raise IRError(f"block ^{self._current} of @{self.name} already has its terminator", loc=op.loc)
         self._open[self._current].append(op)
@@ -194,7 +194,7 @@ class Builder:
         cases: Sequence[tuple[Case, str]] = (),
         then: str | None = None,
     ) -> Op:
-        """Closes the current block with a terminator."""
+        """Close the current block with a terminator."""
         if self.terminated:
             raise IRError(f"block ^{self._current} of @{self.name} already has its terminator", loc=loc)
         op = Op(kind, tuple(operands), (), dict(attrs or {}), tuple(cases), loc, then)
@@ -202,12 +202,12 @@ class Builder:
         return op
 
     def parent(self, prompt: Operand) -> Operand | None:
-        """The prompt that a prompt goes on from, of ops that were emitted here; None for one that begins or is a parameter."""
+        """Return the prompt that a prompt extends, among ops emitted here; None for a new one or a parameter."""
         made = self._made.get(prompt) if isinstance(prompt, Value) else None
         return made.operands[0] if made is not None and made.operands else None
 
     def save(self) -> Callable[[], None]:
-        """What takes back all that is emitted from here on."""
+        """Return a function that undoes everything emitted from here on."""
         ops, closed = {label: list(ops) for label, ops in self._open.items()}, dict(self._closed)
         params, current = {label: list(values) for label, values in self._params.items()}, self._current
         names, labels = self._names.copy(), self._labels.copy()
@@ -219,7 +219,7 @@ class Builder:
         return restore
 
     def build(self, stage: Stage = "traced") -> Graph:
-        """The graph, verified when LMC_VERIFY ≥ 1."""
+        """Return the graph, verified when LMC_VERIFY ≥ 1."""
         for label in self._open:
             if label not in self._closed:
                 raise IRError(f"block ^{label} of @{self.name} has no terminator")
@@ -237,14 +237,15 @@ class Builder:
 
 
 def result_types(kind: str) -> tuple[Type, ...]:
-    """Types of an op's results where nobody says otherwise."""
+    """Return the default types of an op's results."""
     if (found := spec_of(kind)) is None:
         raise IRError(f"there is no op {kind!r}")
     return found.results  # pyright: ignore[reportReturnType]
 
 
 def preorder(blocks: Mapping[str, Block], entry: str) -> tuple[Block, ...]:
-    """Blocks reachable from `entry`, each after its predecessor, then those that nothing reaches (for the verifier to refuse)."""
+    """Return blocks reachable from `entry`, each after its predecessor, then unreachable ones (for the verifier to
+    refuse)."""
     found: dict[str, Block] = {}
     stack = [entry]
     while stack:
@@ -261,30 +262,30 @@ def preorder(blocks: Mapping[str, Block], entry: str) -> tuple[Block, ...]:
 
 
 class Rewriter:
-    """What a rewrite rule may use: fresh values, and `replace` to give a value's later uses another operand."""
+    """Interface for a rewrite rule: fresh values, and `replace` to give a value's later uses another operand."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.label = graph.blocks[0].label  # of the block that is being rewritten
+        self.label = graph.blocks[0].label  # label of the block being rewritten
         self._map: dict[Value, Operand] = {}
         self._names: Names | None = None
 
     def fresh(self, type: Type, hint: str | None = None) -> Value:
-        """A value whose name the graph does not have yet."""
+        """Return a value with a name new to the graph."""
         if self._names is None:
             self._names = Names([v.name for v in defined(self.graph)])
         return Value(self._names.hinted(hint) if hint else self._names.numbered(_PREFIX.get(type, "v")), type)
 
     def replace(self, old: Value, new: Operand) -> None:
-        """From here on `new` stands wherever `old` was used. `new` must be defined before each of those uses."""
+        """Replace `old` by `new` in all later uses. `new` must be defined before each of those uses."""
         self._map[old] = self.get(new)
 
     def get(self, operand: Operand) -> Operand:
-        """What stands for an operand now."""
+        """Return the current replacement of an operand."""
         return self._map.get(operand, operand) if isinstance(operand, Value) else operand
 
     def mapped(self, op: Op) -> Op:
-        """The op with its operands replaced; the same object when there is nothing to replace."""
+        """Return the op with its operands replaced; the same object when there is nothing to replace."""
         if not self._map or not any(v in self._map for v in op.uses):
             return op
         return with_operands(op, tuple(self.get(x) for x in op.operands))
@@ -295,7 +296,8 @@ Rule = Callable[[Op, Rewriter], Sequence[Op] | None]
 
 
 def rewrite(graph: Graph, rule: Rule, rewriter: Rewriter | None = None) -> Graph:
-    """Applies `rule` to each op in dominance order (a rule must keep terminators); the same graph when nothing changed."""
+    """Apply `rule` to each op in dominance order (a rule must keep terminators); return the same graph when nothing
+    changed."""
     rewriter = rewriter or Rewriter(graph)
     blocks = tuple(_rewrite_block(block, rule, rewriter) for block in graph.blocks)
     return with_blocks(graph, blocks)
@@ -322,14 +324,14 @@ def _rewrite_block(block: Block, rule: Rule, rewriter: Rewriter) -> Block:
 
 
 def with_blocks(graph: Graph, blocks: tuple[Block, ...]) -> Graph:
-    """The graph with other blocks; the same object when they are the same objects."""
+    """Return the graph with other blocks; the same object when they are the same objects."""
     if len(blocks) == len(graph.blocks) and all(a is b for a, b in zip(blocks, graph.blocks, strict=True)):
         return graph
     return Graph(graph.name, graph.params, blocks, graph.result, graph.constants)
 
 
 def without_locs(graph: Graph) -> Graph:
-    """The graph without places in the source; the same object when it has none."""
+    """Return the graph without source locations; the same object when it has none."""
     rewritten = tuple(_block_without_locs(block) for block in graph.blocks)
     constants = {name: _without_loc(op) for name, op in graph.constants.items()}
     if all(constants[name] is op for name, op in graph.constants.items()):
@@ -356,7 +358,7 @@ def with_attrs(op: Op, attrs: Mapping[str, Attr]) -> Op:
 
 
 def defined(graph: Graph) -> Iterator[Value]:
-    """Every value of a graph."""
+    """Yield every value of a graph."""
     yield from graph.params
     for block in graph.blocks:
         yield from block.params
@@ -364,15 +366,15 @@ def defined(graph: Graph) -> Iterator[Value]:
 
 
 def without_unused_params(graph: Graph) -> Graph:
-    """The graph without parameters of blocks that nothing uses, and what was yielded to them."""
+    """Return the graph without unused block parameters and the operands yielded to them."""
     while True:
         used = {v for op in graph.ops() if op.kind not in ("yield", "continue", "break", "loop") for v in op.uses}
         used |= {op.operands[0] for op in graph.ops() if op.kind == "loop" and isinstance(op.operands[0], Value)}
         before = -1
-        while len(used) != before:  # what is yielded to a parameter that is used
+        while len(used) != before:  # operands yielded to used parameters
             before = len(used)
             used |= {v for param, given in graph.feeds.items() if param in used for v in given if isinstance(v, Value)}
-        # a loop's body and what follows it take the same values
+        # a loop's body and the block after it take the same values
         kept = {b.label: [p in used for p in b.params] for b in graph.blocks}
         for b in graph.blocks:
             if b.terminator.kind == "loop":

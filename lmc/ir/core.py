@@ -2,10 +2,10 @@
 
 Prompt state is an SSA value of type `ctx`: append, gen and select return a new one, a fork is two uses of one.
 
-Blocks form a tree, the dominator tree: each block but the entry is named by one terminator. A `switch` names its arms and,
-with `then`, the block in which those arms that `yield` go on together; a `loop` names its body, which stands for all turns
-and is evaluated once, and the block after it. What arms and turns yield are the parameters of the block that goes on, so a
-region's values are seen in it alone (as in MLIR's `scf`), while passes walk one flat list of blocks.
+Blocks form a tree, the dominator tree: each block but the entry is named by one terminator. A `switch` names its arms
+and, with `then`, the block that joins the arms that `yield`; a `loop` names its body, which represents all turns and is
+evaluated once, and the block after it. Values yielded by arms and turns are parameters of the next block, so a region's
+values are visible only inside it (as in MLIR's `scf`), while passes walk one flat list of blocks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ Case = Literal_ | _Default
 
 
 def exact(x: object) -> object:
-    """A hashable key under which immutable objects are equal only if they print equal: 1, True and 1.0 differ, 0.0 and -0.0 too."""
+    """Return a hashable key under which immutable objects are equal only if they print equal: 1, True and 1.0 differ,
+    0.0 and -0.0 too."""
     if isinstance(x, tuple):
         return tuple(exact(i) for i in x)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(x, (float, complex, range)):
@@ -73,8 +74,8 @@ def exact(x: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. Terminators only: `cases` pairs a switch's case with the label of its arm, or `_` with a loop's body;
-    `then` is the label of the block that goes on behind them."""
+    """One operation. Terminators only: `cases` pairs a switch's case with the label of its arm, or `_` with a loop's
+    body; `then` is the label of the block after them."""
 
     kind: str
     operands: tuple[Operand, ...] = ()
@@ -94,7 +95,8 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Straight-line ops ended by a terminator. The first block of a graph is `entry`; `params` are what is yielded to it."""
+    """Straight-line ops ended by a terminator. The first block of a graph is `entry`; `params` receive the values
+    yielded to it."""
 
     label: str
     ops: tuple[Op, ...]
@@ -103,7 +105,7 @@ class Block:
 
     @property
     def successors(self) -> tuple[str, ...]:
-        """The blocks that the terminator names: arms or body, then the one that goes on."""
+        """Return the blocks that the terminator names: arms or body, then the one after them."""
         end = self.terminator
         arms = tuple(label for _, label in end.cases)
         return arms if end.then is None else (*arms, end.then)
@@ -111,7 +113,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Graph:
-    """What is known of a function: a tree of blocks. `params` are its arguments."""
+    """The graph of a function: a tree of blocks. `params` are its arguments."""
 
     name: str
     params: tuple[Value, ...]
@@ -125,28 +127,29 @@ class Graph:
 
     @cached_property
     def block(self) -> Mapping[str, Block]:
-        """Blocks by label."""
+        """Return blocks by label."""
         return {b.label: b for b in self.blocks}
 
     @cached_property
     def predecessor(self) -> Mapping[str, str]:
-        """Label of the block whose terminator names each block: its immediate dominator. The entry has none."""
+        """Return, by block, the label of the block whose terminator names it: its immediate dominator. The entry has
+        none."""
         return {succ: b.label for b in self.blocks for succ in b.successors}
 
     def ops(self) -> Iterator[Op]:
-        """All ops, terminators included, block by block."""
+        """Yield all ops, terminators included, block by block."""
         for b in self.blocks:
             yield from b.ops
             yield b.terminator
 
     @cached_property
     def producer(self) -> Mapping[Value, Op]:
-        """The op that defines each value; parameters, of the graph and of blocks, have none."""
+        """Return the op that defines each value; parameters, of the graph and of blocks, have none."""
         return {v: op for op in self.ops() for v in op.results}
 
     @cached_property
     def region(self) -> Mapping[str, str]:
-        """For each block the block whose terminator opened the region it stands in; "" for the function's own."""
+        """Return, by block, the block whose terminator opened the enclosing region; "" for the function's own."""
         found = {self.blocks[0].label: ""}
         for b in self.blocks:
             for succ in b.successors:
@@ -154,7 +157,7 @@ class Graph:
         return found
 
     def loop_around(self, label: str) -> str | None:
-        """Label of the block that ends with the innermost loop around a block, if there is one."""
+        """Return the label of the block that ends with the innermost loop around a block, if there is one."""
         owner = self.region[label]
         while owner and self.block[owner].terminator.kind != "loop":
             owner = self.region[owner]
@@ -162,7 +165,8 @@ class Graph:
 
     @cached_property
     def feeds(self) -> Mapping[Value, tuple[Operand, ...]]:
-        """What each parameter of a block may be: the operands that are yielded to it, and of a loop what it begins with."""
+        """Return, for each block parameter, its possible values: the operands yielded to it, and for a loop the initial
+        one."""
         found: dict[Value, list[Operand]] = {v: [] for b in self.blocks for v in b.params}
 
         def feed(label: str | None, values: tuple[Operand, ...]) -> None:
@@ -185,14 +189,14 @@ class Graph:
         return {v: tuple(dict.fromkeys(given)) for v, given in found.items()}
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the tree of prompts, and each op beside its source line."""
+        """Return the notebook display: the tree of prompts, and each op beside its source line."""
         from lmc.ir.page import Section, fragment
 
         return fragment(f"@{self.name}", [Section(f"@{self.name}", self)])
 
     @cached_property
     def extended(self) -> Mapping[Value, tuple[Op, ...]]:
-        """For each prompt the ops that extend it, in order: two or more make it a fork point."""
+        """Return, for each prompt, the ops that extend it, in order: two or more make it a fork point."""
         found: dict[Value, list[Op]] = {p: [] for p in self.params if p.type == "ctx"}
         for block in self.blocks:
             found.update((p, []) for p in block.params if p.type == "ctx")
@@ -206,7 +210,7 @@ class Graph:
 
     @cached_property
     def users(self) -> Mapping[Value, tuple[Op, ...]]:
-        """The ops that use each value, in order."""
+        """Return the ops that use each value, in order."""
         found: dict[Value, list[Op]] = {}
         for op in self.ops():
             for v in dict.fromkeys(op.uses):

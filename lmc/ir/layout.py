@@ -1,4 +1,4 @@
-"""Where to draw what: the prompts of a graph as boxes, layer by layer from what all begin with. Geometry only, no ink.
+"""Layout of a graph's drawing: its prompts as boxes, layer by layer from their common beginning. Geometry only, no ink.
 
 A box is a run of text up to an answer or a fork, so that a program of hundreds of ops stays a picture. Boxes never
 overlap: layers are apart by a gap, and inside of a layer each box has lanes of its own.
@@ -14,19 +14,19 @@ from lmc.ir.core import DEFAULT, Graph, Op, Value
 from lmc.ir.ops import trait
 
 WIDTH, HEIGHT = 196, 40
-"""Of a box, in pixels."""
+"""Size of a box, in pixels."""
 ALONG, ACROSS = 56, 12
 """The gap from layer to layer, and between neighbours."""
 FEW = 24
-"""Boxes up to which each stands over the middle of its children; in larger pictures beside the first of them, so that the
-beginning of everything is at the top left."""
+"""Most boxes in a picture that centres each over its children; in larger ones it is beside the first of them, so that
+the beginning of everything is at the top left."""
 
 
 @dataclass(eq=False)
 class Step:
-    """What one box stands for: ops by their index in `graph.ops()`, in the order in which they extend the prompt.
+    """The contents of one box: ops by their index in `graph.ops()`, in the order in which they extend the prompt.
 
-    case  what had to be answered for this step to be reached from the one before; "" for nothing
+    case  the decision that leads to this step from the one before; "" for none
     """
 
     ops: list[int]
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Picture:
-    """Steps with their places, and the size of it all. `down`: layers follow each other downwards, else to the right."""
+    """Placed steps, and the size of the picture. `down`: layers go downwards, else to the right."""
 
     steps: tuple[Step, ...]
     roots: tuple[Step, ...]
@@ -50,7 +50,7 @@ class Picture:
 
 
 def picture(graph: Graph) -> Picture:
-    """The prompts of a graph as placed steps. Laid out in the direction that needs less width."""
+    """Lay out the prompts of a graph as placed steps, in the direction that needs less width."""
     import networkx as nx
 
     roots = _steps(graph)
@@ -83,7 +83,7 @@ def picture(graph: Graph) -> Picture:
 
 
 def _steps(graph: Graph) -> list[Step]:
-    """The trees of steps, from the prompts that extend no other."""
+    """Return the trees of steps, from the prompts that extend no other."""
     children, goes_on = ctx_children(graph), _goes_on(graph)
     index = {id(op): i for i, op in enumerate(graph.ops())}
     block = {id(op): b.label for b in graph.blocks for op in (*b.ops, b.terminator)}
@@ -92,7 +92,7 @@ def _steps(graph: Graph) -> list[Step]:
     starts: list[tuple[Step | None, Value, Op | None, bool]] = [(None, v, None, False) for v in graph.params if v.type == "ctx"]
     starts += [(None, op.results[0], op, False) for op in graph.ops() if op.results and op.results[0].type == "ctx" and not _extends(op)]
     drawn = {p for params in goes_on.values() for p in params}
-    starts += [(None, p, None, False) for p in home if p.type == "ctx" and p not in drawn]  # nothing goes on there
+    starts += [(None, p, None, False) for p in home if p.type == "ctx" and p not in drawn]  # nothing extends it
     while starts:
         parent, value, op, alone = starts.pop()
         ops: list[int] = []
@@ -107,7 +107,7 @@ def _steps(graph: Graph) -> list[Step]:
             op = following[0]
             value = _prompt(op)
         if not asks and parent is not None and parent.asks and parent.block == label and alone:
-            parent.ops += ops  # text that only closes what was answered
+            parent.ops += ops  # text that only closes an answer
             step = parent
         else:
             step = Step(ops, label, asks)
@@ -122,7 +122,8 @@ def _steps(graph: Graph) -> list[Step]:
 
 
 def _goes_on(graph: Graph) -> dict[Value, list[Value]]:
-    """For each prompt the parameters of blocks that are drawn behind it: those that it is the first arm's, or the last turn's, gift to."""
+    """Return, for each prompt, the block parameters drawn after it: those that it feeds from the first arm, or the last
+    turn."""
     found: dict[Value, list[Value]] = {}
     for block in graph.blocks:
         above = graph.predecessor.get(block.label)
@@ -143,7 +144,7 @@ def _prompt(op: Op) -> Value:
 
 
 def _case(graph: Graph, above: str, label: str) -> str:
-    """The first decision on the way from a block to one below it, as a person reads it."""
+    """Return the first decision on the path from a block to one below it, as a person reads it."""
     while (before := graph.predecessor.get(label)) is not None and before != above:
         label = before
     if before is None:

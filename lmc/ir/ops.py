@@ -1,4 +1,4 @@
-"""The op table: every fact about an op that the verifier, the printer and the passes ask for."""
+"""The op table: every fact about an op that the verifier, the printer and the passes use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BOTH: frozenset[Stage] = frozenset({"traced", "planned"})
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """What holds for every op of one kind.
+    """The specification of one kind of op.
 
     operands  type of each operand in order; "*T" as the last means any number of T; "const" is a literal
     results   types of the results in order
-    trait     how passes may treat it (design.md §2.2)
-    stages    where it may appear; `traced` is what the evaluator emits, `planned` what passes make of it
+    trait     its treatment by passes (design.md §2.2)
+    stages    where it may appear; `traced`: emitted by the evaluator, `planned`: after passes
     """
 
     kind: str
@@ -51,7 +51,7 @@ ATTRS: dict[str, str] = {
     "trie": "the choices are scored as one trie in one pass",
     "lookahead": "the text that one request may cover besides this answer",
     "shared": "whole messages of its prompt (-1: all), and how many asks to come begin with them, in pairs",
-    "lazy": "nothing is known to read the answer: it is asked when it is read",
+    "lazy": "the answer has no known reader: it is requested when it is read",
     "method": "how log-probabilities become a choice",
     "temperature": "0 takes the likeliest",
     "adapter": "the adapter that answers in the model's place",
@@ -67,9 +67,9 @@ ATTRS: dict[str, str] = {
     "taken": "how many runs took each arm, in the order of the cases; of a loop how often it was entered, and turns in all",
 }
 
-# What an attribute of an ask is about. All others are the request: what is asked.
-IDENTITY = ("stream", "ordinal", "shifted", "also")  # which asks of the program it is: the fork path of the state, and the number on it
-PLANNED = ("order", "group", "ways", "trie", "lookahead", "shared", "lazy")  # what passes say of its address; the answer is the same without
+# Attributes of a request op that are not part of the request itself.
+IDENTITY = ("stream", "ordinal", "shifted", "also")  # its identity in the program: the fork path of the state, and the number on it
+PLANNED = ("order", "group", "ways", "trie", "lookahead", "shared", "lazy")  # plan of its address; the answer is the same without
 
 _ASK = ("name", *IDENTITY, "params")
 
@@ -95,10 +95,10 @@ OPS: dict[str, OpSpec] = {
                "unknown code may read or extend.", ("calls", "reason")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),
         OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
-        OpSpec("switch", ("any",), (), "terminator", "Goes to the arm whose case equals the operand; arms that yield go on at `then`.", ("taken", "leaves")),
+        OpSpec("switch", ("any",), (), "terminator", "Goes to the arm whose case equals the operand; arms that yield continue at `then`.", ("taken", "leaves")),
         OpSpec("loop", ("any", "*any"), (), "terminator", "Turns over the items of the first operand (none: as long as Python likes). The body stands for all "
                "turns; its parameters, and those of the block at `then`, begin as the other operands and are what turns yield.", ("taken",)),
-        OpSpec("yield", ("*any",), (), "terminator", "Ends an arm or a turn of a loop, with what goes on."),
+        OpSpec("yield", ("*any",), (), "terminator", "Ends an arm or a turn of a loop, with the values it yields."),
         OpSpec("continue", ("*any",), (), "terminator", "Ends a turn of the innermost loop from an arm in it."),
         OpSpec("break", ("*any",), (), "terminator", "Ends the innermost loop from an arm in it."),
         OpSpec("return", ("any", "ctx", "*any"), (), "terminator", "Ends the run: value, final prompt, then the value of each variable.", ("vars", "outputs")),
@@ -108,18 +108,18 @@ OPS: dict[str, OpSpec] = {
 # fmt: on
 
 FUNCTION = OpSpec("py.*", ("*any",), ("any",), "pure", "A function of Python that only computes, by its name: `py.eq`, `py.str.strip`, `py.json.loads`.", ("kwargs",))
-"""All ops whose kind begins with `py.`: what the evaluator's table of functions knows."""
+"""All ops whose kind begins with `py.`: functions in the evaluator's table."""
 
 
 def spec_of(kind: str) -> OpSpec | None:
-    """The table's entry for a kind; None for one that it does not have."""
+    """Return the table's entry for a kind; None for an unknown one."""
     if (found := OPS.get(kind)) is not None:
         return found
     return FUNCTION if kind.startswith("py.") and len(kind) > 3 else None
 
 
 def spec(op: Op) -> OpSpec:
-    """The table's entry for an op; KeyError for an unknown kind (the verifier says it better)."""
+    """Return the table's entry for an op; KeyError for an unknown kind (the verifier's error is better)."""
     found = spec_of(op.kind)
     if found is None:
         raise KeyError(op.kind)
@@ -127,17 +127,18 @@ def spec(op: Op) -> OpSpec:
 
 
 def trait(op: Op) -> Trait:
-    """The op's trait."""
+    """Return the op's trait."""
     return spec(op).trait
 
 
 def request(op: Op, *, but: Collection[str] = ()) -> dict[str, Attr]:
-    """The attributes that say what an ask asks for: without its identity, the plan, the variable's name, and those in `but`."""
+    """Return the attributes that define a request: without its identity, the plan, the variable's name, and those in
+    `but`."""
     return {k: v for k, v in op.attrs.items() if k != "name" and k not in IDENTITY and k not in PLANNED and k not in but}
 
 
 def address(op: Op) -> tuple[str, int] | None:
-    """The stream and ordinal of an ask; None where they are undecided."""
+    """Return the stream and ordinal of a request; None where they are undecided."""
     stream, ordinal = op.attr("stream"), op.attr("ordinal")
     if not isinstance(stream, str) or not isinstance(ordinal, int) or op.attr("shifted"):
         return None

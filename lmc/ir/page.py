@@ -1,6 +1,6 @@
-"""A graph as a picture and a table for the browser: one file that asks nobody for anything, or a fragment for a notebook.
+"""A graph as a picture and a table for the browser: one file that loads nothing else, or a fragment for a notebook.
 
-Whatever comes from a program is escaped, and the page's content policy lets no script run but its own.
+Text from a program is escaped, and the page's content policy lets no script run but its own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from lmc.prompt import Frames, Image, plain
 from lmc.thumbnails import thumbnail
 
 MANY = 120
-"""Ops from which on the table begins with those that cost something."""
+"""Number of ops from which on the table starts with the expensive ones only."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What an ask or a prefill is expected to cost, in the section's unit: of its prompt shared and computed, of choices scored; most
-    tokens of its answer, the share of them that its constraint leaves no choice of, number and size of its group."""
+    """Expected cost of a request or a prefill, in the section's unit: shared and computed parts of its prompt, scored
+    choices; most tokens of its answer, the share of them that its constraint forces, number and size of its group."""
 
     shared: int = 0
     computed: int = 0
@@ -40,7 +40,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an ask cost in `count` runs together. Tokens; seconds from when its prompt was known to the answer."""
+    """Measured cost of a request in `count` runs together. Tokens; seconds from its prompt being known to the
+    answer."""
 
     count: int
     prompt: int
@@ -53,13 +54,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Section:
-    """A graph with what is known about it.
+    """A graph with facts about it.
 
     expected, seen  by the index of an op in `graph.ops()`
     critical        indices of the ops of the critical path
-    runs            how many runs each block saw, and `facts` what else there is to say
+    runs            how many runs each block saw;  facts  further sentences
     tables          further facts with their numbers
-    unit            what expected lengths are counted in: tokens, or characters where no tokenizer is known
+    unit            unit of expected lengths: tokens, or characters where no tokenizer is known
     """
 
     title: str
@@ -74,12 +75,12 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section], facts: Sequence[str] = (), above: str = "") -> str:
-    """A whole page: `facts` and what is `above` first, then each section, all but the first folded."""
+    """Render a whole page: `facts` and `above` first, then each section, all but the first folded."""
     return pages.page(title, _body(title, sections, facts, above), script=pages.KEYS + _SCRIPT)
 
 
 def fragment(title: str, sections: Sequence[Section], facts: Sequence[str] = (), above: str = "") -> str:
-    """The same without a script, to be embedded: everything but search and zoom works."""
+    """Render the same without a script, to embed: everything but search and zoom works."""
     return pages.fragment(_body(title, sections, facts, above))
 
 
@@ -113,7 +114,7 @@ def _section(section: Section, id: str) -> Iterator[str]:
 
 
 def summary(graph: Graph) -> str:
-    """The graph in a line."""
+    """Return the graph in a line."""
     asks = sum(op.kind in ("gen", "select") for op in graph.ops())
     ops = sum(1 for _ in graph.ops())
     return f"{several(ops, 'op')} in {several(len(graph.blocks), 'block')}, {asks} of them ask{'s' * (asks == 1)} the model"
@@ -225,7 +226,7 @@ def _op(op: Op, names: Mapping[str, str]) -> str:
 
 
 def _thumbnail(op: Op) -> str:
-    """The picture or the first frame of a constant path."""
+    """Return the picture or the first frame of a constant path."""
     if op.kind not in ("image", "video") or not isinstance(op.operands[1], str):
         return ""
     url = thumbnail(Image(op.operands[1], Frames() if op.kind == "video" else None))
@@ -246,7 +247,7 @@ def _anchor(label: str) -> str:
 
 
 def svg(section: Section, id: str = "s0") -> str:
-    """The tree of prompts, each box a link to its row in the table; what an answer is given to is drawn dashed."""
+    """Draw the tree of prompts, each box a link to its row in the table; inputs of answers are drawn dashed."""
     graph = section.graph
     drawn = picture(graph)
     if not drawn.steps:
@@ -288,7 +289,7 @@ def _box(step: Step, ops: Sequence[Op], section: Section, id: str, pinned: bool)
 
 
 def _text(ops: Sequence[Op], indices: Sequence[int]) -> str:
-    """The beginning of the text of a step."""
+    """Return the beginning of the text of a step."""
     parts = [p for i in indices if ops[i].kind == "append" for p in ops[i].operands[1:]]
     shown = plain([p for p in parts if isinstance(p, str)]).strip()
     return f"“{' '.join(shown.split())}”" if shown else "white space" if all(isinstance(p, str) for p in parts) and parts else ops[indices[-1]].kind
@@ -320,7 +321,8 @@ def _edge(a: Step, b: Step, drawn: Picture, section: Section) -> str:
 
 
 def _data_edge(a: Step, b: Step, section: Section, i: int, j: int) -> str:
-    """From an answer to an ask whose prompt it is put into; around the boxes between, as far as a curve can."""
+    """Draw an edge from an answer to a request whose prompt contains it; around the boxes between, as far as a curve
+    can."""
     marked = " critical" if i in section.critical and j in section.critical else ""
     if a.x == b.x:
         x, y1, y2 = a.x + WIDTH, a.y + HEIGHT / 2, b.y + HEIGHT / 2

@@ -1,4 +1,4 @@
-"""Graphs for other eyes: JSON for programs, DOT for graphviz, and the page of `page.py`."""
+"""Other renderings of graphs: JSON for programs, DOT for graphviz, and the page of `page.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmc.prompt import Mark, Special
 
 
 def to_json(graph: Graph) -> str:
-    """The graph as JSON: literals as themselves, everything else as an object that names its kind."""
+    """Return the graph as JSON: literals as themselves, everything else as an object that names its kind."""
     return json.dumps(
         {
             "lmc_ir": FORMAT_VERSION,
@@ -77,7 +77,8 @@ def _atom(x: Any) -> Any:
 
 
 def to_dot(graph: Graph) -> str:
-    """The graph for graphviz: a cluster for each block, solid edges for values, dashed ones to arms, dotted ones to what goes on."""
+    """Return the graph for graphviz: a cluster for each block, solid edges for values, dashed ones to arms, dotted ones
+    to the next block."""
     lines = [f"digraph {_dot(graph.name)} {{", '  node [shape=box, fontname="monospace", fontsize=10];']
     lines += [f"  p{i} [label={_dot(f'%{v.name}: {v.type}')}, shape=ellipse];" for i, v in enumerate(graph.params)]
     first: dict[str, int] = {}
@@ -104,7 +105,7 @@ def to_dot(graph: Graph) -> str:
 
 
 def _dot(text: str) -> str:
-    """A quoted string of DOT; backslashes are literal in it only when doubled."""
+    """Return a quoted string of DOT; backslashes are literal in it only when doubled."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
@@ -118,9 +119,9 @@ def _short(text: str, limit: int) -> str:
 def to_html(
     graph: Graph, *, stats: Mapping[str, int] | None = None, snapshots: Sequence[tuple[str, Graph]] = ()
 ) -> str:
-    """One page, light or dark as the reader's system: the tree of prompts, then each op beside its source line.
+    """Render one page, light or dark as the reader's system: the tree of prompts, then each op beside its source line.
 
-    stats      what the passes counted, shown as a table
+    stats      statistics of the passes, shown as a table
     snapshots  the graph at other stages (name and graph), folded away below
     """
     tables = {"What the passes did": stats} if stats else {}

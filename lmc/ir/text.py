@@ -1,7 +1,7 @@
 """The text form: `print_graph` prints, `parse` reads; each is exactly the other's inverse. Reading executes nothing.
 
-One op a line, operands in parentheses, then what else it has: cases, the block that goes on, attributes, the place in the source.
-A result's type is printed where the op table does not say it. Names that are not plain are quoted: `%"a b"`.
+One op a line, operands in parentheses, then its other parts: cases, the next block, attributes, the source location. A
+result's type is printed where the op table does not determine it. Names that are not plain are quoted: `%"a b"`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmc.prompt import Mark, Special
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-Node = Any  # a tree of lark's or None: it does not say what children a rule has
+Node = Any  # a tree of lark's or None: it does not type a rule's children
 
 _DOTTED = re.compile(r"\w+(\.\w+)*")
 _COLONED = re.compile(r"\w+([.:]\w+)*")
@@ -33,7 +33,7 @@ _VERSION = re.compile(r"\A(?:\s*//[^\n]*\n)*?\s*// lmc ir (\S+)")  # in the firs
 
 
 def print_graph(graph: Graph) -> str:
-    """The whole graph as text, with the format's version in the first line."""
+    """Print the whole graph as text, with the format's version in the first line."""
     return "\n".join(_lines(graph)) + "\n"
 
 
@@ -54,7 +54,7 @@ def _lines(graph: Graph) -> Iterator[str]:
 
 
 def print_op(op: Op) -> str:
-    """One op as its line of text."""
+    """Print one op as its line of text."""
     text = f"{op.kind}({', '.join(print_operand(x) for x in op.operands)})"
     if op.results:
         text = ", ".join(_result(op, i, v) for i, v in enumerate(op.results)) + " = " + text
@@ -70,7 +70,7 @@ def print_op(op: Op) -> str:
 
 
 def print_operand(x: Operand) -> str:
-    """`%x`, `special("…")`, `begin("user")`, `end("user")` or a literal."""
+    """Print `%x`, `special("…")`, `begin("user")`, `end("user")` or a literal."""
     if isinstance(x, Value):
         return _value(x)
     if isinstance(x, Special):
@@ -81,12 +81,12 @@ def print_operand(x: Operand) -> str:
 
 
 def print_attr(x: Attr) -> str:
-    """An attribute's value; tuples in brackets."""
+    """Print an attribute's value; tuples in brackets."""
     return "[" + ", ".join(print_attr(i) for i in x) + "]" if isinstance(x, tuple) else _atom(x)
 
 
 def quote(text: str) -> str:
-    """A JSON string; what cannot be seen (controls, unpaired surrogates, direction marks) is escaped."""
+    """Return a JSON string; invisible characters (controls, unpaired surrogates, direction marks) are escaped."""
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted if quoted.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
 
@@ -140,9 +140,9 @@ def _label(name: str) -> str:
 
 
 def parse(text: str, file: str = "<ir>") -> Graph:
-    """Reads one graph. Checks syntax and names; the op table's rules are the verifier's.
+    """Parse one graph. Checks syntax and names; the op table's rules are checked by the verifier.
 
-    Raises IRError with the place in `file`, the line with a caret, and what was expected.
+    Raises IRError with the position in `file`, the line with a caret, and the expected tokens.
     """
     _check_version(text, file)
     from lark.exceptions import UnexpectedInput
@@ -173,7 +173,7 @@ def _check_version(text: str, file: str) -> None:
 
 
 class _Reader:
-    """From lark's tree to a graph. Values are collected first, because a use needs its definition's type."""
+    """Converts lark's tree to a graph. Values are collected first, because a use needs its definition's type."""
 
     def __init__(self, text: str, file: str) -> None:
         self.text, self.file = text, file
@@ -401,7 +401,7 @@ def _keyword(terminal: str) -> str:
 
 
 def _syntax_error(e: Any, text: str, file: str) -> NoReturn:
-    """Says what lark's UnexpectedCharacters (has `allowed`) or UnexpectedToken (has `expected`) means."""
+    """Turn lark's UnexpectedCharacters (has `allowed`) or UnexpectedToken (has `expected`) into an IRError."""
     wanted = _expected(set(e.allowed if hasattr(e, "allowed") else e.accepts or e.expected))
     if not hasattr(e, "allowed"):
         if e.token.type == "$END":
@@ -420,7 +420,7 @@ def _end(text: str) -> tuple[int, int]:
 
 
 def _error(message: str, text: str, file: str, line: int, column: int) -> NoReturn:
-    """Raises IRError at a 1-based line and column, with the line and a caret."""
+    """Raise IRError at a 1-based line and column, with the line and a caret."""
     loc = Loc(file, line, column - 1)
     if not loc.excerpt():
         source = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""

@@ -18,27 +18,28 @@ _GEN_PARAMS = frozenset(GEN_PARAMS)
 
 
 def verify_level() -> int:
-    """LMC_VERIFY: 0 nothing, 1 built graphs and what a pipeline gives (default), 2 after each pass, 3 also the text's round trip."""
+    """Return LMC_VERIFY: 0 nothing, 1 built graphs and pipeline results (default), 2 after each pass, 3 also the text's
+    round trip."""
     return settings().verify
 
 
 def verify(graph: Graph, stage: Stage = "traced") -> None:
-    """Checks every rule for a graph of this stage; the first one broken raises IRError."""
+    """Check every rule for a graph of this stage; the first one broken raises IRError."""
     _Verifier(graph, stage).run()
 
 
 class _Broken(Exception):
-    """A rule is broken; the place is added by whoever knows it."""
+    """A rule is broken; the caller that knows the location adds it."""
 
 
 class _Verifier:
-    """One walk over the blocks in order; `_defined` says in which block each value seen so far was defined."""
+    """One walk over the blocks in order; `_defined`: the defining block of each value seen so far."""
 
     def __init__(self, graph: Graph, stage: Stage) -> None:
         self.graph, self.stage = graph, stage
         self._defined: dict[Value, str] = {}
         self._names: set[str] = set()
-        self._origin: dict[Value, Op] = {}  # the op that gave each ctx value
+        self._origin: dict[Value, Op] = {}  # the op that defines each ctx value
 
     def run(self) -> None:
         try:
@@ -100,7 +101,7 @@ class _Verifier:
         named = self.graph.predecessor.get(block.label)
         end = self.graph.block[named].terminator if named is not None else None
         takes = end is not None and (end.then == block.label or end.kind == "loop")
-        _require(takes or not block.params, "only what a block goes on with has parameters: behind `then`, or of a loop")
+        _require(takes or not block.params, "only a block after `then`, or of a loop, has parameters")
         for v in block.params:
             self._define(v, block.label)
 
@@ -210,7 +211,7 @@ class _Verifier:
         while node != since:
             origin = self._origin.get(node) if isinstance(node, Value) else None
             if origin is None:
-                return  # it came from before this graph
+                return  # it was defined before this graph
             if not origin.operands:
                 raise _Broken(f"{_describe(since)} is not an ancestor of {_describe(whole)}")
             node = origin.operands[0]
@@ -236,12 +237,12 @@ class _Verifier:
             self._carried(op.operands[1:], self.graph.block[succ or ""].params, f"the loop gives ^{succ}")
 
     def _yielded(self, block: Block, op: Op) -> None:
-        """What goes on must fit the parameters of the blocks that it goes to."""
+        """Check that yielded values fit the parameters of the blocks that they go to."""
         graph = self.graph
         owner = graph.region[block.label] if op.kind == "yield" else graph.loop_around(block.label)
         _require(bool(owner), "yield stands in no arm and no loop" if op.kind == "yield" else f"{op.kind} stands in no loop")
         end = graph.block[owner or ""].terminator
-        _require(end.then is not None, f"yield in an arm of a switch that does not go on (^{owner} has no `then`)")
+        _require(end.then is not None, f"yield in an arm of a switch without continuation (^{owner} has no `then`)")
         targets = [end.then or ""] if end.kind == "switch" or op.kind == "break" else [end.cases[0][1], end.then or ""]
         for to in targets:
             self._carried(op.operands, graph.block[to].params, f"{op.kind} gives ^{to}")
@@ -288,7 +289,7 @@ _WANTED = {"ctx": "a ctx", "str": "text", "any": "a value that is not a ctx", "c
 
 
 def _names(op: Op, attr: str) -> tuple[str | None, ...]:
-    """A tuple of names (a gen without a name is stored under None)."""
+    """Check a tuple of names (a gen without a name is stored under None)."""
     value = op.attr(attr, ())
     ok = isinstance(value, tuple) and all(isinstance(x, (str, type(None))) for x in _leaves(value))
     _require(ok, f"attribute {attr} is not a tuple of names")
@@ -296,7 +297,7 @@ def _names(op: Op, attr: str) -> tuple[str | None, ...]:
 
 
 def _fits(x: Operand, wanted: str) -> bool:
-    """Whether an operand may stand where the op table says `wanted`. `any` takes everything, prompts too."""
+    """Return whether an operand fits the op table's type `wanted`. `any` accepts everything, prompts too."""
     if isinstance(x, Value):
         return x.type == wanted or wanted == "any" or (wanted == "str" and x.type == "any")
     if isinstance(x, (Special, Mark)):
@@ -336,5 +337,5 @@ def _shown(op: Op) -> str:
 
     try:
         return print_op(op)
-    except IRError:  # what is wrong with the op may be why it does not print
+    except IRError:  # the op's fault may be why it does not print
         return repr(op)

@@ -1,1 +1,1 @@
-"""Passes: pure functions from graph to graph, one file each; `manager` says which a target needs and runs them."""
+"""Passes: pure functions from graph to graph, one file each; `manager` chooses a target's passes and runs them."""

@@ -40,7 +40,7 @@ from lmc.passes.manager import Pass, PassContext, register
 from lmc.prompt import Mark, Special
 
 Paragraph = tuple[Operand, ...]
-"""Operands between newlines, the newline that ends it included."""
+"""Operands between newlines, including the final newline."""
 
 
 @register
@@ -74,7 +74,8 @@ class Aggressive(Pass):
         return rewrite(graph, rule)
 
     def moved(self, parts: Sequence[Operand], last: bool) -> tuple[tuple[Operand, ...], str]:
-        """The operands with what may move moved, and why the rest stays. `last`: the model answers right behind them."""
+        """Return the operands with movable paragraphs moved, and why the rest stays. `last`: the model answers right
+        after them."""
         begin, end = _message(parts)
         paragraphs = _paragraphs(parts[begin:end])
         at = next((i for i, p in enumerate(paragraphs) if _has_argument(p)), None)
@@ -139,11 +140,13 @@ _TELLS = re.compile(
 _QUOTES = re.compile(r"^(```|\"\"\"|</)")
 
 
-# -- where -------------------------------------------------------------------------------------------------------------
+# -- position
+# -------------------------------------------------------------------------------------------------------------
 
 
 def first_texts(graph: Graph) -> Mapping[Value, bool]:
-    """The text that each run begins with: appends right behind the empty prompt, and whether an ask comes right behind."""
+    """Return the text that each run begins with: the appends right after the empty prompt, and whether a request
+    follows immediately."""
     children = ctx_children(graph)
     found: dict[Value, bool] = {}
     for op in graph.ops():
@@ -156,7 +159,8 @@ def first_texts(graph: Graph) -> Mapping[Value, bool]:
 
 
 def _message(parts: Sequence[Operand]) -> tuple[int, int]:
-    """The operands of the content of the first message with an argument; all of them when there are no messages."""
+    """Return the operands of the content of the first message with an argument; all of them when there are no
+    messages."""
     begin = 0
     for i, x in enumerate(parts):
         if isinstance(x, Mark):
@@ -186,7 +190,8 @@ def _has_argument(paragraph: Paragraph) -> bool:
 
 
 def _in_a_sentence(paragraph: Paragraph) -> str:
-    """Why what follows a paragraph with an argument may go on from it: it is not arguments alone, with a label or not."""
+    """Return why the text after a paragraph with an argument may continue its sentence: it is not arguments alone, with
+    or without a label."""
     strings = [x.strip() for x in paragraph if isinstance(x, str)]
     indented = isinstance(paragraph[0], str) and paragraph[0][:1] in (" ", "\t")
     if indented or any(x and (re.fullmatch(r"[A-Z][\w ]{0,24}:", x) is None) for x in strings):
@@ -195,7 +200,7 @@ def _in_a_sentence(paragraph: Paragraph) -> str:
 
 
 def _is_closed(text: str) -> bool:
-    """Whether brackets, quotes, fences and tags that it opens are closed in it, and no others."""
+    """Return whether exactly the brackets, quotes, fences and tags that it opens are closed in it."""
     pairs = all(text.count(a) == text.count(b) for a, b in ("()", "[]", "{}"))
     tags = len(re.findall(r"<[A-Za-z][^<>]*>", text)) == len(re.findall(r"</[^<>]*>", text))
     return pairs and tags and text.count('"') % 2 == 0 and text.count("`") % 2 == 0
@@ -210,7 +215,7 @@ def _ends_line(paragraph: Paragraph) -> bool:
 
 
 def _ended(paragraphs: Sequence[Paragraph], at_end: bool) -> list[Paragraph]:
-    """Each on its line; the last one ends its own only if the text did."""
+    """Return one paragraph per line; the last one ends its own only if the text did."""
     whole = [p if _ends_line(p) else (*p, "\n") for p in paragraphs]
     if not at_end:
         *rest, end = whole[-1]
@@ -230,7 +235,7 @@ def _joined(paragraphs: Sequence[Paragraph]) -> list[Operand]:
 
 
 def _shown(parts: Sequence[Operand]) -> str:
-    """A prompt for a person: arguments in braces, indented."""
+    """Return a prompt for a person: arguments in braces, indented."""
     text = "".join(
         f"{{{x.name}}}"
         if isinstance(x, Value)

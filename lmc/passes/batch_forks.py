@@ -1,8 +1,8 @@
 """Batching of forks: which requests go to the backend together. Decides; does not execute.
 
-Siblings are requests that continue one prompt with nothing but text in between. Siblings of one block that become ready at the
-same moment, because they need the same answers and wait for the same calls, form a group (attribute `group`: its number
-and size). Siblings that nothing is known to read, and those whose address is undecided, are in no group.
+Siblings are requests that continue one prompt with nothing but text in between. Siblings of one block that become ready
+at the same moment, because they need the same answers and wait for the same calls, form a group (attribute `group`: its
+number and size). Siblings whose answers have no known reader, and those whose address is undecided, are in no group.
 
 Siblings with equal requests on equal prompts are one n-way sample (attribute `ways`: its index and the number of samples). Each
 keeps its own seed, H(run seed, item, fork path, ordinal), so its text is the same as if it were alone. At temperature 0 there
@@ -57,7 +57,7 @@ class BatchForks(Pass):
 
 
 def choices(op: Op) -> tuple[Operand, ...]:
-    """The choices of a select."""
+    """Return the choices of a select."""
     return op.operands[1 : len(op.operands) - len(op.attr("params", ()))]
 
 
@@ -65,7 +65,7 @@ def choices(op: Op) -> tuple[Operand, ...]:
 
 
 def _groups(graph: Graph) -> Iterator[list[Op]]:
-    """Siblings that are ready together, two or more, in the order of the program."""
+    """Return siblings that are ready together, two or more, in the order of the program."""
     above = _starts(graph)
     found: dict[Hashable, list[Op]] = {}
     for label, op, needs in _ready(graph):
@@ -76,9 +76,10 @@ def _groups(graph: Graph) -> Iterator[list[Op]]:
 
 
 def _starts(graph: Graph) -> Mapping[Operand, Value]:
-    """For each prompt the one that siblings have in common with it: the last answer before it, or what the graph was given.
+    """Return, for each prompt, the one that it shares with its siblings: the last answer before it, or the graph's
+    parameter.
 
-    From the empty prompt on it is the first text, without which there is nothing to share.
+    Starting from the empty prompt, it is the first text, without which there is nothing to share.
     """
     starts: dict[Operand, Value] = {p: p for p in (*graph.params, *(v for b in graph.blocks for v in b.params)) if p.type == "ctx"}
     children = ctx_children(graph)
@@ -93,13 +94,13 @@ def _starts(graph: Graph) -> Mapping[Operand, Value]:
 
 
 def _ready(graph: Graph) -> Iterator[tuple[str, Op, int]]:
-    """For each ask its block and what has to happen before it can go out: a set of ops, as bits of a number.
+    """Return, for each request, its block and its dependencies: a set of ops, as bits of a number.
 
-    An ask is submitted when its texts are known; the prompt's own answers it need not wait for. A call of unknown code may
-    take long, so it holds back what Python asks behind it.
+    A request is submitted when its texts are known; it does not wait for the answers in its own prompt. A call of
+    unknown code may take long, so it holds back Python's requests after it.
     """
-    needs: dict[Value, int] = {}  # of texts and other values: the answers and calls they come from
-    held: dict[str, int] = {}  # at a block's end: what holds back all that follows
+    needs: dict[Value, int] = {}  # for texts and other values: the answers and calls they come from
+    held: dict[str, int] = {}  # at a block's end: ops that hold back everything after it
     number = 0
     for block in graph.blocks:
         above = graph.predecessor.get(block.label)
@@ -133,7 +134,8 @@ def _ready(graph: Graph) -> Iterator[tuple[str, Op, int]]:
 
 
 def _alike(group: Sequence[Op]) -> Iterator[list[Op]]:
-    """Gens of a group that ask the same of the same prompt. One with a seed of its own asks for something else."""
+    """Return gens of a group with equal requests on equal prompts. One with a seed of its own is a different
+    request."""
     found: dict[Hashable, list[Op]] = {}
     for op in group:
         if op.kind == "gen" and "seed" not in op.attr("params", ()):

@@ -32,7 +32,7 @@ class Canonicalize(Pass):
 def _once(graph: Graph, ctx: PassContext) -> Graph:
     absorbed = _absorbed(graph)
     inside: dict[Value, tuple[Operand, ...]] = {}  # operands of absorbed ops
-    began: dict[Value, Loc | None] = {}  # where the first of them stands: the place of what they become
+    began: dict[Value, Loc | None] = {}  # location of the first of them, which the merged op takes
 
     def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
         if _adds_text(op):
@@ -58,18 +58,18 @@ def _once(graph: Graph, ctx: PassContext) -> Graph:
 
 
 def _began(op: Op, began: dict[Value, Loc | None]) -> Loc | None:
-    """Where an op begins in the source: where the prompt it absorbed began, if it absorbed one."""
+    """Return where an op begins in the source: where the prompt it absorbed began, if it absorbed one."""
     first = op.operands[0] if op.kind == "append" else None
     return began.get(first, op.loc) if isinstance(first, Value) else op.loc
 
 
 def _adds_text(op: Op) -> bool:
-    """Whether the op is Python's `+` on two texts."""
+    """Return whether the op is Python's `+` on two texts."""
     return op.kind in ("py.add", "py.iadd") and op.results[0].type == "str" and _is_text(op.operands)
 
 
 def _absorbed(graph: Graph) -> set[Value]:
-    """Results of appends and concats that their only user takes in."""
+    """Return results of appends and concats that their only user absorbs."""
     found = {x for op in graph.ops() if op.kind in ("append", "concat") for i, x in enumerate(op.operands)
              if isinstance(x, Value) and _takes_in(op, i, graph.producer.get(x))}
     if not found:
@@ -79,7 +79,7 @@ def _absorbed(graph: Graph) -> set[Value]:
 
 
 def _takes_in(op: Op, i: int, producer: Op | None) -> bool:
-    """Whether an append or a concat can have, in place of its operand `i`, what made that."""
+    """Return whether an append or a concat can absorb the producer of its operand `i`."""
     if producer is None:
         return False
     same_prompt = op.kind == "append" and i == 0 and producer.kind == "append"
@@ -98,7 +98,7 @@ def _flat(op: Op, inside: dict[Value, tuple[Operand, ...]]) -> list[Operand]:
 
 
 def _joined(operands: Sequence[Operand]) -> tuple[Operand, ...]:
-    """Adjacent strings as one, empty ones dropped."""
+    """Return operands with adjacent strings joined and empty ones dropped."""
     joined: list[Operand] = []
     for x in operands:
         if isinstance(x, str):
@@ -112,7 +112,7 @@ def _joined(operands: Sequence[Operand]) -> tuple[Operand, ...]:
 
 
 def _trivial(op: Op, operands: tuple[Operand, ...]) -> Operand | None:
-    """What stands for an op that does nothing: an append of nothing, a concat of one text or of none."""
+    """Return the replacement of an op without effect: an append of nothing, a concat of one text or of none."""
     if op.kind == "append":
         return operands[0] if len(operands) == 1 else None
     if not operands:

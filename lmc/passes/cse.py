@@ -29,7 +29,7 @@ class Cse(Pass):
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         dominates = dominance(graph)
         seen: dict[object, list[tuple[str, Op]]] = {}
-        merged: dict[Value, list[Attr]] = {}  # identities of the asks merged into the one that gives this prompt
+        merged: dict[Value, list[Attr]] = {}  # identities of the requests merged into the one that defines this prompt
 
         def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
             key = _key(op, graph, ctx.target.greedy)
@@ -52,11 +52,11 @@ class Cse(Pass):
 
 
 def _key(op: Op, graph: Graph, greedy: bool) -> object:
-    """What equal ops have in common; None for an op that is never merged."""
+    """Return the key that equal ops share; None for an op that is never merged."""
     if op.results and trait(op) == "pure":
         attrs = op.attrs
     elif trait(op) == "samples" and not op.attr("shifted") and _is_greedy(op, greedy) and _is_only_text(op, graph):
-        # at temperature 0 no seed is used; asks that are planned differently, or stored under other names, stay apart
+        # at temperature 0 no seed is used; requests planned differently, or stored under other names, stay separate
         attrs = {name: value for name, value in op.attrs.items() if name not in IDENTITY and name != "seed"}
     else:
         return None
@@ -72,7 +72,8 @@ def _is_greedy(op: Op, greedy: bool) -> bool:
 
 
 def _is_only_text(op: Op, graph: Graph) -> bool:
-    """Whether the program sees the answer as a text alone. Meta info and lists of answers are objects that it could change."""
+    """Return whether the program sees the answer as a text alone. Meta info and lists of answers are objects that it
+    could mutate."""
     _, value, meta = op.results
     return value.type == "str" and meta not in graph.users
 
@@ -82,7 +83,7 @@ def _identities(op: Op) -> tuple[Attr, ...]:
 
 
 def _noted(graph: Graph, merged: Mapping[Value, Sequence[Attr]]) -> Graph:
-    """The graph in which asks know for whom else they answer."""
+    """Return the graph in which requests list those that they also answer."""
 
     def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
         if not op.results or op.results[0] not in merged:

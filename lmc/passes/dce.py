@@ -1,8 +1,8 @@
-"""Dead requests: those whose answers nothing is known to need. They are made when somebody reads them.
+"""Dead requests: those whose answers have no known use. They are made when they are read.
 
-A request is needed if anything reads, returns or joins its value or meta info, or if a prompt that continues its answer is needed:
-returned, read as text, passed to unknown code, or continued by a request that is needed. Every other request becomes `lazy`: the ledger
-sends it when Python reads it, or never. Pure ops on literals only that nobody uses are removed.
+A request is needed if anything reads, returns or joins its value or meta info, or if a prompt that continues its answer
+is needed: returned, read as text, passed to unknown code, or continued by a request that is needed. Every other request
+becomes `lazy`: the ledger sends it when Python reads it, or never. Unused pure ops on literals only are removed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Dce(Pass):
 
 
 def needed_prompts(graph: Graph) -> frozenset[Value]:
-    """The prompts whose answers somebody needs, as far as the graph knows."""
+    """Return the prompts whose answers are needed, as far as the graph knows."""
     needed: set[Value] = set()
     while True:
         before = len(needed)
@@ -67,7 +67,7 @@ def needed_prompts(graph: Graph) -> frozenset[Value]:
 def _needs(op: Op, graph: Graph, needed: set[Value]) -> Iterator[Value]:
     prompts = (v for v in op.uses if v.type == "ctx")
     if op.kind in ("yield", "continue", "break", "loop", "prefill", "release"):
-        return  # what goes on is needed where its parameter is
+        return  # a yielded prompt is needed if its parameter is
     if any(v.type == "ctx" for v in op.results):
         if _is_needed(op, graph, needed):
             yield from prompts
@@ -80,7 +80,7 @@ def _is_needed(op: Op, graph: Graph, needed: frozenset[Value] | set[Value]) -> b
 
 
 def _dead(graph: Graph) -> frozenset[int]:
-    """Ops to remove, by identity. One walk backwards suffices: uses stand after definitions."""
+    """Return ops to remove, by identity. One backward walk suffices: uses come after definitions."""
     live: set[Value] = set()
     dead: set[int] = set()
     for block in reversed(graph.blocks):
@@ -94,12 +94,12 @@ def _dead(graph: Graph) -> frozenset[int]:
 
 
 def _reads_nothing(op: Op) -> bool:
-    """Whether Python waits for no answer to compute the op: what it waits for is needed."""
+    """Return whether Python computes the op without waiting for an answer: an awaited answer is needed."""
     return trait(op) == "pure" and (not op.uses or (op.results[0].type == "ctx" and all(v.type == "ctx" for v in op.uses)))
 
 
 def _narrowed(graph: Graph, outputs: Sequence[str]) -> Graph:
-    """Returns name only the wanted variables; None and the root prompt stand for what is given up."""
+    """Return the graph in which returns name only the wanted variables; None and the root prompt replace the rest."""
 
     def rule(op: Op, _: Rewriter) -> Sequence[Op] | None:
         if op.kind != "return" or op.attr("outputs") == tuple(outputs):
@@ -113,6 +113,6 @@ def _narrowed(graph: Graph, outputs: Sequence[str]) -> Graph:
 
 
 def _root(graph: Graph, prompt: Operand) -> Operand:
-    """The first prompt of the graph; the prompt itself where the entry has none."""
+    """Return the first prompt of the graph; the prompt itself where the entry has none."""
     prompts = [*graph.params, *(v for op in graph.entry.ops for v in op.results)]
     return next((v for v in prompts if v.type == "ctx"), prompt)

@@ -49,7 +49,7 @@ class LowerChat(Pass):
 
 
 def _parts(op: Op, template: ChatTemplate) -> tuple[Part, ...]:
-    """What a role op appends. A template's error about the role gets the place in the program."""
+    """Return the parts that a role op appends. A template's error about the role gets the location in the program."""
     role: str = op.attrs["role"]  # pyright: ignore[reportAssignmentType]
     try:
         if op.kind == "role.begin":

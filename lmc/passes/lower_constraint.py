@@ -5,8 +5,8 @@ A regex, or the regex of a dtype, becomes `fsm(source)`, annotated with properti
 longest text, except for huge automata; no answer has more tokens, so a target need not reserve more). A constraint that does not become an automaton,
 because it is not a plain regular expression or is too large, becomes `matcher(kind, source)`, which follows the text at run time.
 
-The constant holds the source, and each target compiles it once for its own vocabulary. An invalid regex stays
-where it is, and is refused when the program makes the request.
+The constant holds the source, and each target compiles it once for its own vocabulary. An invalid regex is left as it
+is, and refused when the program makes the request.
 
 Literal text between the gens of a template stays literal. Fusing it with them into one constrained segment would
 save nothing and change answers. It would save no pass: the text rides in the pass of the next answer's first token, forced
@@ -69,18 +69,18 @@ def _key(op: Op) -> object:
 
 
 def _constraint(op: Op) -> tuple[str, str] | None:
-    """Kind and source of what a gen's answer must match, when they are known and not a constant yet."""
+    """Return kind and source of the constraint on a gen's answer, if known and not a constant yet."""
     if op.kind != "gen" or "constraint" in op.attrs:
         return None
     given: list[tuple[str, Attr]] = [(k, op.attrs[k]) for k in CONSTRAINT_KINDS if op.attr(k) is not None]
     dtype = op.attr("dtype")
     if len(given) + (dtype is not None) != 1 or {*CONSTRAINT_KINDS, "dtype"} & set(op.attr("params", ())):
-        return None  # none, one that only the run knows, or too many: refused where the program asks
+        return None  # none, one known only at run time, or too many: refused at the request
     if dtype is not None:
         try:
             constraint, _ = dtype_constraint(dtype)
         except LmcError:
-            return None  # refused where the program asks
+            return None  # refused at the request
         return constraint.kind, constraint.source
     kind, source = given[0]
     return (kind, source) if isinstance(source, str) else None
@@ -88,7 +88,7 @@ def _constraint(op: Op) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=256)
 def _constant(kind: str, source: str) -> Op | None:
-    """The constant for a constraint; None for a regex that is not valid."""
+    """Return the constant for a constraint; None for an invalid regex."""
     if kind != "regex":
         return Op("matcher", (kind, source))
     from lmc.fsm.bounds import TooLarge
@@ -107,11 +107,12 @@ def _constant(kind: str, source: str) -> Op | None:
     return Op("fsm", (source,), (), attrs)
 
 
-_MANY = 20_000  # states from which on the longest text is not looked for: it would be longer than answers are
+_MANY = 20_000  # number of states from which on the longest text is not computed: it would exceed any answer
 
 
 def _longest(dfa: ByteDFA) -> int | None:
-    """Bytes of the longest text, or None if there is none. Every state leads to an end, so any cycle makes it endless."""
+    """Return the bytes of the longest text, or None if there is none. Every state leads to an end, so any cycle makes
+    it endless."""
     if dfa.states > _MANY:
         return None
     following: list[list[int]] = [[] for _ in range(dfa.states)]

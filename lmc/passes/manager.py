@@ -1,8 +1,8 @@
-"""The pass manager: which passes a target's graphs go through, in one visible tuple each, and what each pass did.
+"""The pass manager: the passes of each target, in one visible tuple each, and a report of each pass.
 
-A pass is a frozen dataclass (its fields are its options) that maps a graph to a graph and gives back the same object
-when there was nothing to do. `LMC_VERIFY` says how often graphs are verified, `LMC_PRINT_IR` what is printed.
-A pass that fails leaves a file whose first line is the command that fails.
+A pass is a frozen dataclass (its fields are its options) that maps a graph to a graph and returns the same object when
+there was nothing to do. `LMC_VERIFY` sets how often graphs are verified, `LMC_PRINT_IR` what is printed. A pass that
+fails leaves a file whose first line is the command that fails.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from lmc.prompt import Special
 
 @dataclass(frozen=True)
 class Target:
-    """What graphs are compiled for. `kind` picks the pipeline: `tokens` (mock, engine), `text` (completion APIs) or
-    `chat` (message APIs). `greedy`: asks that name no temperature run at 0. `tokens`: how many a text has, where the
-    target's tokenizer is known."""
+    """The target that graphs are compiled for. `kind` picks the pipeline: `tokens` (mock, engine), `text` (completion
+    APIs) or `chat` (message APIs). `greedy`: requests without a temperature run at 0. `tokens`: counts a text's tokens,
+    if the target's tokenizer is known."""
 
     kind: str = "tokens"
     template: ChatTemplate = CHATML
@@ -44,15 +44,15 @@ class Target:
 
     @property
     def measure(self) -> Measure:
-        """How long texts are taken to be."""
+        """Return the measure of text lengths."""
         return CHARACTERS if self.tokens is None else Measure("tokens", self.tokens, 1, 50, 1)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The length of texts in `unit`s: of a known text, of a special token, of a text that is known only when it runs.
+    """The length of texts in `unit`s: of a known text, of a special token, of a text known only at run time.
 
-    per_token  how many units one token of an answer is
+    per_token  units per token of an answer
     """
 
     unit: str
@@ -62,7 +62,7 @@ class Measure:
     per_token: int
 
     def size(self, parts: Sequence[Operand]) -> int:
-        """Of the operands of an append."""
+        """Return the size of an append's operands."""
         return sum(
             self.text(x)
             if isinstance(x, str)
@@ -80,7 +80,7 @@ CHARACTERS = Measure("characters", len, 4, 200, 4)
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass gets besides the graph: the target, and a place for its statistics and for what a person should read."""
+    """Context of a pass besides the graph: the target, and a place for its statistics and for notes to the user."""
 
     target: Target = field(default_factory=Target)
     stats: dict[str, int] = field(default_factory=dict[str, int])
@@ -95,17 +95,18 @@ class PassContext:
 
 
 class Pass:
-    """Base of all passes. Subclasses are frozen dataclasses; the docstring's first line is what `lmc opt` shows."""
+    """Base of all passes. Subclasses are frozen dataclasses; `lmc opt` shows the docstring's first line."""
 
     name: ClassVar[str]
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
-        """The graph transformed, or the same object."""
+        """Return the graph transformed, or the same object."""
         raise NotImplementedError
 
     @property
     def text(self) -> str:
-        """The pass as it stands in a textual pipeline: its name, and the options that are not the defaults."""
+        """Return the pass as it is written in a textual pipeline: its name, and the options that are not the
+        defaults."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # pyright: ignore[reportArgumentType]
         options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
         return f"{self.name}{{{options}}}" if options else self.name
@@ -116,15 +117,15 @@ _registry: dict[str, type[Pass]] = {}
 
 
 def register(cls: PassType) -> PassType:
-    """Class decorator: makes a pass known by its name."""
+    """Class decorator: register a pass by its name."""
     _registry[cls.name] = cls
     return cls
 
 
 def registry() -> Mapping[str, type[Pass]]:
-    """All passes by name."""
+    """Return all passes by name."""
     for name in _MODULES:
-        importlib.import_module(f"lmc.passes.{name}")  # each registers its pass
+        importlib.import_module(f"lmc.passes.{name}")  # each module registers its pass
     return _registry
 
 
@@ -141,16 +142,16 @@ _PIPELINES: Mapping[str, str] = {
     "text": f"{_CLEANED}, plan-speculation, batch-forks",
     "chat": f"{_CLEANED}, plan-speculation, batch-forks, plan-cache",
 }
-_REWRITTEN = "canonicalize, lower-chat, canonicalize, aggressive"  # in front, when prompts may be changed
-_UNOPTIMIZED = "lower-chat"  # what execution needs, and nothing else
+_REWRITTEN = "canonicalize, lower-chat, canonicalize, aggressive"  # prepended when prompts may be changed
+_UNOPTIMIZED = "lower-chat"  # required for execution, and nothing else
 
 
 def pipeline_for(
     target: Target, *, opt: int = 1, outputs: Sequence[str] | None = None, aggressive: bool = False
 ) -> tuple[Pass, ...]:
-    """The passes of a target, in order, but for those that LMC_SKIP_PASSES names.
+    """Return the passes of a target, in order, except those that LMC_SKIP_PASSES names.
 
-    opt=0 lowers only; `outputs` tells dce which variables are wanted; `aggressive` also changes prompts, at any level.
+    opt=0 lowers only; `outputs`: the variables that dce keeps; `aggressive` also changes prompts, at any level.
     """
     if target.kind not in _PIPELINES:
         raise ParameterError(f"there is no pipeline for {target.kind!r}; there are {', '.join(_PIPELINES)}")
@@ -170,7 +171,7 @@ def pipeline_for(
 
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:
-    """Reads `canonicalize,plan-prefix{min_chars = 32}`; raises ParameterError that names what is unknown."""
+    """Parse `canonicalize,plan-prefix{min_chars = 32}`; raises ParameterError that names the unknown part."""
     return tuple(_parse_pass(item) for item in _split(text))
 
 
@@ -178,12 +179,12 @@ _parsed = functools.cache(parse_pipeline)  # passes are frozen
 
 
 def print_pipeline(passes: Sequence[Pass]) -> str:
-    """The inverse of `parse_pipeline`."""
+    """Print a pipeline: the inverse of `parse_pipeline`."""
     return ",".join(p.text for p in passes)
 
 
 def described() -> Iterator[str]:
-    """A line for each pass: its name with all options at their defaults, and what it does."""
+    """Return a line for each pass: its name with all options at their defaults, and its description."""
     for name, cls in sorted(registry().items()):
         options = ", ".join(f"{f.name} = {json.dumps(f.default)}" for f in fields(cls))  # pyright: ignore[reportArgumentType]
         yield f"{name}{f'{{{options}}}' if options else ''}: {(cls.__doc__ or '').strip().splitlines()[0]}"
@@ -231,7 +232,7 @@ def _parse_pass(item: str) -> Pass:
 
 
 def _typed(name: str, key: str, hint: Any, value: Any) -> Any:
-    """An option's value as its field declares it, or ParameterError that says which type it has."""
+    """Return an option's value as its field declares it, or raise ParameterError that names its type."""
     kinds: tuple[Any, ...] = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     for kind in kinds:
         if get_origin(kind) is tuple and isinstance(value, list):
@@ -260,7 +261,8 @@ _TYPES: Mapping[Any, str] = {
 
 @dataclass(frozen=True)
 class Report:
-    """What one pass did to one graph: time in seconds, its statistics, the graph after it, and notes for `explain`."""
+    """The effect of one pass on one graph: time in seconds, its statistics, the graph after it, and notes for
+    `explain`."""
 
     pass_: Pass
     seconds: float
@@ -283,7 +285,7 @@ class Planned:
 
     @property
     def stats(self) -> Mapping[str, int]:
-        """All passes' statistics by `pass.what`."""
+        """Return all passes' statistics by `pass.what`."""
         total: dict[str, int] = {}
         for r in self.reports:
             for what, n in r.stats.items():
@@ -293,7 +295,7 @@ class Planned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the passes have to say, as `pass: text`."""
+        """Return the notes of the passes, as `pass: text`."""
         return tuple(f"{r.pass_.name}: {note}" for r in self.reports for note in r.notes)
 
     @property
@@ -301,7 +303,7 @@ class Planned:
         return sum(r.seconds for r in self.reports)
 
     def table(self) -> str:
-        """A line for each pass that ran: milliseconds, ops after it, what it counted."""
+        """Return a line for each pass that ran: milliseconds, ops after it, its counts."""
         lines = [f"{'pass':<18} {'ms':>8} {'ops':>6}  what it did"]
         for r in self.reports:
             ops = sum(1 for _ in r.graph.ops())
@@ -332,11 +334,11 @@ class PassManager:
         return not self._printed.isdisjoint(("all", p.name)) or _wants(p.name)
 
     def run(self, graph: Graph, target: Target | None = None) -> Graph:
-        """The graph after all passes."""
+        """Return the graph after all passes."""
         return self.plan(graph, target).graph
 
     def plan(self, graph: Graph, target: Target | None = None) -> Planned:
-        """The graph after all passes, and what each did.
+        """Return the graph after all passes, with a report of each.
 
         Raises IRError that names the pass and the reproducer file when a pass fails or breaks a rule of the IR;
         errors about the user's program (any other LmcError) pass through.
@@ -370,14 +372,15 @@ def run_pipeline(
     aggressive: bool = False,
     after: str | None = None,
 ) -> Graph:
-    """The graph after its target's pipeline (or after `passes`), or as it stands after the last run of pass `after`."""
+    """Return the graph after its target's pipeline (or after `passes`), or as it is after the last run of pass
+    `after`."""
     target = Target(kind, template)
     chosen = pipeline_for(target, opt=opt, outputs=outputs, aggressive=aggressive) if passes is None else tuple(passes)
     return PassManager(upto(chosen, after) if after else chosen).run(graph, target)
 
 
 def upto(passes: Sequence[Pass], after: str) -> tuple[Pass, ...]:
-    """The passes up to and including the last one called `after`; `trace` means none of them."""
+    """Return the passes up to and including the last one called `after`; `trace` means none of them."""
     if after == "trace":
         return ()
     for i in range(len(passes) - 1, -1, -1):
@@ -389,7 +392,7 @@ def upto(passes: Sequence[Pass], after: str) -> tuple[Pass, ...]:
 
 
 def stage_of(graph: Graph) -> Stage:
-    """`planned` as soon as no op is left that only the evaluator makes."""
+    """Return `planned` as soon as no op is left that only the evaluator emits."""
     specs = (spec_of(op.kind) for op in graph.ops())
     return "planned" if all("planned" in spec.stages for spec in specs if spec is not None) else "traced"
 
@@ -414,7 +417,8 @@ def _check(before: Graph, after: Graph) -> None:
 
 
 def interface(graph: Graph) -> object:
-    """What no pass may change: parameters, shapes of returns, and the addresses at which the program asks."""
+    """Return the interface that no pass may change: parameters, shapes of returns, and the addresses of the program's
+    requests."""
     returns = [len(op.operands) for op in graph.ops() if op.kind == "return"]
     asked = [(op.attr("stream"), op.attr("ordinal")) for op in graph.ops() if op.kind in ("gen", "select")]
     asked += [item for op in graph.ops() if op.kind in ("gen", "select") for item in op.attr("also", ())]
@@ -447,7 +451,7 @@ def _blame(p: Pass | None, graph: Graph, passes: Sequence[Pass], target: Target,
 
 
 def _reproducer(graph: Graph, passes: Sequence[Pass], target: Target) -> str:
-    """Writes the graph to a file whose first line is the command that fails; gives the command."""
+    """Write the graph to a file whose first line is the command that fails; return the command."""
     text = print_graph(graph)
     directory = cache_dir() / "reproducers"
     directory.mkdir(exist_ok=True)
@@ -459,7 +463,7 @@ def _reproducer(graph: Graph, passes: Sequence[Pass], target: Target) -> str:
 
 
 def _options(target: Target) -> str:
-    """What `lmc opt` needs to know of a target. A model's own template has no name there; it stands in the comment."""
+    """Return the `lmc opt` options of a target. A model's own template has no name there; it is in the comment."""
     kind = f" --target={target.kind}" if target.kind != "tokens" else ""
     kind += " --greedy" if target.greedy else ""
     named = target.template is not CHATML and known_chat_template(target.template)

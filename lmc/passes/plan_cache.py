@@ -1,8 +1,10 @@
-"""Planning for prompt caches that must be requested: what each request has in common with later ones. Decides; does not execute.
+"""Planning for prompt caches that must be requested: the prefixes that each request shares with later ones. Decides;
+does not execute.
 
-A server that caches marked prefixes of prompts charges more for writing one, and a tenth for reading it. Which prefixes are worth writing depends
-on how many later requests will read them, which the graph knows. The length of a prompt is known only when it is sent, so the marks are placed
-then (lmc/backend/api/caching.py), on the basis of what this pass says.
+A server that caches marked prefixes of prompts charges more for writing one, and a tenth for reading it. Which prefixes
+are worth writing depends on how many later requests will read them, which the graph knows. The length of a prompt is
+known only when it is sent, so the marks are placed then (lmc/backend/api/caching.py), on the basis of this pass's
+annotations.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from lmc.ir.ops import trait
 from lmc.passes.manager import Pass, PassContext, register
 from lmc.prompt import Mark
 
-_Counts = dict[str, float]  # asks by the block that they stand in
+_Counts = dict[str, float]  # number of requests by block
 
 
 @register
 @dataclass(frozen=True)
 class PlanCache(Pass):
-    """Says of each ask of a message API how many asks to come begin with the same messages.
+    """Annotates each request of a message API with the number of later requests that begin with the same messages.
 
     turns   the assumed number of iterations of a loop, where it is not known
     """
@@ -41,7 +43,7 @@ class PlanCache(Pass):
             shared = found.get(op.results[0]) if trait(op) == "samples" else None
             if shared is None or op.attr("shared") == shared:
                 return None
-            ctx.count("asks that others go on from", any(messages < 0 and reads > 0 for messages, reads in shared))
+            ctx.count("requests that others extend", any(messages < 0 and reads > 0 for messages, reads in shared))
             ctx.count("beginnings in common", sum(messages > 0 for messages, _ in shared))
             return (with_attrs(op, {**op.attrs, "shared": shared}),)
 
@@ -49,8 +51,8 @@ class PlanCache(Pass):
 
 
 def reached(graph: Graph, turns: float = 2) -> Mapping[str, float]:
-    """How often a run is expected to come through each block: by counts of runs (`taken`), else arms are alike. What follows an arm that
-    returns is reached by the others."""
+    """Return the expected number of times that a run executes each block: by counts of runs (`taken`), else with
+    equally likely arms. The block after an arm that returns is reached by the other arms."""
     found = {graph.entry.label: 1.0}
     for block in graph.blocks:
         end, here = block.terminator, found[block.label]
@@ -66,20 +68,20 @@ def reached(graph: Graph, turns: float = 2) -> Mapping[str, float]:
 
 
 def turns_of(loop: Op, turns: float) -> float:
-    """How often a loop turns: as it did, else `turns`."""
+    """Return the number of turns of a loop: as measured, else `turns`."""
     entered, turned = loop.attr("taken") or (0, 0)
     return turned / entered if entered else turns
 
 
 def _share(switch: Op, label: str) -> float:
-    """The share of runs that take an arm."""
+    """Return the share of runs that take an arm."""
     labels = [arm for _, arm in switch.cases]
     taken = switch.attr("taken")
     return taken[labels.index(label)] / sum(taken) if taken and sum(taken) else 1 / len(labels)
 
 
 def path_of(graph: Graph, node: Operand) -> Iterator[Value]:
-    """The prompts that one goes on from, itself first; where arms go on together, and turns of a loop, by the first of them."""
+    """Yield the prompts that one extends, itself first; at joins of arms, and at turns of a loop, the first one's."""
     seen: set[Value] = set()
     while isinstance(node, Value) and node not in seen:
         seen.add(node)
@@ -92,7 +94,8 @@ def path_of(graph: Graph, node: Operand) -> Iterator[Value]:
 
 
 class _Sharing:
-    """One walk over the asks of a graph, the last one first: `later` has the asks behind, by each prompt that they go on from."""
+    """One backward walk over the requests of a graph: `later` has the later requests, by each prompt that they
+    extend."""
 
     def __init__(self, graph: Graph, turns: int) -> None:
         self.graph, self.turns = graph, turns
@@ -128,13 +131,14 @@ class _Sharing:
         return tuple((at, round(count, 2)) for at, count in sorted(reads.items()) if at < 0 or count > 0)
 
     def _expected(self, v: Value, label: str) -> float:
-        """Asks to come that go on from a prompt, as expected in a block; those of the turns to come of a loop around the block count."""
+        """Return the expected number of later requests that extend a prompt, as seen from a block; further turns of a
+        loop around the block count."""
         count = sum(n * self._likely(there, label) for there, n in self.later.get(v, {}).items())
         loops = [owner for owner in self.paths[label] if self._opens_loop(owner, label) and not self._inside(v, owner)]
         return count + (self._turns(loops[0]) - 1 if loops else 0)
 
     def _comes_back(self, op: Op, label: str) -> float:
-        """Turns to come of a loop whose prompt goes on from this answer."""
+        """Return the further turns of a loop whose prompt extends this answer."""
         loop = self.graph.loop_around(label)
         return self._turns(loop) - 1 if loop is not None and op.results[0] in self.carried else 0.0
 
@@ -142,7 +146,7 @@ class _Sharing:
         return turns_of(self.graph.block[loop].terminator, self.turns)
 
     def _opens_loop(self, owner: str, label: str) -> bool:
-        """Whether a block ends with a loop in whose body another one stands."""
+        """Return whether a block ends with a loop whose body contains another block."""
         end = self.graph.block[owner].terminator
         return end.kind == "loop" and owner != label and end.cases[0][1] in self.paths[label]
 
@@ -150,7 +154,7 @@ class _Sharing:
         return self.graph.block[owner].terminator.cases[0][1] in self.paths.get(self.home.get(v, ""), ())
 
     def _likely(self, there: str, here: str) -> float:
-        """How likely a block is reached from another one. Arms of one switch exclude each other."""
+        """Return the probability that a block is reached from another one. Arms of one switch exclude each other."""
         one, other = self.paths[there], self.paths[here]
         shared = 0
         while shared < min(len(one), len(other)) and one[shared] == other[shared]:
@@ -165,13 +169,13 @@ class _Sharing:
         return likely
 
     def _taken(self, above: str, label: str) -> float:
-        """The share of the ways through a block that go on to another one."""
+        """Return the share of the paths through a block that continue to another one."""
         end = self.graph.block[above].terminator
         return _share(end, label) if end.kind == "switch" and label != end.then else 1.0
 
 
 def messages_of(graph: Graph) -> Mapping[Value, int | None]:
-    """How many whole messages each prompt has; None where that depends on the way."""
+    """Return the number of whole messages of each prompt; None where that depends on the path."""
     found: dict[Value, int | None] = {}
     for block in graph.blocks:
         for p in block.params:

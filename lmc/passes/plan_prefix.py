@@ -1,5 +1,5 @@
-"""Prefix planning: which prompts to prefill once and pin, for how long, and in which order to visit what continues them.
-Decides; does not execute.
+"""Prefix planning: which prompts to prefill once and pin, for how long, and in which order to visit their
+continuations. Decides; does not execute.
 
 There are four steps, each over the tree that the prompts of a graph form (a fork is a node with several children):
 
@@ -31,10 +31,10 @@ from lmc.prompt import Special
 @register
 @dataclass(frozen=True)
 class PlanPrefix(Pass):
-    """Prefills what several gens share, and releases it after its last use on each path.
+    """Prefill text that several gens share, and release it after its last use on each path.
 
     min_chars      shared text shorter than this (a special token counts as 4) is not worth a prefill
-    unknown_chars  how long a text that is known only at run time is taken to be
+    unknown_chars  assumed length of a text that is known only at run time
     """
 
     name: ClassVar[str] = "plan-prefix"
@@ -51,7 +51,7 @@ class PlanPrefix(Pass):
         return _ordered(graph, ctx)
 
     def size(self, parts: Sequence[Operand]) -> int:
-        """Expected characters of an append's operands."""
+        """Return the expected characters of an append's operands."""
         return sum(
             len(x)
             if isinstance(x, str)
@@ -63,10 +63,10 @@ class PlanPrefix(Pass):
             for x in parts
         )
 
-    # -- 1: what a program begins with
+    # -- 1: beginnings of the program
 
     def _cut_programs(self, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
-        """The graph with constant beginnings as prompts of their own, and those prompts."""
+        """Return the graph with constant beginnings as prompts of their own, and those prompts."""
         children, asked = ctx_children(graph), asked_from(graph)
         at_exit = {v for op in graph.ops() if op.kind in ("unknown", "yield", "continue", "break", "loop") for v in op.uses}
         whole: list[Value] = []
@@ -93,14 +93,14 @@ class PlanPrefix(Pass):
 
         return (rewrite(graph, rule) if cut else graph), tuple(whole)
 
-    # -- 2: what siblings begin with
+    # -- 2: beginnings of siblings
 
     def _cut_siblings(self, graph: Graph, programs: Sequence[Value]) -> Graph:
-        """The graph in which text common to siblings stands in one append that they extend."""
+        """Return the graph in which text common to siblings is in one append that they extend."""
         children, above, asked = ctx_children(graph), dominance(graph), asked_from(graph)
         home = {id(op): b.label for b in graph.blocks for op in b.ops}
-        heads: dict[int, list[Op]] = {}  # new appends, by the op they stand before
-        now: dict[int, Op] = {}  # siblings as they become
+        heads: dict[int, list[Op]] = {}  # new appends, by the op they precede
+        now: dict[int, Op] = {}  # siblings as rewritten so far
         tails = self._tails(graph, programs)
         rewriter = Rewriter(graph)
 
@@ -160,7 +160,7 @@ class PlanPrefix(Pass):
             if op.kind != "append" or value in pinned:
                 continue
             if chars < self.min_chars or not self.size(_literals(op.operands[1:])):
-                continue  # a prefill needs text that is there for sure
+                continue  # a prefill needs text that is certainly known
             fork = Fork.of(tree, value, chars)
             if fork.width[fork.home] >= 2:
                 pinned.add(value)
@@ -168,9 +168,9 @@ class PlanPrefix(Pass):
         return tuple(found)
 
     def _tails(self, graph: Graph, pinned: Collection[Operand]) -> dict[Operand, int]:
-        """For each prompt the expected characters since the last prompt that the backend holds.
+        """Return, for each prompt, the expected characters since the last prompt that the backend holds.
 
-        A parameter comes from before this graph: its tail is as long as any text that is not known.
+        A parameter is defined before this graph: its tail counts as an unknown text.
         """
         tails: dict[Operand, int] = {p: self.unknown_chars for p in ctx_children(graph) if p not in graph.producer}
         for op in graph.ops():
@@ -193,10 +193,11 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Tree:
-    """The prompts of a graph as a tree: what extends each, where everything stands, and how far it is to the first asks.
+    """The prompts of a graph as a tree: the ops extending each, their positions, and the distance to the first
+    requests.
 
-    reach  for each prompt the last op in each block that stands between it and the first asks of its branches, they included
-    asks   for each op that goes on from a prompt, the blocks with the first asks behind it
+    reach  for each prompt the last op in each block between it and the first requests of its branches, inclusive
+    asks   for each op that extends a prompt, the blocks with the first requests after it
     """
 
     graph: Graph
@@ -213,7 +214,7 @@ class Tree:
         reach: dict[Value, dict[str, int]] = {}
         behind_of: dict[Value, frozenset[str]] = {}
         asks: dict[int, frozenset[str]] = {}
-        for value in reversed(list(children)):  # what extends a prompt stands after it
+        for value in reversed(list(children)):  # ops that extend a prompt come after it
             last = reach[value] = {}
             behind: frozenset[str] = frozenset()
             for op in children[value]:
@@ -235,13 +236,13 @@ class Tree:
 
 @dataclass(frozen=True)
 class Fork:
-    """A prompt from which several asks go out.
+    """A prompt that several requests extend.
 
     home   label of the block that defines it
     chars  expected characters that each branch would submit again
-    last   for each block the index of the last op that needs it pinned: what extends it, up to and including each
-           branch's first asks
-    width  for each block from home to those: the most branches that ask something on one path through it
+    last   for each block the index of the last op that needs it pinned: its extensions, up to and including each
+           branch's first requests
+    width  for each block from home to those: the most branches that make requests on one path through it
     """
 
     value: Value
@@ -260,7 +261,8 @@ class Fork:
         return Fork(value, home, chars, last, extended, _width(tree, home, last, branches))
 
     def places(self, graph: Graph, defined: int) -> Iterator[Place]:
-        """Where to prefill: as early as the first block that goes on from the prompt allows, once on each path that gains."""
+        """Yield where to prefill: as early as the first block that extends the prompt allows, once on each path that
+        gains."""
         stack = [self.home]
         while stack:
             block = graph.block[stack.pop()]
@@ -282,7 +284,7 @@ def _width(tree: Tree, home: str, last: Mapping[str, int], branches: Sequence[Op
             turns = 1 if tree.graph.loop_around(label) == tree.graph.loop_around(home) else 2
             own[label].update((i, turn) for turn in range(turns))
     down = sorted(labels, key=lambda label: tree.number[label])
-    best: dict[str, set[tuple[int, int]]] = {}  # from a block on, along the path on which most branches ask
+    best: dict[str, set[tuple[int, int]]] = {}  # from a block on, along the path on which most branches make requests
     for label in reversed(down):
         then = tree.graph.block[label].terminator.then
         arms = [best[succ] for succ in tree.graph.block[label].successors if succ in best and succ != then]
@@ -302,7 +304,7 @@ def _is_ask(op: Op) -> bool:
 
 
 def asked_from(graph: Graph) -> Mapping[Value, bool]:
-    """For each prompt whether something is asked from it or from one that extends it."""
+    """Return, for each prompt, whether a request extends it or one of its extensions."""
     asked = dict.fromkeys(ctx_children(graph), False)
     while True:
         before = sum(asked.values())
@@ -322,7 +324,7 @@ def asked_from(graph: Graph) -> Mapping[Value, bool]:
 
 @dataclass
 class Insertions:
-    """Ops to insert, by block and by the index they stand before."""
+    """Ops to insert, by block and by the index that they precede."""
 
     ops: dict[str, dict[int, list[Op]]] = field(default_factory=dict[str, dict[int, list[Op]]])
 
@@ -364,9 +366,9 @@ def _placed(
 
 
 def insert_release(graph: Graph, fork: Fork, label: str, index: int, out: Insertions) -> None:
-    """Ends the pin once on each path from (label, index), after the last op that needs it.
+    """End the pin once on each path from (label, index), after the last op that needs it.
 
-    Where arms go on, or a loop does, it ends behind them: at the earliest in the block that goes on.
+    If arms or a loop continue with a next block, it ends after them: in that block at the earliest.
     """
     stack = [(label, index)]
     while stack:
@@ -384,9 +386,9 @@ def insert_release(graph: Graph, fork: Fork, label: str, index: int, out: Insert
 
 
 def _ordered(graph: Graph, ctx: PassContext) -> Graph:
-    """The graph in which asks that do not come in depth-first order of their prompts say their place in it.
+    """Return the graph in which requests out of depth-first order of their prompts carry their place in it.
 
-    Only among asks of one block: what stands behind a decision cannot be asked before it.
+    Only among requests of one block: a request after a decision cannot be made before it.
     """
     children, home = ctx_children(graph), {id(op): b.label for b in graph.blocks for op in b.ops}
     asks: dict[str, list[Op]] = {b.label: [op for op in b.ops if trait(op) == "samples"] for b in graph.blocks}
@@ -420,12 +422,12 @@ def _is_root(graph: Graph, value: Value) -> bool:
 
 
 def _prompt_of(op: Op) -> Value:
-    """The prompt that an op which goes on from one gives."""
+    """Return the prompt defined by an op that extends one."""
     return next(v for v in op.results if v.type == "ctx")
 
 
 def _length(graph: Graph, value: Operand, options: PlanPrefix) -> int:
-    """Expected characters from the root to a prompt."""
+    """Return the expected characters from the root to a prompt."""
     length = 0
     while isinstance(value, Value) and (op := graph.producer.get(value)) is not None and op.kind == "append":
         length += options.size(op.operands[1:])
@@ -441,20 +443,20 @@ def _literals(parts: Sequence[Operand]) -> tuple[Operand, ...]:
 
 
 def constant_parts(op: Op) -> tuple[Operand, ...]:
-    """The literal operands that an append begins with."""
+    """Return the literal operands that an append begins with."""
     parts = op.operands[1:]
     end = next((i for i, x in enumerate(parts) if isinstance(x, Value)), len(parts))
     return parts[:end]
 
 
 def _cut(op: Op, at: int, rewriter: Rewriter) -> tuple[Op, Op]:
-    """An append as two, the first with the operands before index `at`."""
+    """Split an append in two, the first with the operands before index `at`."""
     middle = rewriter.fresh("ctx")
     return Op("append", op.operands[:at], (middle,), {}, (), op.loc), with_operands(op, (middle, *op.operands[at:]))
 
 
 def _common(lists: Sequence[Sequence[Operand]]) -> tuple[Operand, ...]:
-    """The operands that all lists begin with; the last may be the beginning of a string."""
+    """Return the common prefix of all operand lists; its last operand may be the beginning of a string."""
     common: list[Operand] = []
     for column in zip(*lists, strict=False):
         first = column[0]
@@ -473,7 +475,7 @@ def _common_text(texts: Sequence[str]) -> str:
 
 
 def _after(parts: Sequence[Operand], common: Sequence[Operand]) -> tuple[Operand, ...]:
-    """What is left of operands that begin with `common`."""
+    """Return the rest of operands that begin with `common`."""
     if not common:
         return tuple(parts)
     n, last, cut = len(common), common[-1], parts[len(common) - 1]
@@ -483,7 +485,7 @@ def _after(parts: Sequence[Operand], common: Sequence[Operand]) -> tuple[Operand
 
 
 def _by_next(ops: Sequence[Op], parts: Sequence[Sequence[Operand]], common: Sequence[Operand]) -> Iterator[list[Op]]:
-    """Ops that go on alike after `common`: by the next operand, a string by its first character."""
+    """Group ops that continue alike after `common`: by the next operand, a string by its first character."""
     classes: dict[object, list[Op]] = {}
     for op, all_parts in zip(ops, parts, strict=True):
         rest = _after(all_parts, common)

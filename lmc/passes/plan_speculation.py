@@ -58,7 +58,7 @@ class PlanSpeculation(Pass):
 
 
 def _next_gen(graph: Graph, children: Mapping[Value, tuple[Op, ...]], op: Op) -> tuple[str, Op] | None:
-    """The constant text and the gen that are all that follows a gen; None if something else does."""
+    """Return the constant text and the gen that are a gen's only continuation; None otherwise."""
     appended = children[op.results[0]]
     if len(appended) != 1 or appended[0].kind != "append":
         return None
@@ -67,19 +67,20 @@ def _next_gen(graph: Graph, children: Mapping[Value, tuple[Op, ...]], op: Op) ->
     if len(text) != 1 or not isinstance(text[0], str) or len(following) != 1 or following[0].kind != "gen":
         return None
     if any(user.kind in ("unknown", "yield", "continue", "break", "loop") for v in (op.results[0], appended[0].results[0]) for user in graph.users.get(v, ())):
-        return None  # something unknown may follow too
+        return None  # something unknown may follow, too
     return text[0], following[0]
 
 
 def _ends_before(op: Op, text: str) -> bool:
-    """Whether the text behind a gen shows where its answer ends."""
+    """Return whether the text after a gen marks the end of its answer."""
     stop = op.attr("stop")
     stops = (stop,) if isinstance(stop, str) else stop or ()
     return any(isinstance(s, str) and s and text.startswith(s) for s in stops)
 
 
 def _same_request(op: Op, following: Op) -> bool:
-    """Whether one request can sample both: one answer each, alike but for names and lengths, unconstrained."""
+    """Return whether one request can sample both: one answer each, equal except for names and lengths,
+    unconstrained."""
     both = (op, following)
     if any(g.attr("params") or g.attr("n", 1) != 1 or g.attr("return_logprob") for g in both):
         return False

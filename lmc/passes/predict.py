@@ -1,7 +1,7 @@
-"""What a planned graph is expected to cost, op by op, for whoever shows it. Counts; changes nothing.
+"""Cost prediction: the expected cost of a planned graph, op by op, for reports. Counts; changes nothing.
 
-Text is counted in tokens where the target's tokenizer is known, else in characters (a token is about four): `Measure`. A
-prompt is computed by the first op on its path that needs it, a prefill or an ask, and shared by all that come later.
+Text is counted in tokens where the target's tokenizer is known, else in characters (a token is about four): `Measure`.
+A prompt is computed by the first op on its path that needs it, a prefill or a request, and shared by all later ones.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lmc.passes.manager import CHARACTERS, Measure
 
 @dataclass(frozen=True)
 class Cost:
-    """Expected cost of one ask or prefill. Lengths of texts are in the measure's unit.
+    """Expected cost of one request or prefill. Lengths of texts are in the measure's unit.
 
-    computed  of its prompt, what is computed for it
-    shared    of its prompt, what an op before it has computed
+    computed  the part of its prompt that is computed for it
+    shared    the part of its prompt that an earlier op has computed
     answer    most tokens of its answer, by its length and its constraint; of a select, none
-    scored    of choices, what is scored; what choices begin with in common once
-    forced    share of its constraint's automaton in which nothing is left to choose
+    scored    scored part of choices; their common prefix counts once
+    forced    share of its constraint's automaton in which the next byte is forced
     group     number and size of the group it is submitted with, or None
     """
 
@@ -38,12 +38,13 @@ class Cost:
 
     @property
     def passes(self) -> float:
-        """Passes of the model until it is done, with nothing in its way: what a critical path adds up."""
+        """Return the model passes until it is done, with nothing in its way: the summand of a critical path."""
         return 1 + self.answer * (1 - self.forced)
 
 
 def predict(graph: Graph, measure: Measure = CHARACTERS, *, max_tokens: int = 128) -> Mapping[int, Cost]:
-    """Costs by the index of the op in `graph.ops()`. `max_tokens` is the run's default for asks that name none."""
+    """Return costs by the index of the op in `graph.ops()`. `max_tokens` is the run's default for requests without
+    one."""
     above = dominance(graph)
     lengths = _lengths(graph, measure, max_tokens)
     home: dict[Value, list[str]] = {}  # where a prompt's KV is computed: labels of blocks
@@ -70,13 +71,14 @@ def predict(graph: Graph, measure: Measure = CHARACTERS, *, max_tokens: int = 12
 
 
 def growth(graph: Graph, measure: Measure = CHARACTERS) -> Mapping[int, int]:
-    """Tokens by which all prompts of a run grow at most behind each ask, answers at their longest, of the longest arm: by its index in `graph.ops()`.
-    One behind which nobody can tell (a text that only runs know, a loop, an answer without a limit of its own) is left out."""
+    """Return the most tokens by which all prompts of a run grow after each request, with the longest answers and the
+    longest arm: by its index in `graph.ops()`. Requests with an unbounded rest (a text known only at run time, a loop,
+    an answer without a limit of its own) are left out."""
     return _Growth(graph, measure).by_index()
 
 
 class _Growth:
-    """Sums over blocks; None where nobody can tell."""
+    """Sums over blocks; None where there is no bound."""
 
     def __init__(self, graph: Graph, measure: Measure) -> None:
         self.graph, self.measure = graph, measure
@@ -97,14 +99,14 @@ class _Growth:
         return found
 
     def _of(self, label: str) -> int | None:
-        """A block, and what follows it in its region."""
+        """Return the growth of a block and of the rest of its region."""
         if label not in self._whole:
             block = self.graph.block[label]
             self._whole[label] = self._plus(*map(self._size, block.ops), self._end(block))
         return self._whole[label]
 
     def _end(self, block: Block) -> int | None:
-        """What its terminator leads to, in its region."""
+        """Return the growth after its terminator, within its region."""
         end = block.terminator
         then = 0 if end.then is None else self._of(end.then)
         arms = [self._of(label) for _, label in end.cases]
@@ -113,7 +115,7 @@ class _Growth:
         return self._plus(then, None if None in arms else max(arms, default=0))  # pyright: ignore[reportArgumentType]
 
     def _behind(self, block: Block) -> int | None:
-        """What follows the region that a block stands in."""
+        """Return the growth after the region that contains a block."""
         owner = self.graph.region[block.label]
         if not owner:
             return 0
@@ -139,10 +141,10 @@ class _Growth:
 
 
 def _lengths(graph: Graph, measure: Measure, max_tokens: int) -> Mapping[Operand, int]:
-    """From the root to each prompt, answers at their longest."""
+    """Return the length from the root to each prompt, with the longest answers."""
     lengths: dict[Operand, int] = {p: measure.unknown for p in graph.params if p.type == "ctx"}
     for block in graph.blocks:
-        for p in block.params:  # a loop's own turns are not known yet, and not counted
+        for p in block.params:  # a loop's own turns are unknown here, and not counted
             lengths[p] = max((lengths.get(v, 0) for v in graph.feeds[p]), default=0)
         for op in block.ops:
             for v in op.results:
@@ -154,7 +156,7 @@ def _lengths(graph: Graph, measure: Measure, max_tokens: int) -> Mapping[Operand
 
 
 def _before(graph: Graph, node: Value) -> Operand | None:
-    """The prompt that a prompt goes on from; where arms go on together, or turns of a loop, that of the first."""
+    """Return the prompt that a prompt extends; at joins of arms, or turns of a loop, the first one's."""
     producer = graph.producer.get(node)
     if producer is not None:
         return producer.operands[0] if producer.operands else None
@@ -178,7 +180,7 @@ def _constant(graph: Graph, op: Op) -> Op | None:
 
 
 def longest_answer(graph: Graph, op: Op, max_tokens: int = 128) -> int:
-    """Most tokens that a gen's answer has, by its length and its constraint."""
+    """Return the most tokens of a gen's answer, by its length and its constraint."""
     given = op.attr("max_tokens")
     most = given if isinstance(given, int) else max_tokens
     constant = _constant(graph, op)
@@ -187,14 +189,14 @@ def longest_answer(graph: Graph, op: Op, max_tokens: int = 128) -> int:
 
 
 def _size(op: Op | None, measure: Measure) -> int:
-    """What an op adds to a prompt that nobody has computed; a parameter brings what came before the graph."""
+    """Return the length that an op adds to a prompt uncomputed; a parameter brings the text before the graph."""
     if op is None:
         return measure.unknown
     return measure.size(op.operands[1:]) if op.kind == "append" else 0  # an answer is computed while it is sampled
 
 
 def _trie(texts: Sequence[Operand], measure: Measure) -> int:
-    """The length of a trie of texts, those that are known."""
+    """Return the size of a trie of texts, as far as they are known."""
     total, before = measure.unknown * sum(not isinstance(text, str) for text in texts), ""
     for text in sorted({text for text in texts if isinstance(text, str)}):
         common = next(

@@ -1,1 +1,1 @@
-"""Run-ahead: Python runs the program; while it waits for an answer, what it will ask next is asked already."""
+"""Run-ahead: Python runs the program; while it waits for an answer, its next requests are made already."""

@@ -1,9 +1,10 @@
-"""Annotations: what a planned graph says of each address at which the program asks. The ledger looks it up at submit.
+"""Annotations: a planned graph's advice for each address at which the program makes a request. The ledger looks it up
+at submit.
 
     planned graph ──annotate──► (stream, ordinal) → Annotation ──hints(…)──► lmc.backend.base.Hints
                                                       └──pins: where to cut the prompt's text, prefill and pin it
 
-Advice only: an address that the table does not know, or that another line asks at, has no annotation, and a pin whose text is
+Advice only: an address that is not in the table, or is used by another line, has no annotation, and a pin whose text is
 not that of the prompt is not made.
 """
 
@@ -24,16 +25,17 @@ from lmc.runahead.moving import Move, Place
 from lmc.runahead.text import Piece, divided, encoded, flat, is_text, pattern, without
 
 Address = tuple[str, int]
-"""Stream and ordinal of an ask."""
+"""Stream and ordinal of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Text to prefill and pin before an ask is submitted. All asks that go on from it name it: the first makes it, the others use it.
+    """Text to prefill and pin before a request is submitted. All requests that extend it name it: the first makes it,
+    the others use it.
 
     number  within the graph
-    text    from the pin outside it, the last answer or the beginning to the end of what is pinned
-    rest    from there to the ask
+    text    from the enclosing pin, the last answer or the beginning to the end of the pinned text
+    rest    from there to the request
     shared  kept for all runs of the program
     """
 
@@ -43,7 +45,7 @@ class Pin:
     shared: bool = False
 
     def cut(self, tail: Sequence[object]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-        """What a prompt has not handed to the backend yet as what is pinned and what follows it; None where it is another text."""
+        """Split the unsubmitted tail of a prompt into the pinned part and the rest; None if the text differs."""
         if None not in self.text:
             return without(tail, self.text)
         text, parts = encoded(tail)
@@ -63,21 +65,22 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What the plan says of one ask.
+    """The plan's advice for one request.
 
     order     place in the depth-first visit of the prompts
-    group     number of the siblings that are submitted together, and how many they are; None: alone
-    together  Python itself makes the requests of the group without waiting in between; else they are a group only if asked ahead
-    ways      which of the group's equal samples it is, and of how many
+    group     number of its group of siblings that are submitted together, and their count; None: alone
+    together  Python itself makes the group's requests without waiting in between; else they are a group only if made
+              ahead
+    ways      its index among the group's equal samples, and their number
     reserve   most tokens that its answer can have by its constraint, its end included; None: not known
-    growth    tokens by which the run's prompts grow at most behind its answer; None: not known
-    covers    what one request to an API may cover besides
-    shared    beginnings of the prompt that asks to come have in common with it (Hints.shared)
+    growth    most tokens by which the run's prompts grow after its answer; None: not known
+    covers    further answers that one request to an API may cover
+    shared    prefixes of the prompt shared with future requests (Hints.shared)
     lazy      nothing is known to read the answer: submit it when it is read
-    same_as   the address of an equal ask at temperature 0 before it, whose answer it may have
+    same_as   the address of an equal earlier request at temperature 0, whose answer it may take
     pins      text to prefill and pin before, outside in
-    move      what is sent in another order than it was written; None: nothing
-    loc, name where the program asks, and the variable
+    move      text to send in another order than written; None: nothing
+    loc, name source location of the request, and the variable
     """
 
     order: int | None = None
@@ -98,9 +101,9 @@ class Annotation:
     def hints(
         self, base: Hints, *, item: int, run: int, plan: int = 0, ahead: bool = False, max_tokens: int = 128, stop: tuple[str, ...] = ()
     ) -> Hints:
-        """Hints for a request at this address, over those of the run.
+        """Return the hints for a request at this address, over those of the run.
 
-        item, run, plan  number of the item in its batch, of the run, and of the graph: groups of different runs are different
+        item, run, plan  numbers of the item in its batch, of the run, and of the graph: groups of different runs differ
         ahead            it is submitted ahead of Python, with its siblings
         max_tokens, stop the run's defaults
         """
@@ -120,7 +123,8 @@ class Annotation:
         return hints
 
     def _beyond(self, max_tokens: int, stop: tuple[str, ...]) -> Beyond:
-        """What follows. The last stops end the request unless something before could contain them."""
+        """Return the text beyond the answer that the request covers. The last stops end it unless an earlier part could
+        contain them."""
         tokens = sum(len(c.text.encode("utf-8", "surrogatepass")) + (max_tokens if c.max_tokens is None else c.max_tokens) for c in self.covers)
         last = self.covers[-1].stop
         stops = stop if last is None else last
@@ -130,7 +134,7 @@ class Annotation:
 
     @property
     def of_site(self) -> Annotation:
-        """What holds wherever this line asks, at whatever address."""
+        """Return the part of the annotation that holds wherever this line makes requests, at any address."""
         ends = tuple(pair for pair in self.shared if pair[0] < 0)
         return Annotation(reserve=self.reserve, covers=self.covers, shared=ends, move=self.move, loc=self.loc, name=self.name)
 
@@ -140,13 +144,13 @@ NOTHING = Annotation()
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a plan says of all addresses. Arms that exclude each other may have one address each: the line decides."""
+    """A plan's annotations by address. Arms that exclude each other may share an address: the line decides."""
 
     by_address: Mapping[Address, tuple[Annotation, ...]] = field(default_factory=dict[Address, tuple[Annotation, ...]])
     by_line: Mapping[tuple[str, int], Annotation] = field(default_factory=dict[tuple[str, int], Annotation])
 
     def at(self, stream: str, ordinal: int, loc: Loc | None = None) -> Annotation:
-        """What is known of an ask at an address that the program makes at `loc`."""
+        """Return the annotation of a request at an address that the program makes at `loc`."""
         found = self.by_address.get((stream, ordinal), ())
         for annotation in found:
             if loc is None or annotation.loc is None or _line(annotation.loc) == _line(loc):
@@ -158,7 +162,8 @@ class Annotations:
 
 
 def annotate(graph: Graph, moves: Mapping[Place, Move] = {}, measure: Measure = CHARACTERS) -> Annotations:
-    """The annotations of a planned graph. One that only the traced stage allows has no pins. `moves` by the places of asks; `measure` of texts."""
+    """Compute the annotations of a planned graph. One that only the traced stage allows has no pins. `moves`: by place
+    of a request; `measure`: token count of a text."""
     return _Annotator(graph, moves, measure).run()
 
 
@@ -220,16 +225,16 @@ class _Annotator:
         return None if longest is None else longest + 1
 
     def _pins(self, op: Op) -> Iterator[Pin]:
-        """The pins in the text that an ask adds to its last answer."""
+        """Return the pins in the text between a request and its last answer."""
         pieces: list[tuple[Piece, ...]] = []
-        found: list[tuple[Value, int]] = []  # pinned prompts, and how many of the pieces stand behind each
+        found: list[tuple[Value, int]] = []  # pinned prompts, and the number of pieces after each
         node: Operand = op.operands[0]
         while isinstance(node, Value):
             if node in self.pinned:
                 found.append((node, len(pieces)))
             made = self.graph.producer.get(node)
             if made is None:
-                pieces.append((None,))  # what arms or turns have put before is not known here
+                pieces.append((None,))  # text added by arms or turns is not known here
                 break
             if made.kind != "append":
                 if made.kind != "ctx.new" and trait(made) != "samples":
@@ -256,7 +261,8 @@ def _covered(op: Op, asks: Mapping[Address, Op]) -> Iterator[Covered]:
 
 
 def _groups_that_wait(graph: Graph) -> frozenset[int]:
-    """Groups between whose first and last ask Python reads an answer: it makes the others after that."""
+    """Return the groups within which Python reads an answer between the first and the last request: it makes the rest
+    after that."""
     answers = {v for op in graph.ops() if trait(op) == "samples" for v in op.results[1:]}
     found: set[int] = set()
     for block in graph.blocks:

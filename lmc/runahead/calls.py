@@ -1,4 +1,5 @@
-"""Calls of `@lmc.pure` functions that are made ahead, on workers: once for each argument and run. Python's equal call takes the result."""
+"""Calls of `@lmc.pure` functions that are made ahead, on workers: once per argument and run. Python's equal call takes
+the result."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from lmc.observing import observer
 WORKERS = 32
 _PLAIN = (str, int, float, bool, bytes, type(None), complex)
 MAX_CALLS = 256
-"""Calls of one run that are made ahead."""
+"""Most calls of one run that are made ahead."""
 
 
 @cache
@@ -25,26 +26,27 @@ def _workers() -> ThreadPoolExecutor:
 
 
 class CallsAhead:
-    """The pure calls that were made ahead for one run."""
+    """Pure calls made ahead for one run."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` is called when one is over, from its thread."""
+        """Set up; `wake` is called when a call ends, from its thread."""
         self._wake = wake
         self._made: dict[Hashable, Future[Any]] = {}
-        self._lock = threading.Lock()  # of beginning one
+        self._lock = threading.Lock()  # guards beginning a call
 
     def __len__(self) -> int:
         return len(self._made)
 
     def begin(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
-        """The call of `fn` on arguments that are data, which begins now if it did not before; None if it cannot be made ahead."""
+        """Return the key of a call of `fn` on plain data, beginning it unless it has begun; None if it cannot be made
+        ahead."""
         key = _key(fn, args, kwargs)
         with self._lock:
             if key is None or (key not in self._made and len(self._made) >= MAX_CALLS):
                 return None
             if (future := self._made.get(key)) is not None:
                 return key, future
-            context = contextvars.Context()  # the program's own variables are none of its business
+            context = contextvars.Context()  # it must not see the program's context variables
             if (watching := observer()) is not None:
                 watching.carry(context)
             future = self._made[key] = _workers().submit(context.run, fn.plain, *copy.deepcopy(list(args)), **copy.deepcopy(dict(kwargs)))
@@ -52,18 +54,18 @@ class CallsAhead:
         return key, future
 
     def done(self, key: Hashable) -> bool:
-        """Whether a call is over."""
+        """Return whether a call is over."""
         return key in self._made and self._made[key].done()
 
     def take(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What Python's call gives or raises: an equal call's result, waiting for it, or that of a call of its own.
+        """Return or raise the outcome of Python's call: an equal call's, waiting for it, or that of a call of its own.
 
-        What can change is copied, and what cannot be copied as data is given once.
+        Mutable results are copied; one that cannot be copied as data is handed out once.
         """
         key = _key(fn, args, kwargs) if self._made else None
         future = None if key is None else self._made.get(key)
         if future is None or (future.done() and future.exception() is not None):
-            return fn.plain(*args, **kwargs)  # an error has the program's own frames
+            return fn.plain(*args, **kwargs)  # so that an error has the program's own frames
         try:
             result = future.result()
         except Exception as error:
@@ -76,7 +78,7 @@ class CallsAhead:
         return result
 
     def close(self) -> None:
-        """The run is over: what has not begun is not called."""
+        """Close with the run: calls that have not begun are dropped."""
         with self._lock:
             made, self._made = self._made, {}
         for future in made.values():
@@ -84,7 +86,8 @@ class CallsAhead:
 
 
 def _key(fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """What equal calls have in common: the very function, and equal arguments of equal types. None for arguments that are no data."""
+    """Return the key that equal calls share: the function itself, and equal arguments of equal types. None if the
+    arguments are not data."""
     found = (_frozen(list(args)), _frozen(dict(kwargs)))
     return None if None in found else (id(fn), *found)
 
@@ -103,5 +106,5 @@ def _frozen(x: Any) -> Hashable | None:
 
 
 def is_data(x: Any) -> bool:
-    """Whether an object is plain data through and through."""
+    """Return whether an object consists of plain data only."""
     return _frozen(x) is not None

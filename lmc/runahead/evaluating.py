@@ -1,4 +1,5 @@
-"""What comes next, by evaluating the program abstractly from its first line with the answers that are there, and asking it ahead."""
+"""Prediction of the next requests: evaluates the program abstractly from its first line with the answers so far, and
+makes the requests ahead."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from lmc.waiting import idle
 
 
 class Hole:
-    """A prompt that is not known to its end: `deps` are the answers that would tell it, None: only Python can. `known`: what it begins with."""
+    """A partly known prompt: `deps` are the answers it depends on, None: only Python can tell it. `known`: its known
+    beginning."""
 
     __slots__ = ("deps", "known")
 
@@ -40,14 +42,14 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An answer in an evaluation: its address, and its result if it was asked for."""
+    """An answer in an evaluation: its address, and its result if it was requested."""
 
     address: Address
     result: Result | None
 
 
 class AheadEmitter:
-    """What the states of an evaluation write to: asks go to the ledger, as guesses."""
+    """The emitter of an evaluation: requests go to the ledger, as guesses."""
 
     def __init__(self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None) -> None:
         self.ledger, self.run, self.evaluation = ledger, run, evaluation
@@ -76,7 +78,7 @@ class AheadEmitter:
         return ctx if isinstance(ctx, Hole) else ctx.append(text)
 
     def image(self, ctx: Any, source: Any, detail: str = "auto", loc: Loc | None = None) -> Hole:
-        return Hole(None)  # what a file holds is read when the request is made
+        return Hole(None)  # a file is read when the request is made
 
     def video(self, ctx: Any, source: Any, num_frames: Any = None, fps: Any = None, loc: Loc | None = None) -> Hole:
         return Hole(None)
@@ -108,7 +110,7 @@ class AheadEmitter:
             return Hole(self._needed(after.result), before)
         return before.append(Excerpt(after, take))
 
-    # -- asks
+    # -- requests
 
     def gen(self, ctx: Any, expr: GenExpr, stream: str, ordinal: int) -> tuple[Any, Pending]:
         deps = _deps_of(expr.given.values())
@@ -128,7 +130,7 @@ class AheadEmitter:
         assert evaluation is not None
         address: Address = (run.seed, run.item, stream, ordinal)
         entry = self.ledger.asked.get(address)
-        if entry is not None:  # Python was here: its prompt and answer, whatever was thought before
+        if entry is not None:  # Python was here: its prompt and answer replace any guess
             _, asked, after = entry
             if asked.loc == expr.loc:
                 evaluation.confirm()
@@ -144,7 +146,7 @@ class AheadEmitter:
             return Hole(here), Pending(address, None)
         try:
             ask = make(Origin(*address))
-        except LmcError:  # Python raises it here; nothing is asked
+        except LmcError:  # Python raises it here; no request is made
             return Hole(None), Pending(address, None)
         sampled = (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) > 0
         if evaluation.shifted and sampled:
@@ -154,12 +156,12 @@ class AheadEmitter:
 
     def _pending(self, address: Address, after: Prompt) -> Pending:
         assert after.result is not None
-        return Pending(self._places.setdefault(after.result, address), after.result)  # of equal asks that share an answer, the first
+        return Pending(self._places.setdefault(after.result, address), after.result)  # first of equal requests sharing an answer
 
     # -- reading
 
     def _needed(self, *results: Result | None) -> Deps:
-        """The addresses of answers that are not there."""
+        """Return the addresses of missing answers."""
         deps: Deps = NOTHING
         for result in results:
             if not _there(result):
@@ -169,14 +171,14 @@ class AheadEmitter:
         return deps
 
     def _nodes(self, ctx: Any, since: Any) -> list[Prompt] | Hole:
-        """What a prompt has behind an ancestor, if all of it is known."""
+        """Return the nodes of a prompt after an ancestor, if all of them are known."""
         if isinstance(ctx, Hole):
             return ctx
         if isinstance(since, Hole):
             return Hole(None)
         try:
             nodes = ctx.nodes_after(since)
-        except ValueError:  # the prompt is Python's own, and the ancestor was thought of
+        except ValueError:  # the prompt is Python's own, and the ancestor was predicted
             return Hole(None)
         answers = [node.result for node in nodes if node.result is not None]
         answers += [part.result for node in nodes for part in node.parts if isinstance(part, Excerpt)]
@@ -237,7 +239,7 @@ def _deps(ctx: Any) -> Deps:
 
 
 def _deps_of(values: Iterable[Any]) -> Deps:
-    """What is needed to know all of several arguments, lists of texts included."""
+    """Return the dependencies of knowing several arguments, lists of texts included."""
     found: Deps = NOTHING
     for value in values:
         if isinstance(value, Unknown):
@@ -250,7 +252,7 @@ def _deps_of(values: Iterable[Any]) -> Deps:
 
 
 class ProgramSource:
-    """Evaluates one run of a program. What it reads of the outside it reads once, when it first needs it."""
+    """Evaluates one run of a program. It reads outside values once, on first use."""
 
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
         self.function, self.stream, self.snapshot = function, state.stream, Snapshot(bound.args[1:], bound.kwargs)

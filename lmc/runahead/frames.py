@@ -1,7 +1,8 @@
-"""The frames of a program that is running: where each function stands, and what its locals hold, without a trace of the look.
+"""The frames of a program that is running: the current line of each function and its locals, read without side effects.
 
-CPython before 3.13 copies the locals of a frame into one dict, which `locals()` shows to the program and which keeps what it holds
-alive. So that dict is emptied after each look, unless somebody has it, and functions that may have it themselves are left alone.
+CPython before 3.13 copies the locals of a frame into one dict, which `locals()` shows to the program and which keeps
+its contents alive. So that dict is emptied after each read, unless something else references it, and functions that may
+hold it themselves are left alone.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from lmc.frontend.capture.code import Place, place_of
 from lmc.runahead.profile import is_own
 
 _SHARED = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "stack", "currentframe", "f_locals", "breakpoint"})
-"""Names by which a function may come by the dict of its own locals."""
+"""Names through which a function may get the dict of its own locals."""
 
 
 class Locals(Mapping[str, Any]):
-    """The locals of one frame, read when they are asked for."""
+    """The locals of one frame, read on demand."""
 
     def __init__(self, frame: FrameType) -> None:
         self._frame: FrameType | None = frame
 
     def close(self) -> None:
-        """Let go of the frame, which keeps what its locals hold alive."""
+        """Release the frame, which keeps its locals alive."""
         self._frame = None
 
     def __contains__(self, name: object) -> bool:
@@ -61,7 +62,8 @@ class Locals(Mapping[str, Any]):
 
 _UNBOUND = object()
 _OURS = 3
-"""References to the dict of a frame's locals that nobody else has: of the frame, of who looks, and of the count's argument."""
+"""References to the dict of a frame's locals if nothing else holds it: the frame's, the reader's, and refcount's
+argument."""
 
 
 @contextmanager

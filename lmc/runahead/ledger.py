@@ -1,9 +1,9 @@
-"""The ledger of a run: which request was made at which address, what was asked ahead there, and what became of it.
+"""The ledger of a run: requests by address, guesses made ahead there, and their outcome.
 
     Python ──ask at an address──► Ledger ──► equal guess? its answer : Python's own request ──► Backend
-    Python ──wait──► Ledger: while it waits, a source evaluates what comes next and asks it ahead (a guess)
+    Python ──wait──► Ledger: while it waits, a source evaluates the next steps and makes requests ahead (guesses)
 
-A guess is taken iff the prompt and all that the backend would see of the request are equal, so a wrong, missing or
+A guess is used iff the prompt and everything the backend would see of the request are equal, so a wrong, missing or
 malicious guess changes nothing but counters and time.
 """
 
@@ -32,7 +32,7 @@ from lmc.waiting import Signal, idle
 
 
 class Ahead(StrEnum):
-    """How far a run is asked ahead: not at all, what only an exception could keep Python from asking, or what it may ask."""
+    """The requests to make ahead: none, those that only an exception could prevent, or likely ones, too."""
 
     OFF = "off"
     CERTAIN = "certain"
@@ -40,21 +40,21 @@ class Ahead(StrEnum):
 
 
 Address = tuple[int, int, str, int]
-"""Where a request is made: the run's seed, its number in its batch, the fork path, the request's number on that path."""
+"""Address of a request: the run's seed, its number in its batch, the fork path, the request's number on that path."""
 
 
 class Source(Protocol):
-    """What says which requests come next. It may be wrong."""
+    """Predicts the next requests. It may be wrong."""
 
     def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Hashable]]:
-        """Ask ahead (`ledger.guess`) what is known to come next; stop early when `awaited` are there.
+        """Make known next requests ahead (`ledger.guess`); stop early once `awaited` have arrived.
 
-        Return the sets of answers with any of which it could go further.
+        Return the sets of answers, any of which would let it go further.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what the run was given; nothing is evaluated any more."""
+        """Release the run's objects; nothing is evaluated any longer."""
         ...
 
 
@@ -80,8 +80,8 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A request of a run, for reports: where it was made, and whether it was asked ahead ("no", "used", "wasted"),
-    and when the program made it, by `time.perf_counter()`."""
+    """A request of a run, for reports: where it was made, whether it was made ahead ("no", "used", "wasted"), and when
+    the program made it, by `time.perf_counter()`."""
 
     address: Address
     kind: str
@@ -93,15 +93,16 @@ class Record:
 
 
 MAX_OPEN = 64
-"""Guesses of one run that Python has not taken yet."""
+"""Most guesses of one run that Python has not taken yet."""
 
 
 class Ledger:
-    """What one run has asked, and what was asked ahead for it. Thread-safe: bodies of forks run on threads of their own.
+    """The requests of one run, and the guesses made ahead for it. Thread-safe: bodies of forks run on threads of their
+    own.
 
-    run      whose ledger it is: sub-programs may have another backend, seed and defaults
-    source   says what comes next; None: nothing is asked ahead
-    profile  what earlier runs of the program have taught
+    run      the owner: sub-programs may have another backend, seed and defaults
+    source   predicts the next requests; None: nothing is made ahead
+    profile  statistics from earlier runs of the program
     stream   of the run's root state
     plan     how requests are submitted, by their addresses; None: as they come
     prepare  makes a plan for later runs, while this one waits; None: there is one
@@ -120,15 +121,15 @@ class Ledger:
         self.host_calls: list[tuple[str, float, float]] = []
         self.evaluations = 0
         self.usage = Usage()
-        self.once = 0.0  # seconds of the latest evaluation that no other one has to take again
+        self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
         self.began, self.ended = perf_counter(), 0.0  # of the run
         self._rivals: dict[Address, list[Guess]] = {}
         self._by_content: dict[Hashable, list[Guess]] = {}
-        self._blocked: Sequence[frozenset[Hashable]] = ()  # what the latest evaluation lacks
-        self._fresh = True  # Python has asked something since that no evaluation foresaw
-        self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; the backend drops what nobody holds
-        self.prefilled = 0  # prompts that were prefilled before what follows was known
+        self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
+        self._fresh = True  # Python has since made a request that no evaluation predicted
+        self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; unreferenced handles are dropped
+        self.prefilled = 0  # prompts prefilled before their continuation was known
         self._lock = threading.RLock()
         self._waiting: set[Signal] = set()
         self._bound = 0.0  # tokens that open and wasted guesses may cost
@@ -136,7 +137,7 @@ class Ledger:
     # -- Python's own requests
 
     def ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
-        """Return `before` followed by the answer to Python's request: a guess's that is equal, else its own."""
+        """Return `before` followed by the answer to Python's request: that of an equal guess, else its own."""
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
             after = before.submit(run.backend, ask, run.hints()) if self.plan is None else self.plan.submit(self, address, before, ask, run)
@@ -152,15 +153,16 @@ class Ledger:
         return after
 
     def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
-        """Note what Python has asked at an address and something else has answered, such as a journal."""
+        """Record a request of Python at an address that was answered from elsewhere, such as a journal."""
         self.asked.setdefault(address, (before, ask, after))
 
     def called(self, name: str, began: float, ended: float) -> None:
-        """Note a call of a host function, for reports."""
+        """Record a call of a host function, for reports."""
         self.host_calls.append((name, began, ended))
 
     def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
-        """The prompt with the answer to an equal request at another address of the run, at temperature 0: one of Python's, or with `ahead` a guess."""
+        """Return the prompt with the answer to an equal request at another address of the run, at temperature 0: one of
+        Python's, or with `ahead` a guess."""
         place = (address[0], address[1], f"{self.stream}{other[0]}", other[1])
         entry = self.asked.get(place)
         if entry is None and ahead and (guess := self.guesses.get(place)) is not None:
@@ -177,7 +179,7 @@ class Ledger:
                 self._drop(guess)
                 if guess.in_arm:
                     self.profile.wrong(guess.ask.loc)
-            if found is None and _repeatable(ask):  # an address may have moved, behind a retry that nobody foresaw: the content counts
+            if found is None and _repeatable(ask):  # an address may have moved after an unpredicted retry: the content counts
                 equal = self._by_content.get(content(before), ())
                 found = next((g for g in equal if not g.used and not g.dropped and self._answers(g, before, ask)), None)
             if found is not None and found.result.error is not None:  # a guess that failed is no answer
@@ -199,12 +201,13 @@ class Ledger:
     def _answers(self, guess: Guess, before: Prompt, ask: Gen | Select) -> bool:
         return same_request(guess.ask, ask) and content(guess.before) == content(before)
 
-    # -- asking ahead
+    # -- requests made ahead
 
     def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool, in_arm: bool = False) -> Prompt | None:
-        """Ask ahead; return the prompt with the answer to come, or None where that is not allowed or was refused.
+        """Make a request ahead; return the prompt with the pending answer, or None if that is not allowed or was
+        refused.
 
-        What was asked at the address before is kept if it is equal, and dropped if not.
+        An earlier guess at the address is kept if it is equal, and dropped if not.
         """
         with self._lock:
             if self.closed or not (certain or self.policy is Ahead.LIKELY):
@@ -213,7 +216,7 @@ class Ledger:
                 if self._answers(found, before, ask):
                     found.reached = self.evaluations
                     return found.after
-                if found.reached != self.evaluations:  # else another arm of an undecided branch asks it there
+                if found.reached != self.evaluations:  # else another arm of an undecided branch makes it there
                     self._drop(found)
             if self.plan is not None and (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
                 return equal
@@ -229,7 +232,7 @@ class Ledger:
                     after = before.submit(run.backend, ask, (run.hints() or Hints())._replace(guess=True))
                 else:
                     after = self.plan.submit(self, address, before, ask, run, ahead=True)
-            except LmcError as error:  # raised where Python asks it, if it does
+            except LmcError as error:  # raised where Python makes the request, if it does
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
                 return None
@@ -241,8 +244,8 @@ class Ledger:
         return after
 
     def prefill(self, prompt: Prompt, run: Run) -> None:
-        """Compute what a prompt begins with, behind which only an answer or a tool can say how it goes on. What is computed costs nobody
-        anything but time in which the backend has nothing better to do."""
+        """Prefill the beginning of a prompt whose continuation depends on an answer or a tool. It only uses backend
+        time that would be idle."""
         if not run.backend.capabilities.local or hasattr(prompt.handle, "begin") or not _worth(prompt.tail):
             return
         with self._lock:
@@ -251,20 +254,21 @@ class Ledger:
                 return
             try:
                 self._prefilled[key] = prompt.prefill(run.backend, (run.hints() or Hints())._replace(spare=True, adapter=run.defaults.adapter))
-            except LmcError as error:  # raised where Python asks, if it does
+            except LmcError as error:  # raised where Python makes the request, if it does
                 log("ahead", f"not prefilled: {error}")
                 return
             self.prefilled += 1
 
     def _needed_no_more(self, before: Prompt) -> None:
-        """Python has asked with a prompt: what was prefilled of it has done its part."""
+        """Release the prefills that a prompt of Python's has used."""
         place, parts = content(before)
         with self._lock:
             for key in [key for key in self._prefilled if key[0] == place and _begins(parts, key[1])]:
                 del self._prefilled[key]
 
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
-        """Call an `@lmc.pure` function ahead: the key that `known` takes and what will be its result; None where that cannot be."""
+        """Call an `@lmc.pure` function ahead; return the key for `known` and its future result; None if that is
+        impossible."""
         if self.closed:
             return None
         if self.calls is None:
@@ -272,7 +276,7 @@ class Ledger:
         return self.calls.begin(fn, args, kwargs)
 
     def listen(self, result: Result, tools: Mapping[str, HostFunction]) -> None:
-        """Call those of the tools that are declared pure as soon as a growing answer has said with what."""
+        """Call those tools that are declared pure as soon as a growing answer contains their arguments."""
         if self.closed or self.policy is Ahead.OFF or result.done:
             return
         if self.calls is None:
@@ -286,14 +290,14 @@ class Ledger:
         result.on_call(begin)
 
     def _moved(self, before: Prompt, ask: Gen | Select) -> Guess | None:
-        """An equal guess at an address that the latest evaluation has not reached."""
+        """Return an equal guess at an address that the latest evaluation has not reached."""
         equal = self._by_content.get(content(before), ())
         return next(
             (g for g in equal if not g.used and not g.dropped and g.reached != self.evaluations and self._answers(g, before, ask)), None
         )
 
     def _affordable(self, before: Prompt, ask: Gen | Select) -> bool:
-        """Whether the budget would allow it, if all that was asked ahead so far were spent in vain."""
+        """Return whether the budget allows it, even if all guesses so far were wasted."""
         limits = self.run.limits
         if limits is None:
             return True
@@ -304,7 +308,7 @@ class Ledger:
         return True
 
     def _drop(self, guess: Guess) -> None:
-        """A guess is wrong, or nothing leads to it any more: cancelled, and counted as wasted in full."""
+        """Drop a guess that is wrong or no longer reachable: cancel it, and count it as wasted in full."""
         self._remove(guess)
         if guess.used or guess.dropped:
             return
@@ -322,7 +326,7 @@ class Ledger:
         if (watching := observer()) is not None:
             watching.settle(guess.result, used=used)
 
-    # -- open guesses: at an address one, but where several arms of an undecided branch ask
+    # -- open guesses: one per address, except where several arms of an undecided branch make requests
 
     def _at(self, address: Any) -> list[Guess]:
         found = self.guesses.get(address)
@@ -354,17 +358,17 @@ class Ledger:
         self.usage += Usage(**more)
 
     def known(self, address: Any) -> bool:
-        """Whether the answer at an address is there, or the result of a call made ahead."""
+        """Return whether the answer at an address has arrived, or the result of a call made ahead."""
         entry = self.asked.get(address)
         if entry is not None:
             return entry[2].result is not None and entry[2].result.done
-        there = self._at(address)  # of several arms all: each would be evaluated again without end until its own is there
+        there = self._at(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
         return all(g.result.done for g in there) if there else self.calls is not None and self.calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
 
     def wait(self, results: Sequence[Result]) -> None:
-        """Wait until all of them are there; meanwhile ask ahead."""
+        """Wait until all of them have arrived; meanwhile make requests ahead."""
         awaited = [result for result in results if not result.done]
         if not awaited:
             return
@@ -373,7 +377,7 @@ class Ledger:
         for result in awaited:
             result.on_change(lambda r: event.set() if r.done else None)
         found = None if self._is_off() else reading_line()
-        line = None if found is None else (self.policy, found)  # where nothing certain follows, something likely may
+        line = None if found is None else (self.policy, found)  # without a certain next request, likely ones may follow
         if line is not None and not self.profile.worth(line):
             line = None
         if line is None and self.prepare is None:
@@ -391,7 +395,8 @@ class Ledger:
         return self.source is None or self.closed or self.policy is Ahead.OFF
 
     def _wait(self, awaited: Sequence[Result], event: Signal, line: Hashable, began: float) -> None:
-        """Wait for answers; evaluate as soon as that has lasted long enough, and nobody else could go on, and whenever more is known."""
+        """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more
+        is known."""
         patience = self.profile.patience
         left: float | None = patience
         while True:
@@ -406,28 +411,28 @@ class Ledger:
             while (worth := self.worth(line)) and idle() and not all(result.done for result in awaited):
                 self.evaluate(awaited, line)
             if worth and not idle():
-                left = patience = patience + SHORTEST  # somebody else goes first
+                left = patience = patience + SHORTEST  # another program goes first
                 began = perf_counter()
             elif self.prepare is not None and self.profile.affords(FIRST_PLAN) and idle() and not all(result.done for result in awaited):
                 prepare, self.prepare = self.prepare, None
                 prepare()
 
     def worth(self, line: Hashable) -> bool:
-        """Whether an evaluation would know more than the one before it, and may be of use."""
+        """Return whether an evaluation would know more than the previous one, and may be of use."""
         if line is None or self._is_off():
             return False
         return self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
 
     def evaluate(self, awaited: Sequence[Result], line: Hashable) -> None:
-        """Evaluate once what comes next; what it no longer reaches is cancelled."""
+        """Evaluate the next steps once; cancel guesses that it no longer reaches."""
         with self._lock:
-            if self.source is None:  # closed just now
+            if self.source is None:  # closed meanwhile
                 return
             self.evaluations += 1
             self._fresh, before, began = False, self.usage.ahead_asked + self.prefilled, thread_time()
             try:
                 self._blocked = self.source.evaluate(self, self.run, awaited)
-            except Exception as fault:  # of the evaluator, not of the program: the run goes on without it
+            except Exception as fault:  # a bug in the evaluator, not in the program: the run continues without it
                 if interrupts(fault):
                     raise
                 self._blocked, self.policy = (), Ahead.OFF
@@ -446,12 +451,12 @@ class Ledger:
             self.wake()
 
     def wake(self) -> None:
-        """Something that was asked or called ahead is there: from any thread."""
+        """Wake the waiting thread: a request or call made ahead is done. From any thread."""
         for event in tuple(self._waiting):
             event.set()
 
     def close(self) -> None:
-        """The function has returned: nothing is asked ahead any more, and what was in vain is cancelled."""
+        """Close when the function has returned: nothing more is made ahead, and unused guesses are cancelled."""
         with self._lock:
             if self.closed:
                 return
@@ -472,11 +477,12 @@ class Ledger:
         self.profile.ended(self)
 
 
-# -- equality: all that a backend sees of a request --------------------------------------------------------------------
+# -- equality: everything a backend sees of a request
+# --------------------------------------------------------------------
 
 
 def same_request(a: Gen | Select, b: Gen | Select) -> bool:
-    """Whether two requests at the same prompt ask the same; their places in the source may differ."""
+    """Return whether two requests at the same prompt are equal; their source locations may differ."""
     if a.__class__ is not b.__class__:
         return False
     if isinstance(a, Gen) and isinstance(b, Gen):
@@ -486,9 +492,10 @@ def same_request(a: Gen | Select, b: Gen | Select) -> bool:
 
 
 def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
-    """What two equal prompts have in common: the handle of all before the last answer, and the literal text since.
+    """Return the content that equal prompts share: the handle of everything before the last answer, and the literal
+    text since.
 
-    The handle stands for what was verified before. However the text was cut into appends, it is the same.
+    The handle represents the part verified before. The text is the same however it was cut into appends.
     """
     parts: list[Any] = []
     text: list[str] = []
@@ -507,16 +514,17 @@ def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
 
 
 _LEAST = 64
-"""Characters behind the last answer that are worth a prefill of their own: fewer are computed with what follows as fast."""
+"""Characters after the last answer that are worth a prefill of their own: fewer are computed as fast with their
+continuation."""
 
 
 def _worth(tail: Sequence[object]) -> bool:
-    """Whether the text behind an answer is worth a prefill, and literal."""
+    """Return whether the text after an answer is worth a prefill, and literal."""
     return sum(len(part) for part in tail if isinstance(part, str)) >= _LEAST and not any(isinstance(part, Excerpt | Image) for part in tail)
 
 
 def _begins(parts: Sequence[Any], first: Sequence[Any]) -> bool:
-    """Whether a prompt's content begins with that of another."""
+    """Return whether a prompt's content begins with that of another."""
     n = len(first)
     if len(parts) < n or parts[: n - 1] != first[: n - 1]:
         return False
@@ -525,6 +533,6 @@ def _begins(parts: Sequence[Any], first: Sequence[Any]) -> bool:
 
 
 def _repeatable(ask: Gen | Select) -> bool:
-    """Whether equal requests have equal answers wherever they are made: at temperature 0."""
+    """Return whether equal requests have equal answers wherever they are made: at temperature 0."""
     return (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) == 0
 

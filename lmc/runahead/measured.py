@@ -1,4 +1,4 @@
-"""What runs have asked, by the ops of a graph: the records of their ledgers found by address and line, and what they cost together."""
+"""Measured cost of runs by the ops of a graph: the records of their ledgers, found by address and line, and summed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What an ask cost in `count` runs together. Seconds from the request to the answer; `ahead`, of those that were asked ahead and used."""
+    """Summed cost of a request in `count` runs. Seconds from the request to the answer; `ahead`: how many were made
+    ahead and used."""
 
     count: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -42,7 +43,8 @@ class Measured:
 
 
 class Sites:
-    """The asks of a graph by address and line, and by line alone: turns of a loop have other addresses than its body in the graph."""
+    """The requests of a graph by address and line, and by line alone: turns of a loop have other addresses than its
+    body in the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -60,7 +62,7 @@ class Sites:
                 index += 1
 
     def find(self, record: Record) -> int | None:
-        """The index of the op that asked, if the graph has one."""
+        """Return the index of the op that made the request, if the graph has one."""
         if record.loc is None:
             return None
         line = _line(record.loc)
@@ -69,7 +71,7 @@ class Sites:
 
 
 def measured(graph: Graph, runs: Iterable[Iterable[Record]]) -> Measured:
-    """What the records of runs say of a graph."""
+    """Attribute the records of runs to the ops of a graph."""
     sites, found = Sites(graph), Measured()
     for records in runs:
         found.runs += 1
@@ -102,9 +104,9 @@ def _plus(total: Total, record: Record) -> Total:
 
 
 def counted(graph: Graph, blocks: Mapping[str, int]) -> Graph:
-    """The graph with counts of the runs that took each arm (attribute `taken`), where that can be told from what was asked.
+    """Return the graph with counts of the runs that took each arm (attribute `taken`), where the requests tell it.
 
-    One arm of a switch may ask nothing: it was taken by those runs that took no other.
+    One arm of a switch may make no request: it was taken by those runs that took no other.
     """
     asking = {label for op, label in _asks(graph) for label in _above(graph, label)}
 

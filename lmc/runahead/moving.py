@@ -1,9 +1,9 @@
-"""Prompts that are sent in another order than they were written: what `aggressive=True` moves, applied where requests are submitted.
+"""Prompts sent in another order than written: the moves of `aggressive=True`, applied where requests are submitted.
 
     graph before the aggressive pass ──moves──► (address, line) of an ask → Move ──apply──► the text of Python's prompt, reordered
 
-Python's own prompt stays as the program wrote it. Text that is not as the graph shows it, or in which it cannot be told where
-an argument ends (it contains the text behind it), is sent as it was written.
+Python's own prompt stays as the program wrote it. Text that differs from the graph, or in which the end of an argument
+is ambiguous (it contains the text after it), is sent as it was written.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lmc.prompt import Given
 from lmc.runahead.text import Piece, between, code, encoded, flat
 
 Place = tuple[Any, tuple[str, int] | None]
-"""Address and line of an ask."""
+"""Address and line of a request."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One prompt's beginning as it is written and as it is sent. Arguments are None; they keep their order among each other.
+    """One prompt's beginning as written and as sent. Arguments are None; they keep their order among each other.
 
-    rest  what stands between it and the first ask
+    rest  the pieces between it and the first request
     """
 
     written: tuple[Piece, ...]
@@ -37,7 +37,7 @@ class Move:
     rest: tuple[Piece, ...]
 
     def apply(self, tail: Sequence[object]) -> tuple[Any, ...]:
-        """A prompt's parts since its beginning, in the order in which they are sent. Answers that a journal knew stand in it."""
+        """Return a prompt's parts since its beginning in sending order. Answers from a journal are among them."""
         answers = next((i for i, part in enumerate(tail) if part.__class__ is Given), len(tail))
         return (*self._sent(tail[:answers]), *tail[answers:])
 
@@ -62,7 +62,8 @@ class Move:
 
     @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """The same text with arguments as short and as long as can be: where both find the same, there is one way to read it."""
+        """Return patterns of the same text with arguments as short and as long as possible: if both match equally, the
+        reading is unique."""
 
         def source(any_text: str) -> str:
             written = "".join(f"({any_text})" if p is None else re.escape(code(p)) for p in self.written)
@@ -73,7 +74,7 @@ class Move:
 
 
 def moves(graph: Graph, rewrite: Aggressive) -> Mapping[Place, Move]:
-    """What moves before each ask of a graph on which the aggressive pass would run next."""
+    """Return the moves before each request of a graph on which the aggressive pass would run next."""
     first = first_texts(graph)
     found: dict[Place, Move] = {}
     for op in graph.ops():
@@ -96,17 +97,18 @@ def _pieces(operands: Sequence[Operand]) -> tuple[Any, ...]:
 
 
 def _behind(graph: Graph, ask: Op, first: Mapping[Value, bool]) -> tuple[Op, tuple[Any, ...]] | None:
-    """The first text of the prompt that an ask goes on from, and what stands between it and the first ask; None where there are several."""
+    """Return the first text of the prompt that a request extends, and the pieces between it and the first request; None
+    if there are several."""
     pieces: list[Any] = []
     node: Operand = ask.operands[0]
     while isinstance(node, Value):
         made = graph.producer.get(node)
-        if made is None:  # what arms or turns have put before is not known here
+        if made is None:  # text added by arms or turns is not known here
             texts = set(_texts(graph, node, first, set()))
             if len(texts) != 1 or (text := texts.pop()) is None:
                 return None
             return graph.producer[text], (None, *reversed(pieces))
-        if trait(made) == "samples":  # it matters where that answer is known from a journal
+        if trait(made) == "samples":  # it matters if that answer is known from a journal
             return _behind(graph, made, first)
         if made.kind != "append":
             return None
@@ -118,7 +120,8 @@ def _behind(graph: Graph, ask: Op, first: Mapping[Value, bool]) -> tuple[Op, tup
 
 
 def _texts(graph: Graph, node: Operand, first: Mapping[Value, bool], seen: set[Operand]) -> Iterator[Value | None]:
-    """The first texts that a prompt may begin with; None for one that begins otherwise, or with an answer behind it."""
+    """Return the first texts that a prompt may begin with; None for another beginning, or one with an answer after
+    it."""
     while isinstance(node, Value) and node not in seen:
         seen.add(node)
         if node in first:
@@ -133,7 +136,7 @@ def _texts(graph: Graph, node: Operand, first: Mapping[Value, bool], seen: set[O
             return
         if made.kind == "append":
             node = made.operands[0]
-        elif trait(made) == "samples":  # behind an answer the prompt has a handle, and nothing moves: it may begin with any text
+        elif trait(made) == "samples":  # after an answer the prompt has a handle, and nothing moves: it may begin with any text
             return
         else:
             yield None

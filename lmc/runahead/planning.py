@@ -1,4 +1,4 @@
-"""Planning: the graph of a program through the passes of a target, to annotations of the addresses that runs ask at."""
+"""Planning: the graph of a program through the passes of a target, to annotations of the addresses of requests."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ class Planner:
         self._templates: list[ChatTemplate] = []
 
     def graph(self) -> Graph:
-        """What is known of the program: as it was drawn last, or before any run, with unknown arguments."""
+        """Return the program's graph: as traced last, or before any run, with unknown arguments."""
         with self._lock:
             if self._graph is None:
                 self._graph = graph_of(self.function)
             return self._graph
 
     def lower(self, examples: Mapping[str, Any]) -> Graph:
-        """Draw the graph for these arguments."""
+        """Trace the graph for these arguments."""
         with self._lock:
             self._graph = graph_of(self.function, **examples)
             self._annotations.clear()
             return self._graph
 
     def adopt(self, graph: Graph) -> None:
-        """Go on from a graph that was saved, or edited."""
+        """Continue from a graph that was saved, or edited."""
         with self._lock:
             self._graph = graph
             self._annotations.clear()
 
     def known(self, backend: Backend, greedy: bool) -> Annotations | None:
-        """What `annotations` has made already, or makes now where the first run needs it: on a backend of this process, on servers that share what
-        requests begin with, on an API of which one request answers several, or for what the user asked of the plan. None: one may be made while
-        a run waits for answers."""
+        """Return the annotations made already, or make them now if the first run needs them: on a backend of this
+        process, on servers that share request prefixes, on an API where one request answers several, or for options of
+        the plan that the user set. None: they may be made while a run waits for answers."""
         able = backend.capabilities
         if able.local or able.plans or able.lookahead or self.aggressive or self.outputs is not None:
             return self.annotations(backend, greedy)
@@ -73,18 +73,19 @@ class Planner:
                 self._lock.release()
 
     def annotations(self, backend: Backend, greedy: bool) -> Annotations:
-        """What the plan for a backend says of the addresses that runs ask at. A program that cannot be drawn or planned has none."""
+        """Return the plan's annotations of request addresses for a backend. A program that cannot be traced or planned
+        has none."""
         template = backend.chat_template
         key = (backend.capabilities.name, id(template), greedy)
         found = self._annotations.get(key)
         if found is None:
             with self._lock:
-                if (found := self._annotations.get(key)) is not None:  # just now
+                if (found := self._annotations.get(key)) is not None:  # made meanwhile
                     return found
                 try:
                     target = target_of(backend, greedy)
                     found = annotate(self.planned(self.graph(), target).graph, self._moves(target), target.measure)
-                except LmcError as error:  # such as a role that the template lacks: raised where the program gets there
+                except LmcError as error:  # such as a role that the template lacks: raised when the program gets there
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
                     found = Annotations()
                 except Exception as fault:
@@ -97,7 +98,7 @@ class Planner:
         return found
 
     def _moves(self, target: Target) -> Mapping[Place, Move]:
-        """What the aggressive pass moves, if it is in the pipeline."""
+        """Return the moves of the aggressive pass, if it is in the pipeline."""
         passes = self.pipeline(target)
         at = next((i for i, p in enumerate(passes) if isinstance(p, Aggressive)), None) if self.aggressive else None
         if at is None:
@@ -110,12 +111,12 @@ class Planner:
         return pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive)
 
     def planned(self, graph: Graph, target: Target) -> Planned:
-        """A graph after the pipeline."""
+        """Return a graph after the pipeline."""
         return PassManager(self.pipeline(target)).plan(graph, target)
 
 
 def target_of(backend: Backend | None, greedy: bool = False) -> Target:
-    """What a program is compiled for that runs on a backend; None: on the default one, if there is one."""
+    """Return the target of a program that runs on a backend; None: on the default one, if there is one."""
     if backend is None and has_default_backend():
         backend = default_backend()
     if backend is None:

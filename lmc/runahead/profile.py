@@ -1,4 +1,5 @@
-"""What earlier runs of a program have taught: what an evaluation costs, where it is of use, and which sites guess wrong."""
+"""The profile of earlier runs of a program: the cost of an evaluation, where it pays off, and which sites guess
+wrong."""
 
 from __future__ import annotations
 
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
     from lmc.runahead.ledger import Ledger
 
 FIRST_COST = 0.04
-"""Seconds that the first evaluation is taken to cost: it compiles what it meets."""
+"""Assumed seconds of the first evaluation: it compiles the code it meets."""
 FIRST_PLAN = 0.1
-"""Seconds that planning is taken to cost."""
+"""Assumed seconds of planning."""
 SHARE = 1 / 40
-"""Of the time in which runs of the program have waited: what evaluations and plans may take without a wait that is long enough for them."""
+"""Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for
+them."""
 SHORTEST = 0.0005
-"""Seconds that a wait has to last in any case."""
+"""Least seconds that a wait has to last."""
 TRIALS, PROBE = 3, 32
-"""Evaluations at one reading line that may ask nothing before only every so manieth is made."""
+"""Evaluations at a reading line that may make no requests before only every `PROBE`th one is run."""
 WRONG = 3
-"""Guesses of one site that were wrong, and more than were right, before it is turned off."""
+"""Wrong guesses of one site, and more than right ones, before it is turned off."""
 KEPT = 256
 """Runs whose requests are kept for reports."""
 
@@ -42,33 +44,35 @@ class Profile:
 
     def __init__(self) -> None:
         self.cost = FIRST_COST
-        self.waited = self.spent = 0.0  # seconds in which at least one run waited; of all evaluations and plans
+        self.waited = self.spent = 0.0  # seconds in which at least one run waited; seconds of all evaluations and plans
         self._until = 0.0  # the end of the latest wait
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[Ledger] = deque(maxlen=KEPT)
-        self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while somebody has it
-        self.passed: Counter[Hashable] = Counter()  # sites that may raise, and did not
+        self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
+        self.passed: Counter[Hashable] = Counter()  # sites that may raise but did not
         self._lines: dict[Hashable, list[int]] = {}  # reading line: evaluations there, requests that they made
-        self._sites: dict[Loc | None, list[int]] = {}  # of an ask: right, wrong
+        self._sites: dict[Loc | None, list[int]] = {}  # by request site: right, wrong
         self.off: set[Loc | None] = set()
         self.faults: list[Exception] = []
 
     @property
     def patience(self) -> float:
-        """Seconds that a wait has to last before an evaluation begins: twice what one costs, or little where all of them cost little so far."""
+        """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if
+        all so far were cheap."""
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
 
     def has_waited(self, began: float, ended: float) -> None:
-        """A run has waited; what others have waited meanwhile counts once."""
+        """Record that a run has waited; waits that overlap count once."""
         self.waited += max(0.0, ended - max(began, self._until))
         self._until = max(self._until, ended)
 
     def affords(self, seconds: float) -> bool:
-        """Whether so much work more is a small share of the time that runs have waited."""
+        """Return whether that much more work is a small share of the time that runs have waited."""
         return self.spent + seconds <= SHARE * self.waited
 
     def worth(self, line: Hashable) -> bool:
-        """Whether to evaluate at a reading line: not where the first evaluations asked nothing, but for a probe now and then."""
+        """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an
+        occasional probe."""
         seen = self._lines.setdefault(line, [0, 0])
         if seen[0] < TRIALS or seen[1] > 0:
             return True
@@ -76,7 +80,7 @@ class Profile:
         return seen[0] % PROBE == 0
 
     def evaluated(self, line: Hashable, seconds: float, asked: int, once: float = 0.0) -> None:
-        """An evaluation is over. It took so long, `once` of it with what no other one has to do again."""
+        """Record an evaluation. It took `seconds`, `once` of it for work that no other one repeats."""
         seen = self._lines.setdefault(line, [0, 0])
         seen[0] += 1
         seen[1] += asked
@@ -85,39 +89,39 @@ class Profile:
         self.cost += (max(0.0, seconds - once) - self.cost) / min(self.evaluations, 16)
 
     def fault(self, error: Exception) -> None:
-        """An evaluation failed by a fault of lmc's: said once, and kept for tests."""
+        """Record an evaluation that failed by a bug in lmc: logged once, and kept for tests."""
         if not self.faults:
             _log.warning("a bug in lmc, which costs only time: nothing more is requested ahead in this run; please report it", exc_info=error)
         self.faults.append(error)
 
     def right(self, site: Loc | None) -> None:
-        """A guess for the ask at a site was used."""
+        """Record that a guess for the request at a site was used."""
         self._sites.setdefault(site, [0, 0])[0] += 1
 
     def wrong(self, site: Loc | None) -> None:
-        """A guess for the ask at a site was not what Python asked there."""
+        """Record that a guess for the request at a site was not Python's request there."""
         seen = self._sites.setdefault(site, [0, 0])
         seen[1] += 1
         if seen[1] >= WRONG and seen[1] > seen[0] and site not in self.off:
             self.off.add(site)
-            log("ahead", f"{site}: what was asked ahead here was wrong {seen[1]} times and right {seen[0]} times; turned off")
+            log("ahead", f"{site}: requests made ahead here were wrong {seen[1]} times and right {seen[0]} times; turned off")
 
     def is_off(self, site: Loc | None) -> bool:
-        """Whether nothing is asked ahead for a site any more."""
+        """Return whether requests of a site are no longer made ahead."""
         return site in self.off
 
     def measured(self) -> dict[str, Any]:
-        """What a saved program keeps of it, as data."""
+        """Return the part that a saved program keeps, as data."""
         return {"cost": self.cost, "evaluations": self.evaluations, "asked": self.asked, "used": self.used, "wasted": self.wasted}
 
     def learn(self, measured: Mapping[str, Any]) -> None:
-        """Go on from what a saved program has kept."""
+        """Continue from the data of a saved program."""
         self.cost = float(measured["cost"])
         self.evaluations, self.asked = int(measured["evaluations"]), int(measured["asked"])
         self.used, self.wasted = int(measured["used"]), int(measured["wasted"])
 
     def ended(self, ledger: Ledger) -> None:
-        """A run is over."""
+        """Record the end of a run."""
         usage = ledger.usage
         self.asked += usage.ahead_asked
         self.used += usage.ahead_used
@@ -128,12 +132,12 @@ class Profile:
 
 
 def is_own(frame: FrameType) -> bool:
-    """Whether it is lmc's code that runs in a frame."""
+    """Return whether a frame runs lmc's code."""
     return frame.f_code.co_filename.startswith(_OWN)
 
 
 def reading_line() -> Hashable:
-    """The line of the program that waits: the innermost frame that is not lmc's."""
+    """Return the line of the program that waits: the innermost frame that is not lmc's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_own(frame):
         frame = frame.f_back

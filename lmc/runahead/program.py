@@ -1,4 +1,4 @@
-"""`lmc.compile` and `Program`: what users have of a compiled program. Its parts are put together here."""
+"""`lmc.compile` and `Program`: the public interface of a compiled program, assembled from its parts here."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
 
 @users_frames
-def compile(  # the name of the field: torch.compile, re.compile
+def compile(  # the field's name for it: torch.compile, re.compile
     fn: Function[P, R], *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
     ahead: Literal["off", "certain", "likely"] = "certain",
 ) -> Program[P, R]:  # fmt: skip
-    """Return a program that does what `fn` does: Python runs `fn`, and while it waits for an answer, the requests that come next are already made.
+    """Return a program equivalent to `fn`: Python runs `fn`, and while it waits for an answer, its next requests are
+    made already.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
     outputs  names of the only variables that will be read; everything else is requested only if it is read after all
@@ -68,10 +69,11 @@ def compile(  # the name of the field: torch.compile, re.compile
 
 @users_frames
 def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) -> Program:
-    """The program that `program.save(path)` wrote. Reading the file executes nothing.
+    """Load the program that `program.save(path)` wrote. Reading the file executes nothing.
 
-    Its first call imports the program's function (module:name) and raises ProgramError, naming it and its place, if it is not there
-    or has another source now. Raises ProgramError for a file that is none, is damaged or has another format.
+    Its first call imports the program's function (module:name) and raises ProgramError, naming it and its location, if
+    it is missing or its source has changed. Raises ProgramError for a file that is not a saved program, is damaged or
+    has another format.
     """
     from lmc.runahead.saved import SavedFile
 
@@ -79,7 +81,7 @@ def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) 
 
 
 def program_of(fn: Function, backend: Backend | None = None) -> Program:
-    """`compile(fn)`; of the function of a file, the program that was saved."""
+    """Return `compile(fn)`; for the function of a saved file, the program that was saved."""
     from lmc.runahead.saved import SavedFile, SavedFunction
 
     return _of_file(SavedFile.read(Path(fn.path)), backend) if isinstance(fn, SavedFunction) else Program(fn, backend=backend)
@@ -94,7 +96,7 @@ def _of_file(saved: SavedFile, backend: Backend | None) -> Program:
 
 @dataclass
 class Stats:
-    """What a program has done so far.
+    """Counters of a program so far.
 
     counters  the backend's work during the last call or batch
     note      in which way that differs from what its answers say of themselves; "" if it does not
@@ -141,16 +143,16 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def call(self, args: Mapping[str, Any], **options: Any) -> State[R]:
-        """As calling it, with the program's arguments apart from the options."""
+        """Run as a call does, with the program's arguments apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
 
     @gives_state
     @users_frames
     def stream(self, *args: Any, **kwargs: Any) -> State:
-        """As calling it, but returns at once: a state whose `text_iter` and `text_async_iter` follow the run.
+        """Run as a call does, but return at once: a state whose `text_iter` and `text_async_iter` follow the run.
 
-        Text comes in program order. Reading the state waits; what the program raises is raised where it is read. When
-        nobody holds the state any more, the run is stopped and what it asked is cancelled.
+        Text comes in program order. Reading the state waits; the program's exception is raised where it is read. When
+        the state is garbage-collected, the run is stopped and its requests are cancelled.
         """
         arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
         bound, options = self.function.arguments(args, arguments), self._options(given)
@@ -163,9 +165,9 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     @awaits_state
     @users_frames
     async def acall(self, *args: Any, **kwargs: Any) -> State:
-        """As calling it, for async code: an async program runs on the loop of the caller, any other on a thread.
+        """Run as a call does, for async code: an async program runs on the loop of the caller, any other on a thread.
 
-        All answers are there when it returns. Cancelling it cancels what it asked and what it awaits.
+        All answers have arrived when it returns. Cancelling it cancels its requests and awaits.
         """
         arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
         bound, options = self.function.arguments(args, arguments), self._options(given)
@@ -191,7 +193,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     def batch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
     ) -> list[State[R]]:
-        """Run the program for each item (a dict, or a tuple of positional arguments); states in input order.
+        """Run the program for each item (a dict, or a tuple of positional arguments); return states in input order.
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
@@ -204,10 +206,11 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
         numbers: Sequence[int] | None = None, **given: Any,
     ) -> Iterator[tuple[int, State[R]]]:  # fmt: skip
-        """As `batch`, giving (index, state) of each item as soon as it is done, answers included; failures are in the states.
+        """As `batch`, but yield (index, state) of each item as soon as it is done, answers included; failures are in
+        the states.
 
-        numbers  of the items in the batch that they belong to (default: 0, 1, …). An item's seeds derive from the batch's
-                 seed and its number, so that the rest of a batch that was interrupted gets the answers it would have got
+        numbers  indices of the items in their batch (default: 0, 1, …). An item's seeds derive from the batch's seed
+                 and its index, so that the rest of an interrupted batch gets the answers it would have got
         """
         options = self._options(given, "batch()")
         bound = self._items(items, errors)
@@ -234,11 +237,12 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             return fn._run(bound, options)
 
     def beginning(self, ahead: str | None) -> Callable[..., None]:
-        """What is called when a run begins that is asked ahead as far as `ahead` (None: as the program was compiled)."""
+        """Return the function to call when a run begins whose requests are made ahead as far as `ahead` (None: as
+        compiled)."""
         return functools.partial(self._begin, self.ahead if ahead is None else Ahead(ahead))
 
     def _begin(self, policy: Ahead, state: State, bound: inspect.BoundArguments) -> None:
-        """A run of this state begins: give it its ledger."""
+        """Give a beginning run of this state its ledger."""
         emitter = state.emitter
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
@@ -263,13 +267,13 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.profile.spent += thread_time() - began
 
     def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
-        """Take what a call or batch costs, however it ends."""
+        """Record the cost of a call or batch, however it ends."""
         return _During(self.stats, runs, self.function._backend(options))
 
     def _journaled(
         self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False
     ) -> AbstractContextManager[Options]:
-        """The options of a call, with its journal open if it has one."""
+        """Yield the options of a call, with its journal open if it has one."""
         if not isinstance(options.journal, str):
             return nullcontext(options)
         compiled = [*(["aggressive=True"] if self.aggressive else []), *([f"outputs={list(self.outputs)}"] if self.outputs is not None else [])]
@@ -291,10 +295,10 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write how it was compiled, its graph and what its runs have taught to a file, for `lmc.load`. A file that is there is replaced.
+        """Write its compile options, graph and profile to a file, for `lmc.load`. An existing file is replaced.
 
-        The file has the program's name (module:function) and a digest of its source, and nothing of its code.
-        Raises ProgramError for a function that no other process could find: one that is local to another.
+        The file has the program's name (module:function) and a digest of its source, and none of its code. Raises
+        ProgramError for a function that no other process could find, such as a nested one.
         """
         from lmc.runahead.saved import write
 
@@ -306,22 +310,22 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             f"{self.function.described} cannot be pickled or copied once it is compiled: program.save(path) writes it to a file, and lmc.load(path) reads that "
             "in another process", loc=caller_loc())  # fmt: skip
 
-    # -- looking at it
+    # -- inspection
 
     @users_frames
     def lower(self, **example: Any) -> Self:
-        """Draw the graph for these arguments, without a model. Those that are left out are their defaults, or unknown."""
+        """Trace the graph for these arguments, without a model. Arguments left out are their defaults, or unknown."""
         self.function.check_names(example)
         self.planner.lower(example)
         return self
 
     def graph(self) -> Graph:
-        """What is known of the program, before any run: arguments are unknown unless `lower` was given examples."""
+        """Return the program's graph before any run: arguments are unknown unless `lower` was given examples."""
         return self.planner.graph()
 
     @users_frames
     def dump_ir(self, after: str | None = None, format: str = "text") -> str:
-        """The graph after its pipeline, or as it stands after the pass `after` ("trace": before any).
+        """Return the graph after its pipeline, or as it is after the pass `after` ("trace": before any).
 
         format: "text", "dot", "html" or "json".
         """
@@ -341,12 +345,12 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @property
     def target(self) -> Target:
-        """What it is compiled for when a call names no other backend."""
+        """Return its target for calls that name no other backend."""
         return target_of(self.function.given.get("backend") or self.backend)
 
     @users_frames
     def explain(self, format: str = "text") -> str:
-        """What the graph shows, what the passes plan, what was asked ahead, and what each request did cost.
+        """Report the graph, the plan of the passes, the requests made ahead, and the actual cost of each request.
 
         format: "text", "html" (a page for a browser, with the tree of prompts) or "json".
         """
@@ -356,14 +360,15 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return _named(formats, format)(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the program in a line, which opens to the page of `explain(format="html")` without its script."""
+        """Return the notebook display: the program in a line, which opens to the page of `explain(format="html")`
+        without its script."""
         from lmc.explain import to_fragment, to_line
         from lmc.frontend.notebook import never_raising
 
         return never_raising(self, lambda: f"<details><summary><b>{escape(self.function.name)}</b>: {escape(to_line(self))}</summary>{to_fragment(self)}</details>")
 
     def close(self) -> None:
-        """End the pins of what all runs begin with, in every backend it ran on. A later call pins them anew."""
+        """End the pins of the prefixes shared by all runs, in every backend it ran on. A later call pins them again."""
         self.planner.pins.close()
 
     def __enter__(self) -> Self:
@@ -375,7 +380,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     def __repr__(self) -> str:
         return f"<compiled {self.function.described}>"
 
-    if not TYPE_CHECKING:  # type checkers shall see that such a name is not there
+    if not TYPE_CHECKING:  # type checkers should report an unknown name
 
         @users_frames
         def __getattr__(self, name: str) -> Any:
@@ -387,11 +392,11 @@ _INSTEAD: Mapping[str, str] = {
     "run": "program(…)", "run_batch": "program.batch(items)", "arun": "await program.acall(…)", "bind": "lmc.compile(fn.bind(…))",
     "trace": "program.dump_ir()", "cache": "fn.cache(backend)",
 }  # fmt: skip
-"""What a `Function` has and a `Program` has under another name."""
+"""Attributes of a `Function` that a `Program` has under another name."""
 
 
 class _During:
-    """Takes what a call or batch has cost, however it ends."""
+    """Records the cost of a call or batch, however it ends."""
 
     __slots__ = ("_backend", "_before", "_runs", "_start", "_stats")
 
@@ -409,14 +414,14 @@ class _During:
 
 
 def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:
-    """What asks ahead unless a test puts something else in its place."""
-    from lmc.runahead.evaluating import ProgramSource  # when the first run begins that may be asked ahead
+    """Return the source of requests made ahead, unless a test substitutes another."""
+    from lmc.runahead.evaluating import ProgramSource  # when the first run with requests made ahead begins
 
     return ProgramSource(function, bound, state)
 
 
 def checked_ahead(ahead: str) -> Ahead:
-    """How far to ask ahead. Raises ParameterError."""
+    """Return which requests to make ahead. Raises ParameterError."""
     try:
         return Ahead(ahead)
     except ValueError:
@@ -424,7 +429,7 @@ def checked_ahead(ahead: str) -> Ahead:
 
 
 def _in_order(states: Mapping[int, State[R]], items: Sequence[inspect.BoundArguments], errors: str) -> list[State[R]]:
-    """The states of a batch; raises the first exception unless `errors` says that it is returned."""
+    """Return the states of a batch; raise the first exception unless `errors` says that it is returned."""
     in_order = [states[i] for i in range(len(states))]
     if errors == "raise":
         for index, state in enumerate(in_order):

@@ -1,7 +1,7 @@
-"""Programs as files: how one was compiled, its graph, what its runs have taught, and the name of its function. Reading one executes nothing.
+"""Programs as files: compile options, graph, profile, and the name of the function. Reading one executes nothing.
 
-A file is data: a line that says what it is, and JSON. The function is imported by its name at the first call, and has to have
-the source that it had.
+A file is data: a line that identifies the format, and JSON. The function is imported by its name at the first call, and
+its source must be unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 VERSION = 2
 MAGIC = "lmc-program"
 _BAD = (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError)
-"""What reading a file raises that holds something else than a program."""
+"""Exceptions of reading a file that is not a saved program."""
 _ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, bool)}
 
 
@@ -42,7 +42,7 @@ _ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, boo
 
 
 def write(path: Path, program: Program) -> None:
-    """Write a program to a file, at once: nobody sees half of it. Raises ProgramError."""
+    """Write a program to a file atomically: readers never see a partial one. Raises ProgramError."""
     data = {
         "program": _function(program.function),
         "compiled": {
@@ -64,7 +64,7 @@ def write(path: Path, program: Program) -> None:
 
 
 def _function(function: Function) -> dict[str, Any]:
-    """The name of a program's function, a digest of its source, and its parameters."""
+    """Return the name of a program's function, a digest of its source, and its parameters."""
     func: Any = function.func
     if isinstance(function, SavedFunction):
         return function.data
@@ -122,7 +122,8 @@ class SavedFile:
 
     @classmethod
     def read(cls, path: Path) -> SavedFile:
-        """Raises ProgramError that says what is wrong with the file and what to do; IRError for a graph that is none."""
+        """Read the file. Raises ProgramError that says what is wrong with it and what to do; IRError for an invalid
+        graph."""
         name = str(path)
         try:
             content = path.read_bytes()
@@ -147,7 +148,7 @@ class SavedFile:
 
 
 class SavedFunction(Function[..., Any]):
-    """The program of a file: its parameters, and its function when it is called first."""
+    """The program of a file: its parameters, and its function, imported at the first call."""
 
     def __init__(self, data: dict[str, Any], path: str) -> None:
         self.data, self.path = data, path
@@ -167,7 +168,8 @@ class SavedFunction(Function[..., Any]):
 
     @property
     def func(self) -> Callable[..., Any]:  # type: ignore[override]
-        """The function, imported by its name. Raises ProgramError where it is not to be had, or has another source now."""
+        """Return the function, imported by its name. Raises ProgramError if it cannot be found, or its source has
+        changed."""
         if self._found is None:
             self._found = self._import()
         return self._found
@@ -186,7 +188,7 @@ class SavedFunction(Function[..., Any]):
 
 
 def _looked_up(module: str, qualname: str, file: str) -> Any:
-    """What has a name in a module, which is imported; of a script, in the file of that."""
+    """Return the object of a name in a module, which is imported; for a script, in its file."""
     try:
         if module != "__main__":
             found: Any = importlib.import_module(module)

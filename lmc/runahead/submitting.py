@@ -1,7 +1,8 @@
-"""Submitting by plan: what the annotation of an address changes about how a request reaches the backend.
+"""Submitting by plan: the effect of an address's annotation on how its request reaches the backend.
 
-Groups, order and lengths are hints; pinned text is prefilled first; what `aggressive=True` moves is moved; a request whose answer nothing is known to read is made when
-it is read; at temperature 0 a request equal to an earlier one has its answer. Otherwise what is asked stays the same.
+Groups, order and lengths are hints; pinned text is prefilled first; the moves of `aggressive=True` are applied; a
+request whose answer has no known reader is made when it is read; at temperature 0 a request equal to an earlier one
+takes its answer. Otherwise requests are unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _numbers = itertools.count()
 
 
 class Pinned(NamedTuple):
-    """What a run keeps pinned: the handle before (alive, so that its id is its own), the text behind it, and the handle of both."""
+    """Text that a run keeps pinned: the handle before it (kept alive, so that its id stays unique), the text, and the
+    handle of both."""
 
     before: Handle | None
     text: tuple[Any, ...]
@@ -32,10 +34,10 @@ class Pinned(NamedTuple):
 
 
 class RunPlan:
-    """How one run's requests are submitted.
+    """The submission plan of one run.
 
     annotations  of the program for the run's backend
-    pins         what all runs of the program keep pinned
+    pins         pins shared by all runs of the program
     stream       of the run's root state: addresses of the plan are relative to it
     """
 
@@ -66,7 +68,8 @@ class RunPlan:
         return Prompt(before, (), handle.results[0], handle, ())
 
     def equal(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
-        """Return `before` followed by the answer to the equal request of which the plan says that it answers this one, too; None: there is none."""
+        """Return `before` followed by the answer to the equal request that the plan says answers this one, too; None if
+        there is none."""
         same_as = self._at(address, ask, run).same_as
         equal = None if same_as is None else ledger.equal(address, same_as, before, ask, ahead=ahead)
         return None if equal is None else Prompt(before, (), equal.result, equal.handle, ())
@@ -90,7 +93,7 @@ class RunPlan:
         return handle
 
     def _prefilled(self, before: Prompt, pin: Pin, run: Run, hints: Hints, adapter: str) -> Prompt:
-        """The prompt with the text of a pin handed to the backend, which keeps it."""
+        """Return the prompt with the text of a pin submitted to the backend, which keeps it."""
         parent, backend = before.handle, run.backend
         if parent is not None and hasattr(parent, "begin"):
             return before
@@ -114,7 +117,7 @@ class RunPlan:
         return Prompt(before.parent, before.parts, None, handle, rest)
 
     def close(self) -> None:
-        """The run is over: end its own pins."""
+        """End the run's own pins."""
         pinned, self._pinned = self._pinned, {}
         for pin in pinned.values():
             self.backend.release(pin.handle)

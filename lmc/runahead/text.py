@@ -1,4 +1,4 @@
-"""The text of a prompt since its last answer, compared with what the graph knows of it: pieces with any text between them."""
+"""The text of a prompt since its last answer, compared with the graph's version: pieces with any text between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Piece = str | Special | Mark | None
 
 
 def flat(pieces: Iterable[tuple[Piece, ...]]) -> tuple[Piece, ...]:
-    """Adjacent text joined, so that it does not matter how it was cut."""
+    """Join adjacent text, so that it does not matter how it was cut."""
     joined: list[Piece] = []
     for piece in (x for part in pieces for x in part):
         last = joined[-1] if joined else None
@@ -27,7 +27,7 @@ def flat(pieces: Iterable[tuple[Piece, ...]]) -> tuple[Piece, ...]:
 
 @lru_cache(maxsize=1024)
 def pattern(text: tuple[Piece, ...], rest: tuple[Piece, ...]) -> re.Pattern[str]:
-    """What matches a text that begins with the pieces `text`, its group 1, and ends with `rest`."""
+    """Return a pattern of texts that begin with the pieces `text`, its group 1, and end with `rest`."""
 
     def source(pieces: tuple[Piece, ...]) -> str:
         return "".join(".*?" if p is None else re.escape(code(p)) for p in pieces)
@@ -36,14 +36,14 @@ def pattern(text: tuple[Piece, ...], rest: tuple[Piece, ...]) -> re.Pattern[str]
 
 
 def code(part: object) -> str:
-    """A part as text to search: special tokens and marks as something that text hardly holds."""
+    """Encode a part as text to search: special tokens and marks as strings unlikely to occur in text."""
     if isinstance(part, str):
         return part
     return f"\0s{part.spelling}\0" if isinstance(part, Special) else f"\0m{part.edge} {part.role}\0" if isinstance(part, Mark) else "\0?\0"
 
 
 def encoded(tail: Sequence[object]) -> tuple[str, list[tuple[int, object]]]:
-    """The text to search, and each part with the index at which it ends there."""
+    """Return the text to search, and each part with the index at which it ends there."""
     text, parts, at = "", list[tuple[int, object]](), 0
     for part in tail:
         piece = code(part)
@@ -54,7 +54,7 @@ def encoded(tail: Sequence[object]) -> tuple[str, list[tuple[int, object]]]:
 
 
 def divided(parts: Sequence[tuple[int, object]], at: int) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """The parts before and behind an index; None if it falls into one that is not text."""
+    """Return the parts before and after an index; None if it falls into a part that is not text."""
     head: list[object] = []
     start = 0
     for i, (end, part) in enumerate(parts):
@@ -70,7 +70,7 @@ def divided(parts: Sequence[tuple[int, object]], at: int) -> tuple[tuple[Any, ..
 
 
 def between(parts: Sequence[tuple[int, object]], start: int, end: int) -> tuple[Any, ...] | None:
-    """The parts between two indices; None if one falls into a part that is not text."""
+    """Return the parts between two indices; None if one falls into a part that is not text."""
     found: list[object] = []
     begins = 0
     for ends, part in parts:
@@ -87,13 +87,13 @@ def between(parts: Sequence[tuple[int, object]], start: int, end: int) -> tuple[
 
 
 def is_text(parts: Iterable[object]) -> bool:
-    """Whether the parts are text alone, special tokens and marks included."""
+    """Return whether the parts are text alone, special tokens and marks included."""
     return all(isinstance(part, str | Special | Mark) for part in parts)
 
 
 def without(tail: Sequence[object], head: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """The text `head` and the parts that follow it in `tail`; None where the tail begins with something else."""
-    i = at = 0  # the part of the tail, and how much of its text is taken
+    """Return the text `head` and the parts that follow it in `tail`; None if the tail begins differently."""
+    i = at = 0  # the part of the tail, and how much of its text is consumed
     for piece in head:
         left = piece
         while left != "":

@@ -1,4 +1,4 @@
-"""From answers to what OpenAI's API sends: whole objects, chunks of a stream, log-probabilities, usage."""
+"""Conversion of answers to the objects of OpenAI's API: whole objects, chunks of a stream, log-probabilities, usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TokenBytes = Callable[[int, str], list[int]]
 
 
 def event(payload: Any) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return f"data: {json.dumps(payload, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
@@ -29,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every object of one answer has in common."""
+    """Common fields of all objects of one answer."""
 
     model: str
     kind: str  # "chat.completion" or "text_completion"
@@ -40,7 +40,7 @@ class Stamp:
         return {**self._head(self.kind), "choices": choices, "usage": usage}
 
     def chunk(self, choices: list[Json], **usage: Json | None) -> Json:
-        """A piece of a stream. `usage`: of a stream that ends with it, None in the pieces before."""
+        """Build a piece of a stream. `usage`: of a stream that ends with it, None in the pieces before."""
         kind = "chat.completion.chunk" if self.kind == "chat.completion" else self.kind
         return {**self._head(kind), "choices": choices, **usage}
 
@@ -50,7 +50,7 @@ class Stamp:
 
 
 def usage_of(outputs: Sequence[Output], n: int) -> Json:
-    """Tokens of all prompts, each counted once for its n answers, and of all answers."""
+    """Return tokens of all prompts, each counted once for its n answers, and of all answers."""
     firsts = outputs[::n]
     prompt = sum(o.usage.prompt_tokens for o in firsts)
     completion = sum(o.usage.completion_tokens for o in outputs)
@@ -63,7 +63,7 @@ def usage_of(outputs: Sequence[Output], n: int) -> Json:
 
 
 def finish_of(meta: Mapping[str, Any]) -> Json:
-    """OpenAI's `finish_reason`, and beside it what matched (vLLM's `stop_reason`)."""
+    """Return OpenAI's `finish_reason`, with the matched stop (vLLM's `stop_reason`)."""
     reason = meta["finish_reason"]
     if reason["type"] == "length":
         return {"finish_reason": "length"}
@@ -71,7 +71,8 @@ def finish_of(meta: Mapping[str, Any]) -> Json:
 
 
 def scored_of(output: Output, scored: Scored | None = None) -> Scored:
-    """Log-probabilities of a whole answer, or `scored` of its end, without the token that ended it: that is no part of its text."""
+    """Return log-probabilities of a whole answer, or `scored` of its end, without the token that ended it: that is not
+    part of its text."""
     scored = Scored.of(output.metas[0]) if scored is None else scored
     matched = output.metas[0]["finish_reason"].get("matched")
     ended = isinstance(matched, int) and len(scored) and scored.tokens[-1][1] == matched
@@ -82,7 +83,7 @@ def scored_of(output: Output, scored: Scored | None = None) -> Scored:
 
 
 def chat_choice(index: int, output: Output, family: Family | None, token_bytes: TokenBytes | None) -> Json:
-    """`token_bytes`: for log-probabilities; None where nobody asked for them."""
+    """Build a choice; `token_bytes`: for log-probabilities; None if not requested."""
     content, calls = _split(output.text, output, family)
     message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     finish = finish_of(output.metas[0])
@@ -94,7 +95,7 @@ def chat_choice(index: int, output: Output, family: Family | None, token_bytes: 
 
 
 def _split(text: str, output: Output, family: Family | None) -> tuple[str, list[Json]]:
-    """Content and calls of a complete answer: those that an API gave, or that the text spells."""
+    """Return content and calls of a complete answer: those given by an API, or parsed from the text."""
     if family is None:
         return text, [_tool_call(call["id"], call["name"], _arguments(call["arguments"])) for call in output.metas[0].get("tool_calls") or ()]
     content, calls = family.split(text)
@@ -164,7 +165,7 @@ def chat_logprobs(scored: Scored, token_bytes: TokenBytes) -> Json:
 
 
 def completion_choice(index: int, output: Output, prompt: str | None, *, logprobs: bool) -> Json:
-    """`prompt`: what is echoed before the answer, if anything is."""
+    """Build a choice; `prompt`: text echoed before the answer, if any."""
     text = output.text if prompt is None else prompt + output.text
     echoed = UNSCORED if prompt is None else _of_prompt(output.metas[0])
     scored = completion_logprobs(Scored.joined((echoed, scored_of(output)))) if logprobs else None
@@ -192,7 +193,7 @@ class CompletionPieces:
 
 
 def completion_logprobs(scored: Scored, offset: int = 0) -> Json:
-    """`offset`: of the first token in the text."""
+    """Build log-probabilities; `offset`: of the first token in the text."""
     lengths = [len(text) for _, _, text in scored.tokens]
     return {
         "tokens": [text for _, _, text in scored.tokens],

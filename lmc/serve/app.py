@@ -1,4 +1,4 @@
-"""The server as an ASGI application: what is published where. Composes, decides nothing."""
+"""The server as an ASGI application: its routes. Composes, decides nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lmc.serve.settings import Settings
 from lmc.serve.spinning import Ender
 from lmc.serve.workers import Remote, WorkerOptions, Workers
 
-_THREADS = 8  # for what takes long before an answer is asked for: as many encode prompts, as many compile constraints
+_THREADS = 8  # for slow work before a request is submitted: as many encode prompts, as many compile constraints
 
 
 def create_app(
@@ -45,10 +45,11 @@ def create_app(
     entrance: Entrance | None = None,
     broken: Callable[[Health], None] | None = None,
 ) -> Starlette:
-    """The application over `backend`, which stays its owner's: shutting down cancels nothing and closes nothing.
+    """Create the application over `backend`, which stays its owner's: shutting down cancels nothing and closes nothing.
 
-    `programs` are compiled for the backend and published under their names; with `workers` they run in processes of their own. `broken` is told once, on the server's loop, of an engine that
-    will not answer any more. Raises ProgramError for a program whose arguments no JSON can give.
+    `programs` are compiled for the backend and published under their names; with `workers` they run in processes of
+    their own. `broken` is called once, on the server's loop, when an engine is permanently broken. Raises ProgramError
+    for a program whose arguments cannot be given as JSON.
     """
     entrance = entrance or Entrance(settings.max_requests)
     health = HealthApi(backend, entrance)
@@ -151,7 +152,7 @@ def create_app(
 
 
 def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
-    """What lets pages of other origins ask; nothing where there are none."""
+    """Return middleware that lets pages of other origins make requests; none without origins."""
     if not origins:
         return []
     allowed = ["authorization", "content-type", "x-api-key", "x-request-id", "traceparent", "tracestate"]
@@ -159,7 +160,7 @@ def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """Paths and methods that are not there."""
+    """Return the error for unknown paths and methods."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET /openapi.json says what there is"
     made = ApiError(error.status_code, message)

@@ -1,7 +1,7 @@
-"""From a request to the backend and back: what was asked is awaited, followed as it grows, or cancelled.
+"""Submission of requests to the backend: answers are awaited, followed as they grow, or cancelled.
 
-The backend has a thread of its own; nothing here waits on the event loop for it. What may take long before an answer is
-asked for (encoding, compiling a constraint) runs on a pool.
+The backend has a thread of its own; nothing here waits on the event loop for it. Slow work before a request is
+submitted (encoding, compiling a constraint) runs on a pool.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _tickets = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt and how its `n` answers are sampled. A seed of None is the backend's, or one that nobody had before.
+    """One prompt and the sampling of its `n` answers. A seed of None is the backend's, or a fresh one.
 
-    salt      what is cached of the prompt is shared with asks of the same salt only
+    salt      cached KV of the prompt is shared only with requests of the same salt
     tools     those that the answer may call, as `Gen.tools`
-    priority  its share of the model, and account: whose that is
+    priority  its share of the model, and account: the owner of that share
     watched   the answer is read while it grows
     """
 
@@ -45,8 +45,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What an answer has more: text, the log-probabilities of the tokens that end in it (if they were asked for), and the whole
-    of it once it is complete."""
+    """New parts of an answer: text, the log-probabilities of the tokens that end in it (if requested), and the whole
+    answer once it is complete."""
 
     index: int
     text: str
@@ -55,7 +55,7 @@ class Grown:
 
 
 class Generation:
-    """The answers that one HTTP request asked for, in order: of each prompt, its n."""
+    """The answers of one HTTP request, in order: of each prompt, its n."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         self._handles = handles
@@ -63,7 +63,7 @@ class Generation:
 
     @classmethod
     async def begin(cls, backend: Backend, asks: Sequence[Ask], pool: Executor) -> Generation:
-        """Raises what is wrong with the request. A caller that is cancelled meanwhile leaves nothing behind."""
+        """Submit the requests. Raises their errors. A caller that is cancelled meanwhile leaves nothing behind."""
         future = pool.submit(copy_context().run, _submit, backend, asks)
         try:
             handles = await asyncio.shield(asyncio.wrap_future(future))
@@ -78,7 +78,7 @@ class Generation:
         return found
 
     async def outputs(self) -> list[Output]:
-        """All answers; raises the first error among them, and cancels the others."""
+        """Return all answers; raise the first error among them, and cancel the others."""
         async for _ in self._changes():
             if (failed := next((r.error for r in self.results if r.error is not None), None)) is not None:
                 raise failed
@@ -87,7 +87,7 @@ class Generation:
         return [result.output() for result in self.results]
 
     async def follow(self) -> AsyncIterator[Grown]:
-        """What the answers have more, as they grow."""
+        """Yield new parts of the answers, as they grow."""
         shown = [_Shown(i, result) for i, result in enumerate(self.results)]
         async for _ in self._changes():
             for each in shown:
@@ -97,7 +97,7 @@ class Generation:
                 return
 
     async def _changes(self) -> AsyncIterator[None]:
-        """Once at the start, then whenever a result has more."""
+        """Yield once at the start, then whenever a result has more."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def notify(_: Result) -> None:  # on the backend's thread
@@ -112,13 +112,13 @@ class Generation:
             await changed.wait()
 
     def cancel(self) -> None:
-        """Stops what is not complete. Harmless when everything is."""
+        """Cancel incomplete answers. Harmless when everything is complete."""
         for handle in self._handles:
             handle.cancel()
 
 
 class _Shown:
-    """What of an answer was given out."""
+    """Position in an answer up to which it was yielded."""
 
     def __init__(self, index: int, result: Result) -> None:
         self._index, self._result = index, result
@@ -126,7 +126,7 @@ class _Shown:
         self.over = False
 
     def news(self) -> Grown | None:
-        result, done = self._result, self._result.done  # asked first: deltas come before the end
+        result, done = self._result, self._result.done  # read first: deltas come before the end
         start, self._deltas = self._deltas, len(result.deltas)
         text, scored = "".join(result.deltas[start : self._deltas]), result.scored(start, self._deltas)
         self._length += len(text)
@@ -145,7 +145,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
     try:
         for ask in asks:
             for pattern in ask.params.stop_regex:
-                searcher(pattern)  # refuses those that only backtracking can search for: it may never end
+                searcher(pattern)  # refuses patterns that need backtracking, which may never end
             seed = seed_of(backend, ask.seed)
             ticket = next(_tickets)
             for i in range(ask.n):
@@ -162,7 +162,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
 
 
 def _of_sample(account: str, index: int) -> str:
-    """The account, which is charged with the prompt of several samples once."""
+    """Return the account, which is charged once for the prompt of several samples."""
     if index == 0 or not isinstance(account, MeteredAccount):
         return account
     return MeteredAccount(account, lambda usage: account.told(replace(usage, prompt_tokens=0, cached_tokens=0)))

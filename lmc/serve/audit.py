@@ -1,4 +1,5 @@
-"""The audit log: who asked what, when, and how it ended; one JSON object a line. Neither keys nor contents are in it."""
+"""The audit log: key, endpoint, time and status of each request; one JSON object a line. It contains neither keys nor
+contents."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ class Entry:
 
 
 class AuditLog:
-    """Appends to a file; a line is in the file when its request is over. What a request spends behind that (the backend cancels it a moment later) is in a
-    line with its id and `late_tokens`, before the next one or at the end."""
+    """Appends to a file; a line is in the file when its request is over. Later spending of a request (the backend
+    cancels it with a delay) is in a line with its id and `late_tokens`, before the next one or at the end."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ParameterError for a file that cannot be written."""
+        """Open the log. Raises ParameterError for a file that cannot be written."""
         self._file: TextIO | None = None
         self._late: Counter[str] = Counter()
         if path is not None:
@@ -46,7 +47,7 @@ class AuditLog:
                 raise ParameterError(f"the audit log {path} cannot be written: {error.strerror}") from None
 
     def spend(self, entry: Entry, tokens: int) -> None:
-        """More tokens of a request."""
+        """Record more tokens of a request."""
         if not entry.written:
             entry.tokens += tokens
         elif tokens and self._file is not None:

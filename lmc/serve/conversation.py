@@ -1,5 +1,5 @@
-"""Messages to a prompt: by the constant pieces of the model's template, or by the whole of it where tools are involved. A chat API beneath
-the server gets messages and tools as such.
+"""Messages to a prompt: by the constant pieces of the model's template, or by the whole template if tools are involved.
+A chat API behind the server gets messages and tools as such.
 
 Contents stay plain text: no message can write a special token (semantics of the language: appended text is plain).
 """
@@ -30,15 +30,16 @@ class WholeTemplate(Protocol):
     def source(self) -> str: ...
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Part, ...]:
-        """The prompt, up to where the assistant begins. Raises ProgramError for what the template refuses."""
+        """Render the prompt, up to where the assistant begins. Raises ProgramError for messages that the template
+        refuses."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A chat as a backend is asked.
+    """A chat as submitted to a backend.
 
-    family  how calls in the answer are written, None where none may come;  tools  those that a chat API is told of, as `Gen.tools`
+    family  format of calls in the answer, None if none may occur;  tools  those sent to a chat API, as `Gen.tools`
     """
 
     parts: tuple[Part | Image, ...]
@@ -47,7 +48,7 @@ class Asked:
 
 
 def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = ()) -> Asked:
-    """What a backend is asked. `hosts`: where pictures may be fetched."""
+    """Return the prompt of a chat for a backend. `hosts`: from which pictures may be fetched."""
     messages = request.messages
     _check_ids(messages)
     offered = bool(request.tools) and request.tool_choice != "none"
@@ -72,7 +73,7 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
 
 
 def _told(request: ChatRequest, backend: Backend) -> str:
-    """The tools, for a chat API."""
+    """Return the tools, for a chat API."""
     if not backend.capabilities.tools:
         raise bad("tools: the API behind this server takes no tools", "tools", "unsupported")
     if request.tool_choice not in (None, "auto"):
@@ -84,7 +85,7 @@ def _told(request: ChatRequest, backend: Backend) -> str:
 
 
 class _Marked:
-    """A template that says where messages begin and end, which is what chat APIs go by."""
+    """A template of marks that delimit messages, as chat APIs need them."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template, self.name, self.stop = template, template.name, template.stop
@@ -97,7 +98,7 @@ class _Marked:
 
 
 def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]]:
-    """The tools of which the answer must call one: name and schema; none where it is free to answer."""
+    """Return the tools of which the answer must call one: name and schema; none if it is free to answer."""
     tools = [(tool.function.name, tool.function.parameters) for tool in request.tools or ()]
     if isinstance(request.tool_choice, ToolChoice):
         wanted = request.tool_choice.function.name
@@ -127,7 +128,7 @@ def _in_pieces(request: ChatRequest, backend: Backend, hosts: Collection[str]) -
 
 
 def _content(message: Message, where: str, backend: Backend, hosts: Collection[str]) -> str | list[str | Image]:
-    """A message's text, or its texts and pictures in order."""
+    """Return a message's text, or its texts and pictures in order."""
     if not message.has_images or not isinstance(message.content, list):
         return message.text
     if not backend.capabilities.images:
@@ -141,7 +142,7 @@ def _content(message: Message, where: str, backend: Backend, hosts: Collection[s
 
 
 def _result(messages: Sequence[Message], at: int) -> str:
-    """The result of a call, as `lmc.tool_result` has it: with the call that it answers."""
+    """Return the result of a call, in the form of `lmc.tool_result`: with the call that it answers."""
     message = messages[at]
     for before in reversed(messages[:at]):
         for call in before.tool_calls or ():
@@ -153,7 +154,7 @@ def _result(messages: Sequence[Message], at: int) -> str:
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:
-    """As transformers hands messages to templates: arguments of calls as objects, contents as text."""
+    """Return messages as transformers passes them to templates: arguments of calls as objects, contents as text."""
     seen: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
     if message.name is not None:
         seen["name"] = message.name

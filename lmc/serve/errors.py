@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them: a status, a type, a message, the parameter that is at fault."""
+"""Errors in the form of OpenAI's API: a status, a type, a message, the parameter at fault."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is no answer. `headers` go with it."""
+    """An error response. `headers` are sent with it."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ApiError(Exception):
         kind: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        message = message.encode("utf-8", "replace").decode()  # a program's exception may quote half a character
+        message = message.encode("utf-8", "replace").decode()  # a program's exception may contain half a surrogate pair
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.kind = kind or _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
@@ -64,11 +64,11 @@ class ApiError(Exception):
 
 
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that cannot be answered as it stands."""
+    """Return the error for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
-_BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first that fits
+_BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first match wins
     (PromptTooLongError, 400, "context_length_exceeded"),
     (ConstraintError, 400, None),
     (UnsupportedOpError, 400, "unsupported"),
@@ -85,12 +85,12 @@ _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first t
     (BackendError, 500, None),
     (JournalError, 409, "journal"),
     (InDoubtEffect, 409, "in_doubt"),
-    (Interrupted, 409, "waiting"),  # for a person: lmc.serve.runs says more
+    (Interrupted, 409, "waiting"),  # for a person: lmc.serve.runs adds details
 )
 
 
 def as_api_error(error: BaseException, request: str = "") -> ApiError:
-    """What a client is told of an error. One that is nobody's fault but ours is logged, and its text stays here."""
+    """Return the error that a client gets. An internal error is logged, and its text is not sent."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError) and not isinstance(error, LmcError):
@@ -106,7 +106,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parsed(kind: type[M], body: bytes, *, lenient: bool = False) -> M:
-    """A request's body as its type, or ApiError that names what is wrong with it. `lenient`: fields that nobody knows are left out."""
+    """Parse a request's body as its type, or raise ApiError that names the fault. `lenient`: unknown fields are
+    ignored."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -117,7 +118,8 @@ def parsed(kind: type[M], body: bytes, *, lenient: bool = False) -> M:
 
 
 def _without(body: bytes, places: list[tuple[int | str, ...]]) -> bytes:
-    """A JSON object without the fields at these places; unions have steps of their own in a place, which are no fields."""
+    """Return a JSON object without the fields at these locations; unions add steps to a location that are not
+    fields."""
     found: Any = json.loads(body)
     for place in places:
         parent: Any = found
@@ -130,14 +132,14 @@ def _without(body: bytes, places: list[tuple[int | str, ...]]) -> bytes:
 
 
 def _within(value: Any, step: int | str) -> Any:
-    """What is at a step in a JSON value; the value itself for a step that is none of its."""
+    """Return the child of a JSON value at a step; the value itself for a step that is not its own."""
     if isinstance(value, list) and isinstance(step, int):
         return cast("list[Any]", value)[step]
     return cast("dict[Any, Any]", value).get(step, value) if isinstance(value, dict) else value
 
 
 def of_validation(error: ValidationError, known: tuple[str, ...]) -> ApiError:
-    """The first thing that is wrong with a request's body: where, what, and what may be meant. `known`: its fields."""
+    """Return the first error in a request's body: location, message, and a suggestion. `known`: its fields."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(x) for x in first["loc"]) or None
     if first["type"] == "json_invalid":

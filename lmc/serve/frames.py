@@ -1,4 +1,4 @@
-"""What the server and a worker process say to each other: a header of JSON and bytes, as one frame."""
+"""The protocol between the server and a worker process: a JSON header and bytes, as one frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Frame = tuple[dict[str, Any], bytes]
 
 
 async def read(reader: asyncio.StreamReader) -> Frame | None:
-    """The next frame; None when the other side has gone."""
+    """Read the next frame; None when the other side has gone."""
     try:
         header, body = _SIZES.unpack(await reader.readexactly(_SIZES.size))
         if header > _ROOM:
@@ -25,6 +25,6 @@ async def read(reader: asyncio.StreamReader) -> Frame | None:
 
 
 def write(writer: asyncio.StreamWriter, header: dict[str, Any], body: bytes = b"") -> None:
-    """Queues a frame."""
+    """Queue a frame."""
     text = json.dumps(header).encode()
     writer.write(_SIZES.pack(len(text), len(body)) + text + body)

@@ -1,4 +1,4 @@
-"""The application from its first moment on: while the model is being loaded everything is a 503, and whoever asks is told so."""
+"""The application during startup: while the model is loading, every request gets a 503 that says so."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lmc.serve.errors import ApiError
 class Front:
     """An ASGI application that is made by `make`, on a thread of its own, after the server has begun to listen.
 
-    ready   called on the server's loop when the application answers
-    failed  called there when `make` has raised; `error` is what
+    ready   called on the server's loop when the application is ready
+    failed  called there when `make` has raised; `error` is its exception
     """
 
     def __init__(self, make: Callable[[], Starlette], ready: Callable[[], None], failed: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Front:
         try:
             app = await _on_a_thread(self._make)
             await self._open.enter_async_context(app.router.lifespan_context(app))
-        except Exception as error:  # the command's, which raises it when the server has ended
+        except Exception as error:  # raised by the command when the server has ended
             self.error = error
             return self._failed()
         self._app = app
@@ -57,7 +57,7 @@ class Front:
 
 
 async def _on_a_thread(work: Callable[[], Any]) -> Any:
-    """What `work` gives; on a thread that does not hold up the end of the process."""
+    """Return the result of `work`, run on a thread that does not delay the end of the process."""
     loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def tell(act: Callable[[Any], None], value: Any) -> None:
@@ -67,7 +67,7 @@ async def _on_a_thread(work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             found = work()
-        except BaseException as error:  # handed on
+        except BaseException as error:  # passed to the future
             outcome = future.set_exception, error
         else:
             outcome = future.set_result, found

@@ -1,7 +1,8 @@
-"""What every request passes: key, room, size and time limits, and a client that may leave; then its endpoint answers.
+"""The gate that every request passes: key, capacity, size and time limits, and client disconnects; then its endpoint
+answers.
 
     arrives ──► host? ──► key? ──► JSON? ──► room? ──► body in time, not too large ──► endpoint ──► one object, or a stream of events
-       └───────────────── a client that leaves, or the time-out, cancels what was asked ─────────────────┘
+       └───────────────── a client that leaves, or the timeout, cancels the request ─────────────────┘
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from lmc.serve.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a browser takes the server to be: cookies are kept by host, whatever the port."""
+    """The origin of the server as a browser sees it: cookies are kept by host, whatever the port."""
 
     secure: bool
     port: int
@@ -90,12 +91,12 @@ Endpoint = Callable[[Call], Awaitable[Reply | Events]]
 
 
 class ClientGone(Exception):
-    """The client left before its answer."""
+    """The client left before its answer was complete."""
 
 
 @dataclass
 class Entrance:
-    """How many requests are inside, and whether more may come. `inside` have arrived completely or are on their way."""
+    """Counts the requests inside, and admits further ones. `inside` have arrived completely or are arriving."""
 
     most: int
     inside: int = 0
@@ -103,13 +104,13 @@ class Entrance:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def close(self, drain: float = 60.0) -> None:
-        """The server is told to stop: who has not sent a whole request by now is turned away, and what is not answered in `drain`
-        seconds ends with a 503. On the server's loop."""
+        """Close the entrance: incompletely received requests are rejected, and those unanswered after `drain` seconds
+        end with a 503. On the server's loop."""
         self.closed.set()
         asyncio.get_running_loop().call_later(drain, self.over.set)
 
     async def before_it_closes(self, waiting: Awaitable[T]) -> T:
-        """What comes, unless the entrance closes first: then ApiError."""
+        """Return the awaitable's result, unless the entrance closes first: then raise ApiError."""
         task, closed = asyncio.ensure_future(waiting), asyncio.ensure_future(self.closed.wait())
         try:
             await asyncio.wait((task, closed), return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +161,7 @@ class Gate:
             told(await self._serve(scope, receive, send))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
-        """Answer a request; give the status of the answer."""
+        """Answer a request; return the status of the answer."""
         began = time.monotonic()
         entry = Entry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
@@ -190,7 +191,7 @@ class Gate:
         return entry.status
 
     def _check_host(self, scope: Scope) -> None:
-        """A page that makes its own name this machine's (DNS rebinding) says that name."""
+        """Check the host: a page that maps its own name to this machine (DNS rebinding) sends that name."""
         if self.settings.hosts is None:
             return
         said = (_header(scope, b"host") or b"").decode("latin-1").strip().lower()
@@ -199,7 +200,7 @@ class Gate:
             raise ApiError(421, f"this server is not {said!r:.80}; lmc serve --allow-host NAME adds a name", code="invalid_host")
 
     def _account(self, scope: Scope) -> Account | None:
-        """Whose request it is, by its key or its session; None for whom that cannot be told."""
+        """Return the account of a request, by its key or its session; None if unknown."""
         if self.keys.open or self.public:
             return self.keys.nobody
         given = (_header(scope, b"authorization") or b"").decode("utf-8", "surrogateescape")
@@ -223,7 +224,7 @@ class Gate:
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
         loop = asyncio.get_running_loop()
 
-        def told(usage: Usage) -> None:  # by the backend, on a thread of its own; the loop has ended where an answer outlives the server
+        def told(usage: Usage) -> None:  # called by the backend, on its own thread; the loop has ended if an answer outlives the server
             if not loop.is_closed():
                 loop.call_soon_threadsafe(spend, usage)
 
@@ -263,7 +264,7 @@ class Gate:
 
 @dataclass
 class _Sender:
-    """What goes to the client, once."""
+    """Sends the response to the client, once."""
 
     _send: Send
     _seen: Seen
@@ -285,7 +286,7 @@ class _Sender:
         await self._end()
 
     async def fail(self, error: ApiError) -> None:
-        """Says what is wrong: as the answer, or as the last event of a stream that has begun."""
+        """Send an error: as the answer, or as the last event of a stream that has begun."""
         if not self.started:
             body = json.dumps(self._error_body(error), ensure_ascii=False).encode("utf-8", "replace")
             return await self._whole(error.status, body, "application/json", error.headers)
@@ -293,7 +294,7 @@ class _Sender:
         if self.ended:
             return
         try:
-            async with asyncio.timeout(1.0):  # a client that does not read holds the server no longer than that
+            async with asyncio.timeout(1.0):  # a client that does not read blocks the server no longer than that
                 await self._send({"type": "http.response.body", "body": event(self._error_body(error)), "more_body": True})
                 await self._end()
         except TimeoutError:
@@ -317,7 +318,8 @@ class _Sender:
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None], over: asyncio.Event) -> None:
-    """Does the work, unless the client leaves first, or the server's time is over: then it is cancelled, and ClientGone or ApiError raised."""
+    """Run the work, unless the client leaves first, or the server's time is over: then cancel it, and raise ClientGone
+    or ApiError."""
     task, gone, ended = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive)), asyncio.ensure_future(over.wait())
     try:
         await asyncio.wait((task, gone, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -344,7 +346,7 @@ def _no_key() -> ApiError:
 
 
 def _own_page(scope: Scope) -> bool:
-    """Whether a request that a browser sends is one of the server's own pages, or of a person who opens one."""
+    """Return whether a browser's request comes from the server's own pages, or from a person who opens one."""
     if (site := _header(scope, b"sec-fetch-site")) is not None:  # of browsers, and no page can write it
         return site in (b"same-origin", b"none")
     origin = _header(scope, b"origin")
@@ -358,13 +360,13 @@ def _cookie(scope: Scope, name: str) -> str:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own, if it is one that a log can have; else a new one."""
+    """Return the client's own id, if it is suitable for logs; else a new one."""
     given = (_header(scope, b"x-request-id") or b"").decode("latin-1")
     return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req_{secrets.token_hex(12)}"
 
 
 def _check_json(scope: Scope) -> None:
-    """A page of another origin may send text and forms without being asked, but not JSON."""
+    """Check the content type: a page of another origin may send text and forms without a preflight, but not JSON."""
     kind = (_header(scope, b"content-type") or b"").decode("latin-1").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(415, f"the body must be JSON: send the header Content-Type: application/json, not {kind or 'none'!r:.60}")

@@ -1,4 +1,5 @@
-"""Whether the server answers: /health/live of the process, /health/ready (and /health) of the engine, for routers and supervisors."""
+"""Health endpoints: /health/live of the process, /health/ready (and /health) of the engine, for routers and
+supervisors."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ import lmc
 from lmc.backend.base import HEALTHY, Backend, Health, SaysHealth
 from lmc.serve.gate import Call, Entrance, Reply
 
-_PATIENCE = 5.0  # seconds for a backend to say how it is
-_EVERY = 1.0  # seconds between looks at an engine that may have ended
+_PATIENCE = 5.0  # seconds for a backend to report its health
+_EVERY = 1.0  # seconds between checks of an engine that may have ended
 
 
 class HealthApi:
-    """The endpoints. 503 while requests would not be answered: a pass that failed or does not end, an engine that ended, a server that stops."""
+    """The endpoints. 503 while requests would not be answered: a failed or stuck pass, an ended engine, a stopping
+    server."""
 
     def __init__(self, backend: Backend, entrance: Entrance) -> None:
         self._backend, self._entrance = backend, entrance
@@ -30,7 +32,7 @@ class HealthApi:
         return Reply(said, 200 if found.ready else 503)
 
     async def watch(self, broken: Callable[[Health], None]) -> None:
-        """Tells of an engine that will not answer any more, and ends."""
+        """Report a permanently broken engine, and return."""
         while True:
             found = await self._found()
             if found.state in ("ended", "stuck"):
@@ -44,4 +46,4 @@ class HealthApi:
             async with asyncio.timeout(_PATIENCE):
                 return await asyncio.get_running_loop().run_in_executor(None, self._backend.health)
         except TimeoutError:
-            return Health("stuck", f"the engine does not say within {_PATIENCE:g} s how it is")
+            return Health("stuck", f"the engine does not report its health within {_PATIENCE:g} s how it is")

@@ -1,7 +1,7 @@
-"""API keys: kept as digests, each with limits of its own, and what each has used of them.
+"""API keys: stored as digests, each with limits of its own, and its usage.
 
 A file of keys has one a line:  NAME sha256:HEX [requests=60] [tokens=100000] [concurrency=4] [programs=judge,classify] [priority=4]
-A line that is one word is a key in plain text, without limits. Keys are random and long, so that a plain SHA-256 of one tells nothing.
+A line that is one word is a key in plain text, without limits. Keys are random and long, so that a plain SHA-256 reveals nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SCHEME = "sha256:"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a key may use; None: as much as the server gives.
+    """Limits of a key; None: as much as the server allows.
 
     requests     a minute
-    tokens       a minute, of prompts and answers; counted when an answer ends, also one that nobody waits for any more
+    tokens       a minute, of prompts and answers; counted when an answer ends, also an abandoned one
     concurrency  requests at once
-    programs     names of those that it may run; the model itself is for every key
-    priority     its share of the model where other keys compete for it: 4 gets four times what 1 gets
+    programs     names of those that it may run; every key may use the model itself
+    priority     its share of the model under competition: 4 gets four times what 1 gets
     """
 
     requests: int | None = None
@@ -42,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key by its name and digest. What it is itself nobody knows but its holder."""
+    """A key by its name and digest. Only its holder knows the key itself."""
 
     name: str
     digest: str
@@ -58,18 +58,19 @@ def digest_of(text: str) -> str:
 
 
 def new_key() -> str:
-    """A key that nobody guesses."""
+    """Return a new random key."""
     return f"lmc-{secrets.token_urlsafe(32)}"
 
 
 def line_of(key: Key) -> str:
-    """A key as a line of a file."""
+    """Return a key as a line of a file."""
     said = [f"{f.name}={','.join(sorted(v)) if isinstance(v, frozenset) else v}" for f in fields(Limits) if (v := getattr(key.limits, f.name)) is not None]
     return " ".join([key.name, _SCHEME + key.digest, *said])
 
 
 def parse(text: str, where: str) -> list[Key]:
-    """The keys of a file; lines that are empty or begin with # are none. Raises ParameterError with the line."""
+    """Parse the keys of a file; lines that are empty or begin with # are skipped. Raises ParameterError with the
+    line."""
     found = list[Key]()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -101,7 +102,7 @@ def _hashed(words: list[str]) -> Key:
 
 @dataclass
 class _Bucket:
-    """So many a minute: what is there fills up evenly, and may be overdrawn by what is only known afterwards."""
+    """A rate limit per minute: refilled evenly, and may be overdrawn by costs known only afterwards."""
 
     most: int
     clock: Callable[[], float]
@@ -112,14 +113,14 @@ class _Bucket:
         self.left, self.at = float(self.most), self.clock()
 
     def wait(self, wanted: float) -> float:
-        """Seconds until `wanted` are there; 0 if they are."""
+        """Return the seconds until `wanted` are available; 0 if they are."""
         now = self.clock()
         self.left, self.at = min(self.most, self.left + (now - self.at) * self.most / _MINUTE), now
         return max(0.0, (wanted - self.left) * _MINUTE / self.most)
 
 
 class Account:
-    """What a key has used. On the server's loop only."""
+    """Usage of a key. On the server's loop only."""
 
     def __init__(self, key: Key | None, clock: Callable[[], float]) -> None:
         limits = Limits() if key is None else key.limits
@@ -131,17 +132,17 @@ class Account:
         self._inside = 0
 
     def may(self, program: str) -> bool:
-        """Whether the key allows a program."""
+        """Return whether the key allows a program."""
         return self._limits.programs is None or program in self._limits.programs
 
     def check(self, program: str | None) -> None:
-        """Raises ApiError for a program that the key does not allow."""
+        """Raise ApiError for a program that the key does not allow."""
         if program is not None and not self.may(program):
             raise ApiError(403, f"this key may not run {program}", kind="permission_error", code="program_not_allowed")
 
     @contextmanager
     def admitted(self, program: str | None) -> Iterator[None]:
-        """A request is inside. Raises ApiError for one that the key does not allow, or not now."""
+        """Admit a request in the block. Raises ApiError for one that the key does not allow, or not now."""
         limits = self._limits
         self.check(program)
         if limits.concurrency is not None and self._inside >= limits.concurrency:
@@ -158,7 +159,7 @@ class Account:
             self._inside -= 1
 
     def spend(self, tokens: int) -> None:
-        """Tokens that the backend has computed for it."""
+        """Charge tokens that the backend has computed for it."""
         if self._tokens is not None:
             self._tokens.wait(0)
             self._tokens.left -= tokens
@@ -180,23 +181,25 @@ class Keyring:
 
     @property
     def open(self) -> bool:
-        """Whether nobody is asked for a key."""
+        """Return whether no key is required."""
         return not self._accounts
 
     @property
     def nobody(self) -> Account:
-        """Who need not show a key."""
+        """Return the account of requests without a key."""
         return self._nobody
 
     def account(self, token: str) -> Account | None:
-        """By digests, whose comparison tells nothing of keys; None for a key that is none."""
+        """Return the account of a key, by digests, whose comparison reveals nothing of keys; None for an unknown
+        key."""
         return self._accounts.get(digest_of(token))
 
     lasts = int(_LASTS)
     """Seconds of a session."""
 
     def sign_in(self, token: str) -> str | None:
-        """What a browser shows from now on in place of the key; None for a key that is none. The oldest session ends where there are too many."""
+        """Return a session that a browser sends in place of the key; None for an invalid key. The oldest session ends
+        if there are too many."""
         account = self.account(token)
         if account is None:
             return None
@@ -210,6 +213,6 @@ class Keyring:
         self._sessions.pop(digest_of(session), None)
 
     def of_session(self, session: str) -> Account | None:
-        """Whose session it is; None if it is none, or over."""
+        """Return the account of a session; None if it is invalid or has expired."""
         account, until = self._sessions.get(digest_of(session), (None, 0.0))
         return account if self._clock() < until else None

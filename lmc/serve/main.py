@@ -1,4 +1,4 @@
-"""Runs the application: one socket, until a signal ends it; requests that run are answered first."""
+"""Runs the application: one socket, until a signal ends it; running requests are answered first."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _PATIENCE = 30  # seconds for a request line and headers, and for the next reque
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """A certificate, with those that it depends on, and its private key, as files of PEM."""
+    """A certificate with its chain and its private key, as PEM files."""
 
     certificate: Path
     key: Path
 
     def check(self) -> None:
-        """Raises ParameterError for files that do not belong together."""
+        """Raise ParameterError for files that do not belong together."""
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
@@ -48,12 +48,12 @@ class Tls:
 
 
 def loopback_names(host: str) -> frozenset[str]:
-    """What clients on this machine call a server that listens on loopback."""
+    """Return the names by which clients on this machine reach a server that listens on loopback."""
     return frozenset({"localhost", "127.0.0.1", "::1", host.lower()})
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises ParameterError where that cannot be."""
+    """Return a bound socket; port 0 picks a free one. Raises ParameterError if that is impossible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,7 +66,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Return whether only this machine can reach a server on this host."""
     if host == "localhost":
         return True
     try:
@@ -87,11 +87,11 @@ def serve(
     tls: Tls | None = None,
     workers: WorkerOptions | None = None,
 ) -> Health | None:
-    """Serves until SIGINT or SIGTERM, then lets running requests finish, for at most `drain` seconds.
+    """Serve until SIGINT or SIGTERM, then let running requests finish, for at most `drain` seconds.
 
-    The backend is opened when the server listens, which says 503 until then, and closed at the end. Calls `ready(url)` when requests are
-    accepted. `until_broken`: ends by itself, too, when the engine will not answer any more, and gives what it says of itself.
-    Raises what opening the backend raised.
+    The backend is opened once the server listens, which answers 503 until then, and closed at the end. Calls
+    `ready(url)` when requests are accepted. `until_broken`: also ends by itself when the engine is permanently broken,
+    and returns its health. Raises the errors of opening the backend.
     """
     entrance, opened, broken = Entrance(settings.max_requests), list[Backend](), list[Health]()
 
@@ -112,14 +112,14 @@ def serve(
             raise front.error
         return broken[0] if broken else None
     finally:
-        if not broken:  # one that is stuck does not close
+        if not broken:  # a stuck engine does not close
             for backend in opened:
                 backend.close()
 
 
 @contextmanager
 def _signals_end_it() -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more when all is answered; it has done its work then."""
+    """Swallow the signal that ended uvicorn, which it raises again when all is answered."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -132,7 +132,8 @@ def _signals_end_it() -> Iterator[None]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which turns away at its end who has not sent a whole request, and ends what is not answered in time with a 503."""
+    """uvicorn's server, which on shutdown rejects incompletely received requests, and ends those not answered in time
+    with a 503."""
 
     def __init__(self, app: ASGIApp, entrance: Entrance, *, drain: float = 60.0, tls: Tls | None = None) -> None:
         self._drain = max(1.0, drain)
@@ -153,7 +154,7 @@ class Server(uvicorn.Server):
         self._entrance = entrance
 
     def stop_at_once(self) -> None:
-        """Nothing that runs will be answered."""
+        """Stop at once: running requests will not be answered."""
         self._drain, self.should_exit = 0.0, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -162,7 +163,7 @@ class Server(uvicorn.Server):
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which does not wait for ever for a request line and headers; the gate does not for a body."""
+    """uvicorn's connection, which limits the wait for a request line and headers; the gate limits that for a body."""
 
     _late: asyncio.TimerHandle | None = None
 

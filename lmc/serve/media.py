@@ -1,7 +1,8 @@
 """Pictures in requests: data URLs, and files of hosts that the operator has named.
 
-To fetch what a request names is to lend it this machine's place in the network. So by default nothing is fetched; where hosts are
-named, only from these, by https or http as the address says, without following redirects, and no more than a picture.
+Fetching an address given by a request exposes this machine's network position (SSRF). So by default nothing is fetched;
+if hosts are named, only from these, by the address's scheme, https or http, without following redirects, and no more
+than a picture.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from lmc.images import MOST_BYTES, is_remote, read
 from lmc.prompt import Image
 from lmc.serve.errors import bad
 
-_SECONDS = 20.0  # that a file may take
+_SECONDS = 20.0  # for a file
 _AT_ONCE = 1 << 16
 
 
 class _Staying(urllib.request.HTTPRedirectHandler):
-    """Follow no redirects: the host that they lead to was not named."""
+    """Follows no redirects: the host that they lead to was not named."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
@@ -34,7 +35,8 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Staying)
 
 
 def picture(url: str, detail: str, param: str, hosts: Collection[str]) -> Image:
-    """The picture that a request gives by an address. Raises ApiError (400) for what is none, and for hosts that are not named."""
+    """Return the picture that a request gives by an address. Raises ApiError (400) for an invalid one, and for hosts
+    that are not named."""
     if not is_remote(url) and url[:5].lower() != "data:":  # never a path of this machine
         raise bad(f"{param}: a picture is given by a data URL, data:image/…;base64,…", param)
     source: str | bytes = _fetched(url, param, hosts) if is_remote(url) else url

@@ -1,4 +1,4 @@
-"""POST /v1/messages: Anthropic's Messages API as a chat completion asked and answered there. Pure data."""
+"""POST /v1/messages: Anthropic's Messages API, converted to and from chat completions. Pure data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AnthropicMessage(Body):
 
 
 class MessagesRequest(Body):
-    """What a client may send. `cache_control` of blocks, `metadata` and `service_tier` change nothing here."""
+    """The body of a request. `cache_control` of blocks, `metadata` and `service_tier` have no effect."""
 
     model: str
     max_tokens: Count
@@ -39,7 +39,7 @@ class MessagesRequest(Body):
 
 
 def as_chat(request: MessagesRequest) -> Json:
-    """The request as one of a chat completion."""
+    """Convert the request to a chat completion's."""
     if request.thinking is not None and request.thinking.get("type") != "disabled":
         raise bad("thinking: this server does not separate it from the answer; leave it out", "thinking", "unsupported")
     messages: list[Json] = []
@@ -65,7 +65,7 @@ def _tool(tool: Json) -> Json:
 
 
 def _turns(message: AnthropicMessage, where: str) -> list[Json]:
-    """A message: results of tools are messages of their own, calls are beside the text."""
+    """Convert a message: results of tools are messages of their own, calls are besides the text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     found: list[Json] = []
@@ -111,7 +111,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def whole(chat: Json) -> Json:
-    """An answer of a chat completion as a message."""
+    """Convert an answer of a chat completion to a message."""
     (choice,) = chat["choices"]
     message = choice["message"]
     content: list[Json] = [{"type": "text", "text": message["content"], "citations": None}] if message.get("content") else []
@@ -120,7 +120,7 @@ def whole(chat: Json) -> Json:
 
 
 async def events(chunks: AsyncIterator[Json]) -> AsyncIterator[bytes]:
-    """The same of the chunks of a chat completion, the last of which has its usage."""
+    """Convert the chunks of a chat completion, the last of which has its usage."""
     begun, block, end, last = False, -1, Json(), Json()
     async for last in chunks:
         if not begun:
@@ -180,5 +180,5 @@ _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "perm
 
 
 def error_body(error: ApiError) -> Json:
-    """An error in this API's form."""
+    """Return an error in this API's form."""
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error"), "message": error.message}}

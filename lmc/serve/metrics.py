@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' text format: requests, tokens, the backend's work, the event loop's lag."""
+"""The server's metrics, in Prometheus' text format: requests, tokens, the backend's work, the event loop's lag."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lmc.backend.base import Backend, Counters, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 CLIENT_GONE = 499
-"""The status that is counted for a client that left before its answer (nginx's convention)."""
+"""Status counted for a client that left before its answer (nginx's convention)."""
 
 
 @dataclass
 class Seen:
-    """What becomes of one request."""
+    """Outcome of one request."""
 
     status: int = 500
 
 
 class Metrics:
-    """Each server has a registry of its own, so that several can live in one process."""
+    """Metrics of a server. Each has a registry of its own, so that several can run in one process."""
 
     def __init__(self, backend: Backend) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -52,7 +52,7 @@ class Metrics:
 
     @contextmanager
     def request(self, endpoint: str) -> Iterator[Seen]:
-        """Counts a request from its arrival to its end."""
+        """Count a request from its arrival to its end."""
         seen, started = Seen(), time.perf_counter()
         self._running.inc()
         try:
@@ -63,7 +63,7 @@ class Metrics:
             self._seconds.labels(endpoint).observe(time.perf_counter() - started)
 
     def counts_ahead(self, what: Callable[[], Usage]) -> None:
-        """Adds what programs asked ahead; it is read when somebody asks."""
+        """Add the programs' requests made ahead; read on demand."""
         self._ahead.sources.append(what)
 
     def first_token(self, seconds: float) -> None:
@@ -74,7 +74,7 @@ class Metrics:
         self._completion.inc(usage.completion_tokens)
 
     async def watch_loop(self, every: float = 0.05) -> None:
-        """Notes how much later than it should the event loop comes back. Runs until it is cancelled."""
+        """Record the event loop's lag. Runs until it is cancelled."""
         while True:
             before = time.perf_counter()
             await asyncio.sleep(every)
@@ -94,7 +94,7 @@ AHEAD = {
 
 
 class _Ahead:
-    """What programs asked ahead."""
+    """Programs' requests made ahead."""
 
     def __init__(self) -> None:
         self.sources: list[Callable[[], Usage]] = []
@@ -109,7 +109,7 @@ class _Ahead:
 
 
 class _OfBackend:
-    """The backend's counters, and what the engine holds, as they are when somebody asks."""
+    """The backend's counters, and the engine's state, read on demand."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -143,5 +143,5 @@ _HELD = {
     "slots": "Tokens that the KV pool holds",
     "free_slots": "Free slots of the KV pool",
     "cached_tokens": "Tokens in the radix tree",
-    "evictable_tokens": "Cached tokens that nobody uses",
+    "evictable_tokens": "Cached tokens that are not in use",
 }

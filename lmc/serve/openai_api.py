@@ -42,7 +42,8 @@ class OpenAIApi:
     """Answers requests of OpenAI's API. Each method is one endpoint."""
 
     def __init__(self, backend: Backend, settings: Settings, metrics: Metrics, pool: Executor, compiling: Executor) -> None:
-        """`compiling`: where requests with constraints wait for each other, so that the others on `pool` do not."""
+        """Set up; `compiling`: pool on which requests with constraints wait for each other, so that the others on
+        `pool` do not."""
         self._backend, self._settings, self._metrics, self._pool, self._compiling = backend, settings, metrics, pool, compiling
         self._started = int(time.time())
 
@@ -55,7 +56,7 @@ class OpenAIApi:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """What requests may give as `model`: the model's own names, and its adapters'."""
+        """Return the names that requests may give as `model`: the model's own, and its adapters'."""
         return (*self._settings.models, *self._backend.capabilities.listed_adapters)
 
     def _adapter(self, request: Sampled) -> str:
@@ -110,7 +111,7 @@ class OpenAIApi:
         return Reply(answer)
 
     async def responses(self, call: Call) -> Reply | Events:
-        """OpenAI's other form of asking."""
+        """Answer OpenAI's Responses API."""
         request = self._parsed(responses_api.ResponsesRequest, call.body)
         answer, made = await self._answered(_chat_of(responses_api.as_chat(request)), call), responses_api.Answer(request)
         if isinstance(answer, Chunks):
@@ -118,7 +119,7 @@ class OpenAIApi:
         return Reply(made.whole(answer))
 
     async def messages(self, call: Call) -> Reply | Events:
-        """Anthropic's form of asking."""
+        """Answer Anthropic's Messages API."""
         request = self._parsed(messages_api.MessagesRequest, call.body)
         answer = await self._answered(_chat_of(messages_api.as_chat(request)), call)
         if isinstance(answer, Chunks):
@@ -129,7 +130,7 @@ class OpenAIApi:
         raise ApiError(501, "this server has no embeddings: its model generates text; ask a server of an embedding model", code="unsupported")
 
     async def _answered(self, request: ChatRequest, call: Call) -> dict[str, Any] | Chunks:
-        """The answer to a chat completion, or the chunks in which it comes."""
+        """Return the answer to a chat completion, or its chunks."""
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices)
         params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens, self._adapter(request))
@@ -161,7 +162,7 @@ class OpenAIApi:
         token_bytes: TokenBytes | None,
         arrived: float,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The last has no choices, and the usage."""
+        """Yield the chunks. The last has no choices, and the usage."""
         answers = [ChatDeltas(i, family, token_bytes) for i in range(request.choices)]
         for answer in answers:
             yield stamp.chunk([answer.opening()], **request.unknown_usage)
@@ -171,7 +172,7 @@ class OpenAIApi:
                 yield stamp.chunk([choice], **request.unknown_usage)
         yield stamp.chunk([], usage=usage_of([result.output() for result in generation.results], request.choices))
 
-    # -- what both need ------------------------------------------------------------------------------------------------
+    # -- shared helpers ------------------------------------------------------------------------------------------------
 
     def _parsed(self, kind: type[M], body: bytes) -> M:
         return parsed(kind, body, lenient=self._settings.lenient)
@@ -195,12 +196,12 @@ class OpenAIApi:
             raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", "n")
 
     def _end(self, stamp: Stamp, request: Sampled, generation: Generation) -> bytes:
-        """The end of a stream."""
+        """Return the end of a stream."""
         usage = usage_of([result.output() for result in generation.results], request.choices)
         return (event(stamp.chunk([], usage=usage)) if request.wants_usage else b"") + DONE
 
     def _first_token(self, arrived: float) -> float:
-        """Notes the first token's time once; infinity from then on."""
+        """Record the first token's time once; infinity from then on."""
         if arrived != float("inf"):
             self._metrics.first_token(time.perf_counter() - arrived)
         return float("inf")
@@ -219,7 +220,7 @@ class OpenAIApi:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """An answer as it grows. `cancel` ends it."""
+    """A growing answer. `cancel` ends it."""
 
     stream: AsyncGenerator[dict[str, Any], None]
     cancel: Callable[[], None]
@@ -238,7 +239,7 @@ async def _generator(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None
 
 
 def _chat_of(body: dict[str, Any]) -> ChatRequest:
-    """A translated request. Raises ApiError as for a chat completion."""
+    """Convert a request. Raises ApiError as for a chat completion."""
     try:
         return ChatRequest.model_validate(body)
     except ValidationError as error:
@@ -246,7 +247,8 @@ def _chat_of(body: dict[str, Any]) -> ChatRequest:
 
 
 def _meaning(request: ChatRequest | CompletionRequest, most: int, adapter: str) -> tuple[SamplingParams, Constraint | None]:
-    """How answers are sampled, and their language: long regexes and schemas take a while to read."""
+    """Return the sampling parameters and the constraint of a request: long regexes and schemas take a while to
+    parse."""
     return replace(request.asked_params(most), adapter=adapter), request.constraint()
 
 
@@ -255,7 +257,7 @@ def _item_seed(seed: int | None, item: int) -> int | None:
 
 
 def _parts_of(prompt: str | list[int], backend: Any) -> tuple[Part, ...]:
-    """Text, or token ids as the text that encodes to just these ids."""
+    """Return text, or token ids as the text that encodes to exactly these ids."""
     if isinstance(prompt, str):
         return (prompt,)
     if not hasattr(backend, "tokenizer") or not hasattr(backend, "encode"):

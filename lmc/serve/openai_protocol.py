@@ -1,6 +1,7 @@
-"""The requests of OpenAI's API as types, with the extensions of vLLM and SGLang; what they mean for sampling.
+"""The requests of OpenAI's API as types, with the extensions of vLLM and SGLang; their conversion to sampling
+parameters.
 
-Unknown fields are refused: a parameter that nobody looks at would change answers silently.
+Unknown fields are refused: an ignored parameter would change answers silently.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's."""
+    """vLLM's structured outputs."""
 
     regex: str | None = None
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
@@ -106,7 +107,7 @@ Parts = list[ContentPart]
 
 
 def _known_parts(content: Any) -> Any:
-    """Says what is wrong with a part, where a union would only say what it expects."""
+    """Report the error in a part, where a union would only list the expected types."""
     for i, part in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         kind: Any = part.get("type") if isinstance(part, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if isinstance(kind, str) and kind not in ("text", "image_url"):
@@ -135,7 +136,7 @@ class Message(Body):
         return isinstance(self.content, list) and any(part.image_url is not None for part in self.content)
 
 
-# -- what both endpoints take ------------------------------------------------------------------------------------------
+# -- common parameters ------------------------------------------------------------------------------------------
 
 
 class Sampled(Body):
@@ -156,7 +157,7 @@ class Sampled(Body):
     response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
-    store: bool | None = None  # nothing is
+    store: bool | None = None  # nothing is stored
     reasoning_effort: str | None = None
     verbosity: str | None = None
     service_tier: str | None = None
@@ -181,7 +182,7 @@ class Sampled(Body):
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
     structured_outputs: StructuredOutputs | None = None
-    # what routers write into every request, with the only value that this server knows
+    # written into every request by routers, with the only value that this server supports
     skip_special_tokens: Literal[True] | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     include_stop_str_in_output: Literal[False] | None = None
@@ -198,15 +199,15 @@ class Sampled(Body):
 
     @property
     def unknown_usage(self) -> dict[str, None]:
-        """What the pieces of a stream that ends with its usage say of it before."""
+        """Return the usage field of the earlier pieces of a stream that ends with its usage."""
         return {"usage": None} if self.wants_usage else {}
 
     def limit(self) -> int | None:
-        """Tokens that the request allows, if it says."""
+        """Return the token limit of the request, if given."""
         return self.max_tokens
 
     def params(self, most: int, **more: Any) -> SamplingParams:
-        """How each answer is sampled; `most` tokens where the request names no limit."""
+        """Return the sampling parameters of each answer; `most` tokens if the request sets no limit."""
         if self.stream_options is not None and not self.stream:
             raise bad("stream_options needs stream=true", "stream_options")
         given = {
@@ -228,7 +229,7 @@ class Sampled(Body):
         return sampling(SamplingParams(), given)
 
     def constraint(self) -> Constraint | None:
-        """The language that the answer must belong to. One field may say it."""
+        """Return the constraint on the answer. Only one field may give it."""
         found = {name: c for name, c in self._constraints() if c is not None}
         if len(found) > 1:
             raise bad(f"{' and '.join(found)} exclude each other: an answer has one constraint", next(reversed(found)))

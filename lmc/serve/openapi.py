@@ -97,7 +97,7 @@ _OPTIONS: list[Json] = [
 
 
 def document(programs: Sequence[Described], *, with_keys: bool) -> Json:
-    """The whole description. `with_keys`: requests need an API key."""
+    """Build the whole description. `with_keys`: requests need an API key."""
     bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
     for program in programs:
         bodies += [program.arguments, program.items, *([Answer] if program.runs is not None and Answer not in bodies else [])]
@@ -158,7 +158,7 @@ def _of_program(program: Described) -> Json:
         one = {"name": "run", "in": "path", "required": True, "schema": {"type": "string"}}
         found[at]["post"]["parameters"] = [*_OPTIONS, {**one, "in": "query", "required": False, "description": "Keep the run under this id."}]
         found[at]["post"]["responses"]["202"] = _RUN
-        answers = _operation("Answers a question of a run, which goes on.", _RECORD, body=Answer, parameters=[one])
+        answers = _operation("Answers a question of a run, which then resumes.", _RECORD, body=Answer, parameters=[one])
         answers["responses"]["202"] = _RUN
         found[f"{at}/runs"] = {"get": _operation("The runs that were kept.", {"type": "object"})}
         found[f"{at}/runs/{{run}}"] = {"get": _operation("How a run stands, and what it asks.", {"type": "object"}, parameters=[one])}

@@ -43,7 +43,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class RunOptions(BaseModel):
-    """The options of a run, from the query string: they are no arguments of the program."""
+    """Options of a run, from the query string: they are not arguments of the program."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -54,14 +54,14 @@ class RunOptions(BaseModel):
 
 
 class ProgramLoop:
-    """An event loop on a thread of its own, started when it is first needed."""
+    """An event loop on a thread of its own, started on first use."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
 
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What `work` gives on that loop. Cancelling the caller cancels it."""
+        """Return the result of `work` on that loop. Cancelling the caller cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._started()))
 
     def _started(self) -> asyncio.AbstractEventLoop:
@@ -73,7 +73,7 @@ class ProgramLoop:
 
     @staticmethod
     def _forever(loop: asyncio.AbstractEventLoop) -> None:
-        """Until `close`. A program's SystemExit gets as far as here, and the loop has other programs to run."""
+        """Run until `close`. A program's SystemExit propagates here, and the loop has other programs to run."""
         while True:
             try:
                 return loop.run_forever()
@@ -86,19 +86,20 @@ class ProgramLoop:
 
 
 class Described:
-    """A program as requests name it, with the types of their bodies. Raises ProgramError for one whose arguments no JSON can give."""
+    """A program under its public name, with the types of its request bodies. Raises ProgramError for one whose
+    arguments cannot be given as JSON."""
 
     def __init__(self, function: Function, pool: Executor, journals: Path | None = None) -> None:
         self.name, self.function = function.name, function
         self.runs = None if journals is None else Runs(journals / self.name, pool)
-        """Its runs that have an id, where the server keeps them."""
+        """Its runs with an id, if the server keeps them."""
         self.arguments = arguments_model(function)
         several: Any = list.__class_getitem__(self.arguments)
         self.items: Any = create_model(f"{self.name}_items", __config__=_STRICT, items=(several, Field(min_length=1, max_length=_MOST_ITEMS)))
 
 
 class Published(Described):
-    """One program with its three endpoints: a run, a run as a stream, a batch. `end` is told of runs that nobody waits for any more."""
+    """One program with its three endpoints: a run, a run as a stream, a batch. `end` is called with abandoned runs."""
 
     def __init__(
         self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, end: Callable[[Running], None], journals: Path | None = None
@@ -113,7 +114,7 @@ class Published(Described):
 
     @property
     def ahead(self) -> Usage:
-        """What its runs asked ahead since it was published."""
+        """Return the usage ahead of its runs since it was published."""
         now = self._asked_ahead()
         return Usage(**{name: getattr(now, name) - getattr(self._before, name) for name in AHEAD})
 
@@ -131,7 +132,7 @@ class Published(Described):
         return await self._one(call, item, options, run)
 
     async def resume(self, call: Call) -> Reply:
-        """A person's answer, with which a run goes on."""
+        """Resume a run with a person's answer."""
         assert self.runs is not None
         run, item = await self.runs.answered(call)
         return await self._one(call, item, {}, run)
@@ -164,10 +165,10 @@ class Published(Described):
 
     @contextmanager
     def _ended_with_the_request(self, *, kept: bool = False) -> Iterator[Running]:
-        """What runs on when the request is cancelled is ended."""
+        """End the run if the request is cancelled."""
         run = Running(self.name)
         run.kept = kept
-        RUN.set(run)  # of the request's own task
+        RUN.set(run)  # set in the request's own task
         try:
             yield run
         except asyncio.CancelledError:
@@ -175,10 +176,10 @@ class Published(Described):
             raise
 
     async def _records(self, items: Sequence[Mapping[str, Any]], options: Json) -> list[Json]:
-        """On the programs' loop: one record an item; a failed one holds its exception as `error`."""
+        """Return one record per item, on the programs' loop; a failed one holds its exception as `error`."""
         try:
             states = await self._program.abatch(items, errors="return", **options)
-        except (SystemExit, KeyboardInterrupt, RunEnded) as error:  # would end whoever awaits this
+        except (SystemExit, KeyboardInterrupt, RunEnded) as error:  # would end the awaiting task
             raise self._told(error) from None
         except JournalError as error:  # of other arguments, or in use
             return [{"index": i, "error": self._told(error), "cause": error} for i in range(len(items))]
@@ -192,13 +193,14 @@ class Published(Described):
         record["return_value"] = record.pop("return")
         try:
             record = to_jsonable_python(record)
-            json.dumps(record, ensure_ascii=False, allow_nan=False).encode()  # NaN, half a character, what contains itself
+            json.dumps(record, ensure_ascii=False, allow_nan=False).encode()  # NaN, half a character, recursive data
             return record
         except (PydanticSerializationError, ValueError, RecursionError) as unknown:
             return {"index": index, "error": ApiError(500, f"{self.name} returned what JSON cannot write: {unknown}")}
 
     def _told(self, error: BaseException) -> ApiError:
-        """What a client is told of a run's error: a program's own exceptions by class and message, all with their line."""
+        """Return the error of a run for a client: a program's own exceptions by class and message, all with their
+        line."""
         at = self._place(error)
         if isinstance(error, LmcError):
             told = as_api_error(error)
@@ -207,7 +209,8 @@ class Published(Described):
         return ApiError(500, f"{at}{type(error).__name__}: {error}", kind="program_error")
 
     def _place(self, error: BaseException) -> str:
-        """`judge.py:17: `, of the program's file; nothing where the error came from elsewhere. Folders stay ours."""
+        """Return `judge.py:17: `, of the program's file; nothing if the error came from elsewhere. Folders are not
+        disclosed."""
         file = "" if self.function.loc is None else self.function.loc.file  # a partial has none
         lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
         if isinstance(error, LmcError) and error.loc is not None:
@@ -217,7 +220,8 @@ class Published(Described):
     # -- streams
 
     async def _events(self, held: list[Any]) -> AsyncGenerator[bytes, None]:
-        """`delta` and `value` of each variable as it comes, then `done`. Closing it drops the state, which ends the run."""
+        """Yield `delta` and `value` of each variable as it arrives, then `done`. Closing it drops the state, which ends
+        the run."""
         state = held.pop()
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -229,7 +233,7 @@ class Published(Described):
         progress.watch(notify)
         while True:
             changed.clear()
-            over = progress.done  # asked first: what it brings comes before the end
+            over = progress.done  # read first: its results come before the end
             for chunk in _news(state, seen, notify):
                 yield chunk
             if over:
@@ -243,7 +247,7 @@ class Published(Described):
         yield _event("done", record)
 
     def _whole(self, call: Call) -> Json:
-        """The options of what has no id."""
+        """Return the options of a run without an id."""
         options = self._options(call)
         if "run" in options:
             raise bad("a batch, or a stream, is not kept under an id; leave run= out", "run")
@@ -264,7 +268,7 @@ class _Variable:
         self.name, self.held, self.deltas, self.length, self.over = name, held, 0, 0, False
 
     def news(self) -> Iterator[bytes]:
-        done = self.held.done  # asked first: deltas come before the end
+        done = self.held.done  # read first: deltas come before the end
         text = "".join(self.held.deltas[self.deltas :])
         self.deltas, self.length = len(self.held.deltas), self.length + len(text)
         self.over = done
@@ -278,7 +282,7 @@ class _Variable:
 
 
 def _news(state: Any, seen: list[_Variable], notify: Any) -> Iterator[bytes]:
-    """What the root's variables have that was not sent yet. A name that is used again begins anew."""
+    """Yield unsent parts of the root's variables. A reused name starts over."""
     for name, held in tuple(state.variables.items()):
         if name is not None and isinstance(held, Result) and all(held is not variable.held for variable in seen):
             seen.append(_Variable(name, held))
@@ -300,7 +304,8 @@ def _with_error_told(record: Json) -> Json:
 
 
 def arguments_model(function: Function) -> type[BaseModel]:
-    """A model of the program's arguments by their annotations and defaults. Raises ProgramError for what JSON cannot give."""
+    """Return a model of the program's arguments by their annotations and defaults. Raises ProgramError for arguments
+    that JSON cannot give."""
     fields: dict[str, Any] = {}
     open_ = False
     for i, (name, parameter) in enumerate(parameters(function).items()):
@@ -335,6 +340,6 @@ def _field(function: Function, name: str, parameter: inspect.Parameter) -> tuple
 
 
 def _values(given: BaseModel) -> Mapping[str, Any]:
-    """The arguments that were given, by the program's names for them."""
+    """Return the given arguments, by the program's names for them."""
     named = {field.alias or name: getattr(given, name) for name, field in type(given).model_fields.items() if name in given.model_fields_set}
     return {**named, **(given.model_extra or {})}

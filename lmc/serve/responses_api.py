@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API as a chat completion asked and answered there. Pure data; nothing is stored."""
+"""POST /v1/responses: OpenAI's Responses API, converted to and from chat completions. Pure data; nothing is stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TextOptions(Body):
 
 
 class ResponsesRequest(Body):
-    """What a client may send. `include`, `truncation` and what says how hard to think change nothing here."""
+    """The body of a request. `include`, `truncation` and the reasoning effort have no effect."""
 
     model: str | None = None
     input: str | list[dict[str, Any]]
@@ -57,7 +57,7 @@ class ResponsesRequest(Body):
 
 
 def as_chat(request: ResponsesRequest) -> Json:
-    """The request as one of a chat completion."""
+    """Convert the request to a chat completion's."""
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     messages: list[Json] = [{"role": "system", "content": request.instructions}] if request.instructions else []
     for i, item in enumerate(items):
@@ -83,7 +83,7 @@ def _tool(tool: Json) -> Json:
 
 
 def _add(messages: list[Json], item: Json, i: int) -> None:
-    """An item of the input; calls join the assistant's message before them."""
+    """Add an item of the input; calls join the assistant's message before them."""
     kind = item.get("type") or "message"
     if kind == "function_call":
         call = {"id": item.get("call_id") or "", "type": "function", "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
@@ -94,12 +94,12 @@ def _add(messages: list[Json], item: Json, i: int) -> None:
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"), i)})
     elif kind == "message":
         messages.append({"role": item.get("role"), "content": _content(item.get("content"), i)})
-    elif kind != "reasoning":  # what a model thought before is not told to it again
+    elif kind != "reasoning":  # earlier reasoning is not sent to the model again
         raise bad(f"input.{i}: items of the type {kind!r:.60} are not supported", "input", "unsupported")
 
 
 def _content(content: Any, i: int) -> str | list[Json]:
-    """A message's text, or its parts as a chat completion has them where there are pictures among them."""
+    """Return a message's text, or its parts in a chat completion's form if it has pictures."""
     if not (isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == "input_image" for part in content)):  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return _text(content, i)
     return [_image(part, i) if isinstance(part, dict) and part.get("type") == "input_image" else {"type": "text", "text": _text(part, i)} for part in content]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
@@ -125,7 +125,7 @@ def _text(content: Any, i: int) -> str:
 
 
 class Answer:
-    """One answer, whole or as it grows."""
+    """One answer, complete or growing."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         self._request, self._id = request, f"resp_{secrets.token_hex(16)}"
@@ -140,7 +140,7 @@ class Answer:
         return self._response(chat, choice["finish_reason"], chat["usage"])
 
     async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[bytes]:
-        """Of the chunks of a chat completion, the last of which has its usage."""
+        """Convert the chunks of a chat completion, the last of which has its usage."""
         number = 0
 
         def told(kind: str, **fields: Any) -> bytes:

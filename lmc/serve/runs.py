@@ -1,4 +1,5 @@
-"""Runs that people take part in: journaled under an id, they end at a question (`lmc.interrupt`), and go on with the answer, days and restarts later."""
+"""Runs with a human in the loop: journaled under an id, they stop at a question (`lmc.interrupt`), and resume with the
+answer, days and restarts later."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
 
 
 class Answer(BaseModel):
-    """The body of an answer to a question. `number`: which, where several wait."""
+    """The body of an answer to a question. `number`: selects one of several."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -40,7 +41,7 @@ class Runs:
         self._directory, self._pool = directory, pool
 
     def journal(self, run: str) -> Journal:
-        """Of the run with an id. Raises ApiError for what is none."""
+        """Return the journal of the run with an id. Raises ApiError for an invalid one."""
         if re.fullmatch(_NAME, run) is None:
             raise ApiError(400, f"run {run!r:.80}: letters, digits, '-', '_' and '.', at most 64", param="run")
         return Journal(self._directory / run)
@@ -59,12 +60,12 @@ class Runs:
         return Reply(await self._on_pool(partial(self._one, call.path["run"])))
 
     async def answered(self, call: Call) -> tuple[str, Mapping[str, Any]]:
-        """Notes an answer; the run's id and its arguments. Raises ApiError."""
+        """Record an answer; return the run's id and its arguments. Raises ApiError."""
         given, run = parsed(Answer, call.body), call.path["run"]
         return run, await self._on_pool(partial(self._answer, run, given))
 
     def waits(self, run: str, error: BaseException) -> Reply | None:
-        """What is said of a run that waits for a person; None of any other error."""
+        """Return the response for a run that waits for a person; None for any other error."""
         if isinstance(error, InDoubtEffect):
             raise ApiError(409, self._said(run, f"run {run} waits: {error.message}"), code="in_doubt")
         if isinstance(error, JournalError):
@@ -109,7 +110,7 @@ class Runs:
             return {"status": "unreadable", "error": self._said(run, str(error)), "questions": []}
 
     def _said(self, run: str, message: str) -> str:
-        """A message without the server's folders."""
+        """Return a message without the server's folders."""
         path = self.journal(run).path
         for folder in (path.absolute(), path):
             message = message.replace(f"{folder}/journal", run).replace(str(folder), run)

@@ -1,4 +1,4 @@
-"""What a server is told once: its names, keys and limits."""
+"""Settings of a server: its names, keys and limits."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lmc.serve.keys import Key
 class Settings:
     """Limits of one server.
 
-    models        names that requests may give as `model`; the first is what answers say
-    api_keys      keys, one of which every request but /health must show; empty: nobody is asked
-    hosts         what the header Host may say, without a port; None: anything
-    origins       of pages in browsers that may ask ("*": all); empty: none
+    models        names that requests may give as `model`; answers have the first
+    api_keys      keys, one of which every request but /health must carry; empty: no key required
+    hosts         allowed values of the header Host, without a port; None: any
+    origins       of browser pages that may make requests ("*": all); empty: none
     audit_log     file to which a line is appended for each request
-    max_requests  requests at work or waiting at once; one more is refused with 429
+    max_requests  most running or waiting requests; further ones are refused with 429
     max_body      bytes of one request
-    body_timeout  seconds that a client may take to send its request
+    body_timeout  seconds for a client to send its request
     timeout       seconds from the request's arrival to the last byte of its answer
-    max_tokens    of a chat answer whose request names none; a completion's default is OpenAI's 16
-    media_hosts   hosts, with a port where it is not the usual one, from which pictures may be fetched; empty: none
-    journals      folder of the journals of runs that have an id; None: there are none
-    lenient       fields of requests that nobody knows are left out, and not refused
-    max_choices   answers that one request may ask for: its prompts times `n`
+    max_tokens    default limit of a chat answer; a completion's default is OpenAI's 16
+    media_hosts   hosts, with a port if not the default, from which pictures may be fetched; empty: none
+    journals      folder of the journals of runs with an id; None: no such runs
+    lenient       unknown fields of requests are ignored, and not refused
+    max_choices   most answers of one request: its prompts times `n`
     """
 
     models: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The server's pages for people: what it does now (`/`), its API to be tried (`/docs`), questions of runs (`/runs`).
+"""The server's pages for people: its activity (`/`), its API to try out (`/docs`), questions of runs (`/runs`).
 
 They hold nothing: all that they show they ask for. Where the server has keys, who has not signed in with one gets a form in the place of
 each page. The key goes to the server once, in the body of a request; the browser keeps a session in a cookie that no script can read.
@@ -73,7 +73,7 @@ def page(name: str, *, with_keys: bool) -> Callable[[Call], Awaitable[Reply]]:
 
 
 def sign_in_form() -> Reply:
-    """What a browser gets in the place of each page while it has not signed in."""
+    """Return the page that a browser gets in place of any other until it has signed in."""
     return Reply(_page("sign-in", False), 401, _HTML, _PRIVATE)
 
 
@@ -106,7 +106,7 @@ def signing(keys: Keyring) -> tuple[Callable[[Call], Awaitable[Reply]], Callable
 
 @dataclass(frozen=True)
 class ByAccept:
-    """One address for people and programs: `html` for who accepts text/html, `data` for everybody else."""
+    """One address for people and programs: `html` for clients that accept text/html, `data` for all others."""
 
     html: ASGIApp
     data: ASGIApp

@@ -1,9 +1,10 @@
-"""Programs that nobody waits for any more, and that compute on: an exception is raised in their threads until they end.
+"""Abandoned programs that keep computing: an exception is raised in their threads until they end.
 
-A run that is cancelled ends where it next waits for the model. One that never does (`while True`) would keep a processor for good. Its threads are
-found by the context in which the program's code runs, which has the run of the request that began it.
+A run that is cancelled ends where it next waits for the model. One that never does (`while True`) would occupy a CPU
+forever. Its threads are found by the context in which the program's code runs, which has the run of the request that
+began it.
 
-    request ends early ──► its run is cancelled ──► still computing? RunEnded at its next line, again and again ──► ended, or counted as what cannot be
+    request ends early ──► its run is cancelled ──► still computing? RunEnded at its next line, again and again ──► ended, or counted as unstoppable
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ from lmc.serve.metrics import Metrics
 log = logging.getLogger("lmc.serve")
 
 KEPT = 30.0
-"""Seconds that a run which is kept has to end the call that it is in, when nobody waits for it any more."""
-_EVERY = 0.05  # seconds between looks
-_TRIES = 400  # looks at a program that is to end, before it is given up: code in C, or a program that catches everything
-_SELDOM = 5.0  # seconds between looks at what was given up
+"""Seconds that a kept run has to finish its current call, once abandoned."""
+_EVERY = 0.05  # seconds between checks
+_TRIES = 400  # checks of a program that must end, before it is given up: C code, or a program that catches everything
+_SELDOM = 5.0  # seconds between checks of programs given up
 _OURS = str(Path(lmc.__file__).parent)
 _FRONTEND = str(Path(lmc.__file__).parent / "frontend")
 _THREADING, _EVENTS = threading.__file__, asyncio.events.__file__
 
 
 class RunEnded(BaseException):
-    """Nobody waits for the run any more: raised in a program that would compute on."""
+    """The run was abandoned: raised in a program that would keep computing."""
 
 
 class Running:
-    """A request's run of a program. `kept`: it has a journal, so a call that it is in may end, or nobody would know whether it was made."""
+    """A request's run of a program. `kept`: it has a journal, so its current call may finish, since otherwise its
+    outcome would be unknown."""
 
     def __init__(self, program: str) -> None:
         self.program, self.kept = program, False
@@ -49,7 +51,7 @@ RUN: ContextVar[Running | None] = ContextVar("RUN", default=None)
 
 
 class Ender:
-    """Ends runs that nobody waits for. On the server's loop only."""
+    """Ends abandoned runs. On the server's loop only."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -89,7 +91,7 @@ class Ender:
 
 
 def threads_of(run: Running) -> Iterator[tuple[int, FrameType]]:
-    """The threads that execute code of the run, with the frames in which they are."""
+    """Yield the threads that execute code of the run, with their current frames."""
     own = threading.get_ident()
     for thread, frame in sys._current_frames().items():
         if thread != own and any(_carries(outer, run) for outer in stack(frame)):
@@ -103,7 +105,8 @@ def stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _carries(frame: FrameType, run: Running) -> bool:
-    """Whether what a frame calls runs in a context of the run: lmc's, a thread's and the event loop's frames say in which."""
+    """Return whether a frame's callees run in a context of the run: frames of lmc, of threads and of the event loop
+    hold it."""
     if frame.f_code.co_filename not in (_THREADING, _EVENTS) and not _is_ours(frame):
         return False
     for value in frame.f_locals.values():
@@ -121,19 +124,20 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_the_programs(frame: FrameType) -> bool:
-    """Whether a thread is in the program's own code, or in the frontend's, which works for one run alone; else it waits, or holds a lock of others."""
+    """Return whether a thread is in the program's own code, or in the frontend's, which works for one run only; else it
+    waits, or holds a lock of others."""
     file = frame.f_code.co_filename
     return file != _THREADING and (not _is_ours(frame) or file.startswith(_FRONTEND))
 
 
 def _raise_in_all(found: list[tuple[int, FrameType]]) -> bool:
-    """Whether it was raised anywhere."""
+    """Raise it in all; return whether it was raised anywhere."""
     raised = [_raise_in(thread) for thread, frame in found if _is_the_programs(frame)]  # in all, not only up to the first
     return any(raised)
 
 
 def _raise_in(thread: int) -> bool:
-    """Raises RunEnded at the next line of Python that the thread executes; False if it has ended."""
+    """Raise RunEnded at the next line of Python that the thread executes; return False if it has ended."""
     return ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RunEnded)) == 1
 
 

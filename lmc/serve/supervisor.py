@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 
 BROKEN = 75
-"""The exit status of a worker whose engine has ended: another may do (EX_TEMPFAIL)."""
+"""Exit status of a worker whose engine has ended: a new one may work (EX_TEMPFAIL)."""
 SOCKET = "LMC_SERVE_SOCKET"
 """The variable that names two file descriptors to the worker: the socket's, and that of a pipe which ends when the supervisor does."""
 _SHORT, _MOST = 10.0, 5  # a worker that lives shorter than so many seconds, so many times in a row, is not replaced
 
 
 def inherited() -> socket.socket | None:
-    """The socket of the supervisor that started this process, if one did."""
+    """Return the socket of the supervisor that started this process, if one did."""
     found = os.environ.get(SOCKET)
     if found is None:
         return None
@@ -35,7 +35,8 @@ def _end_with(lifeline: int) -> None:
 
 
 def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> int:
-    """Runs the command until it ends by itself or is told to (SIGINT, SIGTERM, which are passed on), and gives its exit status."""
+    """Run the command until it ends by itself or by a signal (SIGINT, SIGTERM, which are passed on), and return its
+    exit status."""
     os.set_inheritable(where.fileno(), True)
     lifeline, ours = os.pipe()
     worker: subprocess.Popen[bytes] | None = None

@@ -2,7 +2,7 @@
 
     server ══ control (frames.py) ══► Published ──► PipeBackend ══ pipe ══► the server's backend
 
-It ends when the server does. It has no means against a program that does not end; the server kills it then.
+It ends when the server does. It cannot stop a program that does not end; the server then kills it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from lmc.serve.spinning import Running, stack, threads_of
 
 _THREADS = 8
 _LIBRARIES = ("<", str(Path(lmc.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
-_EVERY = 0.01  # seconds between looks at a program that is to end
-_ROOM = 4, 4 << 30  # address space of a request: so many times its memory, and so many bytes: threads and libraries reserve what they never use
+_EVERY = 0.01  # seconds between checks of a program that must end
+_ROOM = 4, 4 << 30  # address space of a request: a factor of its memory, and extra bytes: threads and libraries reserve more than they use
 
 
 def main() -> None:
-    """Runs a worker as `sys.argv` says: the server's process, its two sockets, and what is to be run."""
+    """Run a worker according to `sys.argv`: the server's process, its two sockets, and the programs."""
     told = json.loads(sys.argv[2])
     _end_with(told["server"])
     if settings().otel:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _end_with(server: int) -> None:
-    """Ends this process when the server's does, also if a program lets nothing else of it run."""
+    """End this process when the server's does, even if a program blocks the rest of it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != server:  # it has gone meanwhile
@@ -69,7 +69,7 @@ async def _serve(control: socket.socket, connection: Connection, told: Mapping[s
     reader, writer = await asyncio.open_connection(sock=control)
     try:
         worker = Worker(writer, PipeBackend(connection), told)
-    except (Exception, SystemExit) as error:  # of a program's file; said where the server was started
+    except (Exception, SystemExit) as error:  # error of a program's file; shown where the server was started
         reason = error.message if isinstance(error, LmcError) else f"{type(error).__name__}: {error}"
         frames.write(writer, {"failed": reason})
         await writer.drain()
@@ -77,11 +77,11 @@ async def _serve(control: socket.socket, connection: Connection, told: Mapping[s
     frames.write(writer, {"ready": True})
     while (frame := await frames.read(reader)) is not None:
         worker.take(*frame)
-    os._exit(0)  # whatever programs have left running
+    os._exit(0)  # even if programs have left threads running
 
 
 class Worker:
-    """Programs, and the request that is being answered. On the control loop only."""
+    """Programs, and the current request. On the control loop only."""
 
     def __init__(self, writer: asyncio.StreamWriter, backend: PipeBackend, told: Mapping[str, Any]) -> None:
         self._writer = writer
@@ -98,7 +98,7 @@ class Worker:
             _limit_address_space(told["memory"])
         self._answering: asyncio.Task[None] | None = None
         self._cancelled = False
-        self._before = set(sys._current_frames())  # threads that programs' files have started are no request's
+        self._before = set(sys._current_frames())  # threads started by programs' files belong to no request
         self._wanted = asyncio.Queue[None]()
         self._told = Usage()
 
@@ -145,7 +145,8 @@ class Worker:
             self._say({"error": _data_of(as_api_error(error, number))})
 
     async def _until_it_ends(self) -> None:
-        """Says that the request is over when no thread executes code of a run that was cancelled. The server does not wait for ever."""
+        """Report the request as over when no thread executes code of a cancelled run. The server does not wait
+        forever."""
         while any(list(threads_of(run)) for run in self._left) or (self._cancelled and self._executes_programs()):
             await asyncio.sleep(_EVERY)
         self._left.clear()
@@ -156,13 +157,14 @@ class Worker:
             asyncio.get_running_loop().run_in_executor(None, watching.flush)
 
     def _executes_programs(self) -> bool:
-        """Whether a thread that requests have started is in code which is neither lmc's nor a library's: a program may have started it."""
+        """Return whether a thread started by requests executes code that is neither lmc's nor a library's: a program
+        may have started it."""
         own = threading.get_ident()
         threads = [frame for thread, frame in sys._current_frames().items() if thread != own and thread not in self._before]
         return any(not outer.f_code.co_filename.startswith(_LIBRARIES) for frame in threads for outer in stack(frame))
 
     def _news(self) -> list[int]:
-        """What was asked ahead since the last time."""
+        """Return the usage ahead since the last call."""
         now, before = sum((each.ahead for each in self._programs.values()), Usage()), self._told
         self._told = now
         return [getattr(now, name) - getattr(before, name) for name in AHEAD]
@@ -173,14 +175,14 @@ def _data_of(error: ApiError) -> dict[str, Any]:
 
 
 def _dump_no_core() -> None:
-    """A worker that is ended leaves no file behind."""
+    """Disable core dumps: a killed worker leaves no file behind."""
     import resource  # there are workers on POSIX only
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _limit_cpu(seconds: int | None) -> None:
-    """The system ends this process (SIGXCPU) after so much more processor time; None: it does not."""
+    """Let the system end this process (SIGXCPU) after so much more CPU time; None: no limit."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -193,7 +195,8 @@ def _limit_cpu(seconds: int | None) -> None:
 
 
 def _limit_address_space(memory: int) -> None:
-    """What asks for far more than its memory at once gets a MemoryError; the server looks at what is really used."""
+    """Limit the address space: allocating far more than its memory at once raises MemoryError; the server watches the
+    real usage."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

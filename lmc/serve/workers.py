@@ -1,10 +1,11 @@
-"""Worker processes: each runs the program of one request at a time, and is killed and replaced when that does not end with its request.
+"""Worker processes: each runs the program of one request at a time, and is killed and replaced if that does not end
+with its request.
 
     request ──► a free worker ──► reply, or events one by one ──► "over" ──► free again
                     │ client gone, time-out, drain: cancelled; not over in a second ──► killed ─┐
                     │ too much memory or processor time, os._exit, a crash ─────────────────────┴─► another in its place
 
-The engine stays in this process; what a worker asked of it is cancelled and released when the worker ends.
+The engine stays in this process; a worker's requests are cancelled and released when the worker ends.
 """
 
 from __future__ import annotations
@@ -40,20 +41,21 @@ from lmc.serve.supervisor import SOCKET
 
 log = logging.getLogger("lmc.serve")
 
-GRACE = 1.0  # seconds that a program has to end when nobody waits for it any more
-_LOOK = 0.05  # seconds between looks at the memory of workers
-_LATEST = 5.0  # seconds at most before another worker is started in place of one that did not begin
+GRACE = 1.0  # seconds that an abandoned program has to end
+_LOOK = 0.05  # seconds between checks of workers' memory
+_LATEST = 5.0  # most seconds before a worker that did not begin is replaced
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.serve.worker import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How programs run in worker processes.
+    """Options of worker processes.
 
     targets  FILE.py:FUNCTION or FILE.lmcp of each program: workers load them for themselves
-    count    workers, and so programs that run at once (a batch is one)
-    memory   bytes that a worker's resident memory, its children's included, may grow by while it runs programs; None: any
-    cpu      seconds of processor time of one request; None: any
+    count    workers, and so concurrent programs (a batch is one)
+    memory   bytes by which a worker's resident memory, including its children's, may grow while it runs programs; None:
+             no limit
+    cpu      CPU seconds of one request; None: no limit
     """
 
     targets: Sequence[str]
@@ -63,19 +65,19 @@ class WorkerOptions:
 
     @property
     def possible(self) -> bool:
-        """Whether this system has what workers need."""
+        """Return whether this system supports workers."""
         return hasattr(os, "killpg")
 
 
 class Remote(Described):
-    """A program's endpoints, answered by workers. What is wrong with a request, its worker says."""
+    """A program's endpoints, answered by workers. A request's errors are reported by its worker."""
 
     def __init__(self, function: Function, workers: Workers, pool: Executor, journals: Path | None) -> None:
         super().__init__(function, pool, journals)
         self.run, self.batch, self.stream, self.resume = (partial(workers.answer, self.name, how) for how in ("run", "batch", "stream", "resume"))
 
     def close(self) -> None:
-        """The workers are closed together."""
+        """Do nothing: the workers are closed together."""
 
 
 class Workers:
@@ -84,14 +86,14 @@ class Workers:
     def __init__(self, backend: Backend, options: WorkerOptions, metrics: Metrics, journals: Path | None = None) -> None:
         self._backend, self._options, self._metrics = backend, options, metrics
         self._journals = None if journals is None else journals.absolute()  # a program may change the directory
-        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()  # one that ran a program lately knows it best
+        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()  # the one that ran a program last has it warm
         self._living: set[_Worker] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failing = ""  # why workers do not begin
+        self._failing = ""  # why workers fail to start
         self.ahead = Usage()
 
     async def start(self) -> None:
-        """Returns when all workers can answer. Raises ProgramError if one does not begin."""
+        """Start all workers; return when they can answer. Raises ProgramError if one does not begin."""
         first = [asyncio.get_running_loop().create_future() for _ in range(self._options.count)]
         for each in first:
             self._spawn(self._keep(each))
@@ -104,7 +106,7 @@ class Workers:
             raise
 
     async def close(self) -> None:
-        """Kills all workers; returns when they have gone and the engine is rid of what they held."""
+        """Kill all workers; return when they have gone and the engine has released everything they held."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -121,7 +123,7 @@ class Workers:
     # -- processes
 
     async def _keep(self, first: asyncio.Future[None]) -> None:
-        """One worker after another. `first` is told whether the first begins."""
+        """Keep one worker after another running. `first` receives whether the first begins."""
         failed = 0
         while True:
             problem = await self._life(first)
@@ -135,7 +137,7 @@ class Workers:
             await asyncio.sleep(min(_LATEST, 0.1 * 2 ** min(failed, 10)))
 
     async def _life(self, first: asyncio.Future[None]) -> str | None:
-        """A worker from its beginning to its end. Why it did not begin, if it did not."""
+        """Run a worker from its beginning to its end. Return why it did not begin, if so."""
         try:
             worker = await _Worker.start(self._backend, self._options, self._journals)
         except OSError as error:
@@ -171,7 +173,7 @@ class Workers:
     # -- requests
 
     async def answer(self, program: str, how: str, call: Call) -> Reply | Events:
-        """What a worker answers. Raises ApiError; cancelling it ends the program."""
+        """Return a worker's answer. Raises ApiError; cancelling it ends the program."""
         worker = await self._taken(program)
         worker.charged_to(call.share["account"])
         worker.grace = KEPT if how == "resume" or "run" in call.query else GRACE
@@ -202,7 +204,7 @@ class Workers:
                     return worker
 
     async def _told(self, worker: _Worker, program: str) -> frames.Frame:
-        """What a worker says next of its request. Raises ApiError if it has ended."""
+        """Return a worker's next message on its request. Raises ApiError if it has ended."""
         frame = await worker.hear()
         if frame is None:
             raise ApiError(500, f"{program} {worker.described}", kind="program_error")
@@ -219,13 +221,13 @@ class Workers:
             yield body
 
     def _leave(self, worker: _Worker) -> None:
-        """Nobody waits for the worker's request any more."""
+        """Leave the worker's request, which was abandoned."""
         if worker.busy and not worker.leaving:
             worker.leaving = True
             self._spawn(self._settle(worker))
 
     async def _settle(self, worker: _Worker) -> None:
-        """Makes a worker free again when its program has ended, or kills it."""
+        """Make a worker free again when its program has ended, or kill it."""
         try:
             worker.say({"cancel": True})
             async with asyncio.timeout(worker.grace):
@@ -241,19 +243,19 @@ class Workers:
             return
         self.ahead += Usage(**dict(zip(AHEAD, frame[0]["over"], strict=True)))
         if self._options.memory is not None and worker.grown > self._options.memory // 2:
-            return worker.end("grown")  # before it is in the way of a request
+            return worker.end("grown")  # before it delays a request
         self._free.put_nowait(worker)
 
 
 class _Worker:
-    """A process, and what is said to and by it."""
+    """A process, and the messages to and from it."""
 
     def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pipe: PipeServer) -> None:
         self._process, self._reader, self._writer, self._pipe = process, reader, writer, pipe
         self.has_begun = self.busy = self.leaving = False
         self.why = ""
-        self.grace = GRACE  # seconds that its program has to end when nobody waits for it any more
-        self.program = "it"  # what it ran last
+        self.grace = GRACE  # seconds that its program has to end once abandoned
+        self.program = "it"  # the program it ran last
         self._size = 0
         self._said: asyncio.Queue[frames.Frame | None] = asyncio.Queue()
         self._listening = asyncio.ensure_future(self._listen())
@@ -273,7 +275,7 @@ class _Worker:
                     stdin=asyncio.subprocess.DEVNULL, pass_fds=(its_control.fileno(), its_connection.fileno()), start_new_session=True,
                     env={name: value for name, value in os.environ.items() if name != SOCKET},
                 )  # fmt: skip
-            except BaseException:  # a process that began nevertheless ends with its line
+            except BaseException:  # a process that began nevertheless ends with its connection
                 control.close()
                 connection.close()
                 raise
@@ -281,7 +283,7 @@ class _Worker:
         return cls(process, reader, writer, PipeServer(backend, connection))
 
     async def ready(self) -> str | None:
-        """None when it can answer; else why not."""
+        """Return None when it can answer; else why not."""
         frame = await self.hear()
         if frame is not None and "ready" in frame[0]:
             self._size, self.has_begun = _resident(self._process.pid), True
@@ -289,18 +291,18 @@ class _Worker:
         return self.described if frame is None else str(frame[0].get("failed"))
 
     def say(self, header: dict[str, Any], body: bytes = b"") -> None:
-        if not self._writer.is_closing():  # else whoever listens is told
+        if not self._writer.is_closing():  # otherwise the reader notices
             frames.write(self._writer, header, body)
 
     def charged_to(self, account: str) -> None:
-        """Whose what it asks from now on is, unless nobody is to know."""
+        """Charge its requests to an account from now on, unless that wants no notifications."""
         self._pipe.told = account.told if isinstance(account, MeteredAccount) else None
 
     async def hear(self) -> frames.Frame | None:
-        """What it says next; None when it has ended."""
+        """Return its next message; None when it has ended."""
         frame = await self._said.get()
         if frame is None:
-            self._said.put_nowait(None)  # it is asked again
+            self._said.put_nowait(None)  # for the next read
         return frame
 
     async def _listen(self) -> None:
@@ -312,7 +314,7 @@ class _Worker:
         self._said.put_nowait(None)
 
     def end(self, why: str) -> None:
-        """Kills it and what it has started."""
+        """Kill it and its children."""
         if not self.has_ended:
             self.why = why
             self._kill()
@@ -323,7 +325,7 @@ class _Worker:
 
     @property
     def runs(self) -> bool:
-        """Whether it has begun, and has not ended."""
+        """Return whether it has begun, and has not ended."""
         return self.has_begun and not self.has_ended
 
     @property
@@ -331,14 +333,14 @@ class _Worker:
         return self._gone.done()
 
     async def gone(self) -> None:
-        """Returns when the process has ended, and the engine is rid of what it held, or is about to be."""
+        """Return when the process has ended, and the engine has released everything it held, or is about to."""
         await asyncio.shield(self._gone)
 
     async def _wait(self) -> None:
         status = await self._process.wait()
         if not self.why:
             self.why = "cpu" if status == -signal.SIGXCPU else "exit" if status >= 0 else "signal"
-        self._kill()  # what it has started
+        self._kill()  # its children
         self._pipe.close()  # also if a child of it has the other end
         self._writer.close()
         await asyncio.get_running_loop().run_in_executor(None, self._pipe.join, GRACE)
@@ -349,12 +351,12 @@ class _Worker:
 
     @property
     def grown(self) -> int:
-        """Bytes that it and its children have more than when it began."""
+        """Return the bytes by which it and its children have grown since it began."""
         return _resident(self._process.pid) - self._size
 
     @property
     def described(self) -> str:
-        """Why it ended, as the end of a sentence about a program."""
+        """Return why it ended, as the end of a sentence about a program."""
         status = self._process.returncode
         if self.why in _REASONS:
             return _REASONS[self.why]
@@ -378,7 +380,8 @@ def _error(data: dict[str, Any]) -> ApiError:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that a process and its descendants use; 0 where the system does not say (there is no /proc)."""
+    """Return the resident memory of a process and its descendants in bytes; 0 if the system does not report it (there
+    is no /proc)."""
     found, todo, page = 0, [pid], os.sysconf("SC_PAGE_SIZE")
     while todo:
         process = todo.pop()

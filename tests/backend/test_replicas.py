@@ -249,7 +249,7 @@ def test_without_any_replica_all_fails_at_once_and_says_why():
             with pytest.raises(BackendError, match="replica 0 was ended by SIGKILL, replica 1"):
                 handle.results[0].output()
         until(lambda: backend.health().state == "ended")
-        with pytest.raises(BackendError, match="cannot be used any more"):
+        with pytest.raises(BackendError, match="can no longer be used"):
             ask(backend, "x")
 
 

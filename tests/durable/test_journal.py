@@ -822,7 +822,7 @@ def test_a_full_disk(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     CALLS.clear()
     monkeypatch.setattr(files, "write_all", write)
-    with pytest.raises(JournalError, match=r"No space left on device; the run cannot go on"):
+    with pytest.raises(JournalError, match=r"No space left on device; the run cannot continue"):
         run(backend=lmc.Mock(), seed=1, journal=path)
     assert not CALLS
     monkeypatch.setattr(files, "write_all", real)
@@ -1098,7 +1098,7 @@ def loses(s: Any, tool: Any) -> Any:
 def test_a_journal_that_is_gone_ends_the_run(lose: Any, tmp_path: Path) -> None:
     path = tmp_path / "j"
     for n, way in enumerate((loses.run, lmc.compile(loses))):
-        with pytest.raises(JournalError, match="deleted, moved or replaced while a run wrote to it; the run cannot go on"):
+        with pytest.raises(JournalError, match="deleted, moved or replaced while a run wrote to it; the run cannot continue"):
             way(lambda: lose(path), backend=lmc.Mock(), seed=1, journal=path)
         path.unlink(missing_ok=True)
         assert n or not path.exists()

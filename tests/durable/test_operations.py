@@ -253,7 +253,7 @@ def test_there_is_room_before_an_effect(tmp_path: Path, monkeypatch: pytest.Monk
     expected = run(tmp_path / "whole")
     CALLS.clear()
     monkeypatch.setattr(room, "_allocate", none)
-    with pytest.raises(JournalError, match="No space left on device; the run cannot go on without its journal"):
+    with pytest.raises(JournalError, match="No space left on device; the run cannot continue without its journal"):
         run(tmp_path / "j")
     assert not CALLS
     monkeypatch.undo()

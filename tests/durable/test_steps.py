@@ -188,7 +188,7 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
     for count in range(2, len(lines)):  # what is in a line depends on time
         lay(cut, b"".join(lines[:count]))
         (story,) = viewer.replayed(cut, agent, lmc.Mock())
-        assert story.whole and re.search(r"stopped: .*(which is not in the journal|nobody knows whether it was done)|returned", story.end)
+        assert story.whole and re.search(r"stopped: .*(which is not in the journal|it is not known whether it was done)|returned", story.end)
     lay(cut, b"".join(lines[:2]))
     assert steps.listed(cut)[0].end == "cut off"
 

@@ -358,7 +358,7 @@ def test_a_group_is_shown_as_far_as_its_journal_goes(tmp_path: Path) -> None:
         for data in prefixes(tmp_path / "j"):
             lay(tmp_path / "cut", data)
             (story,) = viewer.replayed(tmp_path / "cut", group_of_helpers, lmc.Mock())
-            assert story.whole and re.match(r"stopped: .* (which is not in the journal|nobody knows whether it was done)|returned", story.end)
+            assert story.whole and re.match(r"stopped: .* (which is not in the journal|it is not known whether it was done)|returned", story.end)
             shown.append(len(story.steps))
             gc.collect()
     assert shown[-1] == 10 and story.end.startswith("returned")

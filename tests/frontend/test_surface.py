@@ -368,7 +368,7 @@ def a_state(s, x):
 
 
 def the_group(s, x):
-    s += s.fork(2)  # cannot append a StateGroup, only text and expressions; append what they say: "\n".join(f["name"] for f in forks)
+    s += s.fork(2)  # cannot append a StateGroup, only text and expressions; append their answers: "\n".join(f["name"] for f in forks)
 
 
 def an_expression_in_an_fstring(s, x):
@@ -546,7 +546,7 @@ def a_coroutine(s, x):
 
 
 def the_sub_program_itself(s, x):
-    s += child  # cannot append a Function, only text and expressions; call it, and append what it says: child(…)["name"]
+    s += child  # cannot append a Function, only text and expressions; call it, and append its answer: child(…)["name"]
 
 
 MISTAKES = [v for v in list(globals().values()) if inspect.isfunction(v) and list(inspect.signature(v).parameters) == ["s", "x"]]
@@ -626,7 +626,7 @@ def test_names_that_are_not_there():
         program.compile()
     with pytest.raises(AttributeError, match=r"a program has no 'foo'(\n|$)"):
         program.foo  # noqa: B018
-    with pytest.raises(AttributeError, match="no backend takes sound; append what is said as text"):
+    with pytest.raises(AttributeError, match="no backend takes sound; append a transcript as text"):
         lmc.audio  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'selekt'; did you mean 'select'\?"):
         lmc.selekt  # noqa: B018

@@ -103,12 +103,12 @@ def test_what_an_arm_yields_fits_what_goes_on(end: str, message: str) -> None:
 
 
 def test_an_arm_that_nothing_goes_on_behind_yields_nothing() -> None:
-    with pytest.raises(IRError, match=r"yield in an arm of a switch that does not go on \(\^entry has no `then`\)"):
+    with pytest.raises(IRError, match=r"yield in an arm of a switch without continuation \(\^entry has no `then`\)"):
         verify(parse("graph @f(%x: str) -> (any) {\n switch(%x) [_ -> ^a]\n^a:\n yield()\n}"))
 
 
 def test_only_what_goes_on_has_parameters() -> None:
-    with pytest.raises(IRError, match=r"block \^a: only what a block goes on with has parameters"):
+    with pytest.raises(IRError, match=r"block \^a: only a block after `then`, or of a loop, has parameters"):
         verify(parse("graph @f(%x: str) -> (any) {\n switch(%x) [_ -> ^a]\n^a(%c: ctx):\n raise(%x)\n}"))
 
 

@@ -46,13 +46,17 @@ class Anthropic(ApiBackend):
     model    its name there; `api_key`, `base_url`, `default_headers`, … of the client, the environment's as the SDK reads it
     client   an `anthropic.AsyncAnthropic` of your own in place of one made here
     prices   for a million tokens: `lmc.Prices(prompt, completion)`; the cache's are Anthropic's multiples of them
-    cache    for how long prompts are marked to be cached, "5m" or "1h"; "auto": an hour where they come back only after five minutes; "off"
-    on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info says so
+    cache    lifetime of marked prompts in the cache, "5m" or "1h"; "auto": an hour where they recur only after
+             five minutes; "off"
+    on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info tells it
 
-    Extended thinking is `extra_body={"thinking": {"type": "enabled", "budget_tokens": 2048}}`: what an answer's limit allows includes it,
-    `meta["reasoning"]` is what was thought, and the blocks go back with the conversation as they came. A `select` is asked without.
+    Extended thinking is `extra_body={"thinking": {"type": "enabled", "budget_tokens": 2048}}`: the answer's limit
+    includes it, `meta["reasoning"]` is the thinking, and the blocks go back with the conversation unchanged. A `select`
+    is made without it.
 
-    An answer goes on with a message that the program has begun, where the model can (older ones do); for others that is refused. Closed JSON schemas are enforced by the API; other schemas and regexes are verified here (`attempts` times).
+    An answer continues a message that the program has begun, if the model can (older ones do); for others that is
+    refused. Closed JSON schemas are enforced by the API; other schemas and regexes are verified here (`attempts`
+    times).
     """
 
     def __init__(
@@ -105,7 +109,8 @@ class Anthropic(ApiBackend):
 
     @property
     def _budget(self) -> int | None:
-        """Tokens that an answer may spend on thinking, 0 if that is the model's to decide; None without thinking."""
+        """Return the tokens that an answer may spend on thinking, 0 if that is the model's to decide; None without
+        thinking."""
         said: Any = self._extra.get("thinking")
         return None if not isinstance(said, dict) or said.get("type") == "disabled" else int(said.get("budget_tokens") or 0)
 
@@ -145,7 +150,7 @@ class Anthropic(ApiBackend):
         if ask.params.max_new_tokens == 0 and beyond is None:
             return Reply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
         while True:
-            known = frozenset(self._cannot)  # others may learn while this is on its way
+            known = frozenset(self._cannot)  # other requests may learn while this is in flight
             try:
                 replies = await asyncio.gather(*[self._asked(place, ask, beyond, feed, tally) for _ in range(ask.params.n)])
                 return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
@@ -170,7 +175,7 @@ class Anthropic(ApiBackend):
             if "prefill" in self._cannot:
                 raise UnsupportedOpError("an answer in the middle of a message", self.name, "begin the message with the gen", loc=ask.loc)
         stops = self._stops(ask) if beyond is None else beyond.stop
-        sent = tuple(stop for stop in stops if stop.strip())  # others the API refuses; they are looked for here
+        sent = tuple(stop for stop in stops if stop.strip())  # the API refuses others; they are applied here
         body = self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {}) | _tools(ask, found.closed)
 
         def read(body: Body) -> Reply:
@@ -193,7 +198,7 @@ class Anthropic(ApiBackend):
         async with self._cache.turn(prompt, tally.shared, (tally.loc, tally.name), again, ask.params.n) as marked:
             watch = watch or (UNWATCHED if marked.turn.first else None)
             ttl = {"ttl": "1h"} if marked.hour else {}
-            own = Tally(tally.name, tally.loc, trace=tally.trace)  # equal samples have one in common
+            own = Tally(tally.name, tally.loc, trace=tally.trace)  # equal samples share one
             try:
                 reply = await self._sent(_with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
                 marked.turn.begun()
@@ -203,7 +208,8 @@ class Anthropic(ApiBackend):
                 self._cache.answered(prompt, marked, own.usage)
 
     async def _sent(self, body: Body, read: Callable[[Body], Reply], watch: Watch | None, tally: Tally, begun: Callable[[], None] = lambda: None) -> Reply:
-        """An answer at once, or as a stream for whoever watches; `begun` is called when it begins to come."""
+        """Send a request, with the answer at once, or as a stream for a watcher; `begun` is called when it begins to
+        arrive."""
         if watch is None:
             return await self.client.call(lambda: Request("/v1/messages", body), _usage, read, tally)
         streamed = {**body, "stream": True}
@@ -213,7 +219,7 @@ class Anthropic(ApiBackend):
         params, constraint = ask.params, ask.constraint
         extra = self._extra if ask.tools or "tools" in self._extra else {k: v for k, v in self._extra.items() if k != "tool_choice"}
         body: Body = {"model": self.model, "max_tokens": params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix), **extra}
-        if params.temperature != 1:  # a select, which asks for one of a few words: with thinking the API takes no temperature
+        if params.temperature != 1:  # a select between few words: with thinking the API takes no temperature
             body.pop("thinking", None)
         for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
             if getattr(params, name) != default:
@@ -229,7 +235,8 @@ class Anthropic(ApiBackend):
 
 
 def _cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> Prompt:
-    """The prompt of a body by its blocks: the system prompt, then those of its messages but for one that the answer goes on with."""
+    """Return the prompt of a body by its blocks: the system prompt, then those of its messages except one that the
+    answer continues."""
     blocks: list[tuple[str, Body]] = [("system", {"type": "text", "text": body["system"]})] if "system" in body else []
     first, messages = len(blocks), list[int]()
     whole = body["messages"][: len(body["messages"]) - _goes_on(body)]
@@ -241,7 +248,7 @@ def _cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> Prompt:
             before = message["role"]
         messages.append(min(count, len(blocks)) - 1)
     if messages:
-        messages[-1] = len(blocks) - 1  # whatever else the messages' blocks are
+        messages[-1] = len(blocks) - 1  # regardless of the messages' other blocks
     read_before = [body.get("tools"), body.get("tool_choice"), body.get("output_config"), body.get("thinking")]
     return prompt_of(read_before if any(read_before) else None, blocks, messages, per_byte)
 
@@ -255,7 +262,7 @@ def _listed(content: Any) -> list[Body]:
 
 
 def _with_marks(body: Body, marks: Sequence[int], ttl: Body) -> Body:
-    """A body whose blocks of these indexes are marked to be cached with all that is before them."""
+    """Return a body whose blocks of these indexes are marked to be cached with everything before them."""
     if not marks:
         return body
     control: Body = {"cache_control": {"type": "ephemeral", **ttl}}
@@ -274,14 +281,15 @@ def _with_marks(body: Body, marks: Sequence[int], ttl: Body) -> Body:
     return {**found, "messages": messages}
 
 
-_MARKABLE = ("text", "image", "document", "tool_use", "tool_result")  # no thoughts
+_MARKABLE = ("text", "image", "document", "tool_use", "tool_result")  # no thinking
 
 
 # -- bodies ----------------------------------------------------------------------------------------------------------
 
 
 def _tools(ask: Gen, messages: Sequence[Body]) -> Body:
-    """The tools of a request. One that has none, and results of earlier ones, must name them all the same."""
+    """Return the tools of a request. One without tools, but with results of earlier ones, must name them all the
+    same."""
     if ask.tools:
         told = json.loads(ask.tools)
         return {"tools": [{"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]} for tool in told]}
@@ -292,7 +300,8 @@ def _tools(ask: Gen, messages: Sequence[Body]) -> Body:
 
 
 def _turns(messages: Sequence[Body]) -> list[Body]:
-    """Messages as this API has them: calls are blocks of the assistant's, and their results begin the user's next one."""
+    """Return messages in this API's form: calls are blocks of the assistant's, and their results begin the user's next
+    one."""
     found: list[Body] = []
     before = ""
     for message in messages:
@@ -306,7 +315,7 @@ def _turns(messages: Sequence[Body]) -> list[Body]:
 
 
 def _content(message: Body, before: str) -> Any:
-    """What a message is here, behind one of the role `before`: a text, or blocks."""
+    """Return the content of a message after one of the role `before`: a text, or blocks."""
     if message["role"] == "tool":
         return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}]
     if before == "tool" and message["role"] == "user":
@@ -319,8 +328,8 @@ def _content(message: Body, before: str) -> Any:
 
 
 def _as_it_came(message: Body) -> list[Body]:
-    """The blocks of an answer with thinking among them, as they came, for its signature holds for those alone; without calls that got no
-    result, and with the text that the program has made of it, if that is another one."""
+    """Return the blocks of an answer with thinking unchanged, since its signature only covers those; without calls that
+    got no result, and with the program's version of the text, if it differs."""
     blocks: list[Body] = [{k: v for k, v in block.items() if v is not None} for block in message["thinking_blocks"]]
     calls = {call["id"] for call in message.get("tool_calls") or ()}
     if "".join(block["text"] for block in blocks if block["type"] == "text") != message["content"]:
@@ -340,7 +349,7 @@ def _use(call: Body) -> Body:
 
 
 def _object(arguments: Any) -> Body:
-    """The arguments of a call, which here are an object even where the model wrote none."""
+    """Return the arguments of a call, which here are an object even if the model wrote none."""
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
@@ -349,14 +358,14 @@ def _text(content: Any) -> str:
 
 
 def _blocks(content: Any) -> Any:
-    """A message's content with images as this API has them."""
+    """Return a message's content with images in this API's form."""
     if isinstance(content, str):
         return content
     return [_source(part) if part["type"] in ("image_url", "file") else part for part in content]
 
 
 def _source(part: Body) -> Body:
-    """An image or a document."""
+    """Return an image or a document."""
     kind, url = ("document", part["file"]["file_data"]) if part["type"] == "file" else ("image", part["image_url"]["url"])
     if not url.startswith("data:"):
         return {"type": kind, "source": {"type": "url", "url": url}}
@@ -379,7 +388,8 @@ _ENDED = {"end_turn": "stop", "stop_sequence": "stop", None: "stop", "tool_use":
 
 
 def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
-    """Text, how it ended, and what else came. An answer without blocks is an empty one, as the API documents. Raises Malformed, IncompleteAnswer."""
+    """Return text, end, and extra data of an answer. One without blocks is empty, as the API documents. Raises
+    Malformed, IncompleteAnswer."""
     blocks: Any = body.get("content")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise Malformed("the answer has no content")
@@ -404,7 +414,7 @@ def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
 
 
 def _whole(block: Body) -> Body:
-    """A block as it goes back: the input of a call, which a stream brings as text, is an object."""
+    """Return a block as it goes back: the input of a call, which a stream sends as text, is an object."""
     return {**block, "input": _object(_call(block)["arguments"])} if isinstance(block.get("input"), str) else block
 
 
@@ -416,19 +426,19 @@ def _unfinished(text: str) -> IncompleteAnswer:
 
 def _call(block: Body) -> Call:
     try:
-        given: Any = block["input"]  # of a stream: the text of it
+        given: Any = block["input"]  # of a stream: its text
         return call_of(str(block["id"]), str(block["name"]), given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
     except KeyError as error:
         raise Malformed(f"a call of a tool has no {error}") from None
 
 
 class _Pieces:
-    """Puts the events of a stream together to the body that the same request would have brought at once."""
+    """Assembles the events of a stream into the body that the same request would have returned without streaming."""
 
     def __init__(self, watch: Watch, read: Any, begun: Callable[[], None] = lambda: None) -> None:
         self._watch, self._read, self._begun = watch, read, begun
         self._text, self._body = "", Body()
-        self._blocks: dict[int, Body] = {}  # as far as they have come, calls with the text of their input
+        self._blocks: dict[int, Body] = {}  # received so far, calls with the text of their input
 
     def add(self, body: Body) -> None:
         kind = body.get("type")
@@ -446,7 +456,7 @@ class _Pieces:
             self._body |= body["delta"] | ({"usage": body["usage"]} if "usage" in body else {})
 
     def _grow(self, block: Body, delta: Body) -> None:
-        """More of a block; what is not named here, such as citations, is not needed to go on."""
+        """Extend a block; parts not handled here, such as citations, are not needed to continue."""
         kind = delta.get("type")
         if kind == "text_delta":
             block["text"] = (block.get("text") or "") + delta["text"]
@@ -481,11 +491,11 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         raise ParameterError(f"Anthropic(…): {error}") from None
     if "default_headers" not in options and not any(getattr(tried, key, None) for key in ("api_key", "auth_token", "credentials")):
         raise ParameterError("Anthropic(…): no key; pass api_key=… or set ANTHROPIC_API_KEY")  # the SDK says so at the first request, without a place
-    return lambda: tried  # it opens nothing before it is used
+    return lambda: tried  # it opens nothing before its first use
 
 
 class AnthropicWire:
-    """Requests by the SDK's client: its connections, headers and errors; bodies as they are sent and come."""
+    """Requests by the SDK's client: its connections, headers and errors; raw bodies."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -495,7 +505,7 @@ class AnthropicWire:
         return list(secrets_of(self._client))
 
     def batches(self) -> AnthropicBatches:
-        """The batches of its server."""
+        """Return the batches of its server."""
         return AnthropicBatches(self._client, _fault)
 
     def _arguments(self, request: Request) -> Body:
@@ -522,7 +532,7 @@ class AnthropicWire:
                 headers = lowered(response.headers)
                 async for body in events(response.iter_lines(), self.secrets, lambda body: body.get("type") == "message_stop"):
                     with reading():
-                        if body.get("type") == "message_start":  # its usage is the prompt's; what the answer cost comes at the end
+                        if body.get("type") == "message_start":  # its usage is the prompt's; the answer's comes at the end
                             begun = body["message"].pop("usage", {})
                         elif body.get("type") == "message_delta":
                             body["usage"] = {**begun, **body.get("usage", {})}

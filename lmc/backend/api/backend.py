@@ -1,10 +1,11 @@
-"""What all API backends share: handles, the order of answers, cancelling, verified constraints, speculation. No protocol of a server.
+"""Base of all API backends: handles, the order of answers, cancelling, verified constraints, speculation. No server's
+protocol.
 
-Who keeps what alive:
+Ownership of objects:
 
     Handle ──► _Ticket ──► Work ──► the ticket of its parent (until that has answered)
-    Result ──► _Ticket     the task of a Work knows results only weakly: when nobody wants an answer any more,
-                           the ticket goes, and with it the request
+    Result ──► _Ticket     the task of a Work holds results only weakly: when an answer is no longer referenced,
+                           the ticket is freed, and the request ends
 """
 
 from __future__ import annotations
@@ -62,20 +63,20 @@ from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams
 Feed = Callable[[str], None]
 _NO_HINTS = Hints()
 BEGIN = 8
-"""Requests at once to a service that has limits, before it has said which."""
+"""Concurrent requests to a service with limits, before it has reported them."""
 
 OnRefusal = Literal["raise", "return"]
-_TOO_MUCH = (400, 413, 422)  # what servers answer to a limit that is beyond theirs
+_TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One text of an answer as the server gave it.
+    """One text of an answer as returned by the server.
 
-    finish  how it ended, as `meta["finish_reason"]` says it
-    tokens  log-probability, id (None where the server gives none) and text of each token, if they were asked for
+    finish  its end, in the form of `meta["finish_reason"]`
+    tokens  log-probability, id (None where the server gives none) and text of each token, if requested
     top     for each token the likeliest ones, the same way
-    ids     of the tokens, where the server gives ids
+    ids     of the tokens, if the server gives ids
     extra   more for the meta info, such as tool calls
     """
 
@@ -88,18 +89,19 @@ class Sample:
 
     @property
     def blocks(self) -> Sequence[Mapping[str, Any]]:
-        """What the server wants to see again beside the text."""
+        """Return the blocks that the server expects back besides the text."""
         return self.extra.get("blocks") or ()
 
     @property
     def withheld(self) -> bool:
-        """Whether the model refused, or a filter stopped it."""
+        """Return whether the model refused, or a filter stopped it."""
         return self.finish.get("type") in (REFUSAL, FILTERED)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A server's answer to one request. `expected`: text it has to begin with, which is no part of the answer; `stops`: sent with it."""
+    """A server's answer to one request. `expected`: required beginning that is not part of the answer; `stops`: sent
+    with it."""
 
     samples: tuple[Sample, ...]
     id: str = ""
@@ -117,7 +119,7 @@ class Cancellable(Protocol):
 
 
 class Work:
-    """A submission on its way: what is to be done, and what became of it. Belongs to the loop's thread once submitted."""
+    """A submission in progress: its segments and its results. Belongs to the loop's thread once submitted."""
 
     __slots__ = ("__weakref__", "abandoned", "after", "hints", "parent", "results", "segments", "tally", "task", "waiting")
 
@@ -127,8 +129,8 @@ class Work:
         self.after: Place | BaseException | None = None  # the prompt's end, once known
         self.waiting: list[Callable[[], object]] = []  # called once it is
         self.task: Cancellable | None = None
-        self.tally: Tally | None = None  # what was spent for its answer before its task began
-        self.abandoned = False  # nobody wants it any more
+        self.tally: Tally | None = None  # spending on its answer before its task began
+        self.abandoned = False  # no longer wanted
 
     def complete(self, after: Place | BaseException) -> None:
         if self.after is None:
@@ -138,7 +140,7 @@ class Work:
                 wake()
 
     def fail(self, error: BaseException) -> None:
-        """Fails what is unfinished; everything that waits for it fails with the same error. From any thread."""
+        """Fail unfinished parts; everything that waits for them fails with the same error. From any thread."""
         for ref in self.results:
             result = ref()
             if result is not None:
@@ -146,7 +148,7 @@ class Work:
 
 
 class _Ticket:
-    """Somebody may still want what a submission brings. Its end ends the request."""
+    """Keeps a submission wanted; when it is freed, the request ends."""
 
     __slots__ = ("ledger", "loop", "role", "work")
 
@@ -154,7 +156,7 @@ class _Ticket:
         self.loop, self.work, self.role, self.ledger = loop, work, role, ledger
 
     def __del__(self) -> None:
-        # may run in any thread, at any moment, also inside the garbage collector: only ever posts
+        # may run in any thread, at any moment, also inside the garbage collector: must only post
         self.work.abandoned = True
         task = self.work.task
         if self.work.after is None and task is not None:
@@ -162,7 +164,7 @@ class _Ticket:
 
 
 class _ApiResult(Result):
-    """A result that keeps its request alive for as long as somebody may read it."""
+    """A result that keeps its request alive while it may still be read."""
 
     __slots__ = ("__weakref__", "_ticket")
 
@@ -172,7 +174,7 @@ class _ApiResult(Result):
 
 
 class ApiHandle:
-    """A prompt on its way to an API, up to and including its submission."""
+    """A prompt submitted to an API, up to and including its submission."""
 
     __slots__ = ("_results", "ticket")
 
@@ -184,7 +186,7 @@ class ApiHandle:
         return self._results
 
     def cancel(self) -> None:
-        """Stops what is unfinished; its results, and those of everything that depends on them, fail."""
+        """Cancel unfinished parts; their results, and those of everything that depends on them, fail."""
         work = self.ticket.work
         if work.hints.guess:
             self.ticket.ledger.add(wasted=1)
@@ -203,15 +205,15 @@ def _cancel(work: Work, error: BaseException) -> None:
 
 
 class ApiBackend(ABC):
-    """The Backend protocol over a client. A subclass says how a request is written and what an answer means.
+    """The Backend protocol over a client. A subclass writes requests and reads answers.
 
-    concurrency  requests at once, at most
-    begin        requests at once before anything is known of the server's limits; None: it has none
+    concurrency  most concurrent requests
+    begin        concurrent requests before the server's limits are known; None: it has none
     patience     retries and time-outs
     prices       for a million tokens, for `spent()` and for budgets of cost
     speculate    whether one request may cover several answers of a program
-    attempts     how often an answer is asked for whose constraint the server cannot enforce
-    on_refusal   whether refused and filtered answers raise, or are answers whose meta info says so
+    attempts     how often an answer is requested whose constraint the server cannot enforce
+    on_refusal   whether refused and filtered answers raise, or are returned as answers marked in their meta info
     """
 
     def __init__(
@@ -251,27 +253,28 @@ class ApiBackend(ABC):
                 if work.after is None:
                     work.fail(error)
 
-    # what a subclass says
+    # overridden by subclasses
 
     wants_shared = False
-    """Whether requests are to say what those to come have in common with them (Hints.shared)."""
+    """If set, requests carry the prefixes they share with later ones (Hints.shared)."""
 
     cache_rules: CacheRules | None = None
-    """What its server says of its cache of prompts, if it has one that is paid for."""
+    """Rules of its server's prompt cache, if it has one that is paid for."""
 
     has_batches = False
-    """Whether its server answers batches of requests, which may take a day and cost half."""
+    """Set if its server answers batches of requests, which may take a day and cost half."""
 
     def batch_api(self) -> BatchApi:
-        """The batches of its server. On the loop's thread, once a request is on its way."""
+        """Return the batches of its server. On the loop's thread, while a request is in progress."""
         raise UnsupportedOpError("deadline=", self.name, "leave it out, or use lmc.OpenAI or lmc.Anthropic")
 
     def check_batched(self, ask: Gen | Select) -> None:
-        """Raises for what no batch can express."""
+        """Raise for a request that no batch can express."""
 
     @property
     def tokens_per_byte(self) -> float:
-        """Of a prompt, as the server has counted them so far; before, a token is four bytes."""
+        """Return the tokens per byte of prompts, as the server has counted them so far; before that, a token is four
+        bytes."""
         return 0.25
 
     @property
@@ -280,30 +283,32 @@ class ApiBackend(ABC):
 
     @abstractmethod
     def check(self, ask: Gen | Select) -> None:
-        """Raises for what no request can express."""
+        """Raise for a request that the protocol cannot express."""
 
     @abstractmethod
     async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
-        """Asks. With `beyond`, the answer may go on beyond its own end, and lists its tokens if the server can."""
+        """Request an answer. With `beyond`, the answer may continue beyond its own end, and lists its tokens if the
+        server can."""
 
     @abstractmethod
     async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """Asks which choice the model finds likeliest."""
+        """Request which choice the model finds likeliest."""
 
     def enforces(self, constraint: Constraint) -> bool:
-        """Whether the server keeps answers within it; else they are verified here, and asked for again."""
+        """Return whether the server keeps answers within a constraint; else they are verified here, and requested
+        again."""
         return True
 
     async def prepare(self) -> None:
-        """Awaited once, before the first request: what has to be found out about the server."""
+        """Find out about the server; awaited once, before the first request."""
 
     async def warm(self, place: Place, hints: Hints) -> None:
-        """Computes a prompt ahead, where the server keeps what it computed."""
+        """Compute a prompt ahead, if the server caches what it computed."""
 
     # the protocol
 
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ApiHandle:
-        """Extends `parent` by a chain of segments; see Backend.submit."""
+        """Extend `parent` by a chain of segments; see Backend.submit."""
         ticket = self._ticket_of(parent)
         role = self._check(ticket, segments)
         hints = hints or _NO_HINTS
@@ -330,7 +335,7 @@ class ApiBackend(ABC):
         return self.submit(parent, segments, hints)
 
     def release(self, handle: Handle) -> None:
-        """Nothing is pinned: what a server caches is its own business."""
+        """Do nothing: nothing is pinned; a server's cache is its own business."""
 
     def holds(self, handle: Handle) -> bool:
         return True
@@ -344,22 +349,22 @@ class ApiBackend(ABC):
         )  # fmt: skip
 
     def spent(self) -> Spending:
-        """What the server reported for everything so far, with the attempts of which it reported nothing apart."""
+        """Return the usage that the server reported so far, with attempts without a report counted separately."""
         return self.ledger.spent()
 
     def flush_cache(self) -> None:
-        """Nothing is cached here."""
+        """Do nothing: nothing is cached here."""
 
     def server_info(self) -> dict[str, Any]:
         spent = self.spent()
         return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted, **self._client.said}
 
     def health(self) -> Health:
-        """Closed or not: whether its server answers is that server's to say."""
+        """Return whether it is closed: the server's own health is not checked."""
         return Health("closed", f"{self.name} was closed") if self._loop.closed else HEALTHY
 
     def close(self) -> None:
-        """Cancels what is running, closes the connections and ends the thread; idempotent."""
+        """Cancel running requests, close the connections and end the thread; idempotent."""
         error = CancelledError(f"{self.name} was closed before the answer was complete")
         for work in list(self._works):
             if work.after is None:
@@ -392,7 +397,7 @@ class ApiBackend(ABC):
         return parent.ticket
 
     def _check(self, parent: _Ticket | None, segments: Sequence[Segment]) -> str | None:
-        """Refuses what cannot be asked; gives the role of the message that is open behind the segments."""
+        """Refuse unsupported requests; return the role of the message that is open after the segments."""
         able = self.capabilities
         check_supported(able, segments)
         role = parent.role if parent is not None else None
@@ -434,7 +439,7 @@ class ApiBackend(ABC):
     # on the loop
 
     def begin(self, works: Sequence[Work]) -> None:
-        """Start submissions; those before them were started before."""
+        """Start submissions; earlier ones were started before."""
         for work in works:
             self.alone(work)
 
@@ -456,12 +461,12 @@ class ApiBackend(ABC):
             work.fail(error)
             work.complete(error)
             raise
-        except Exception as error:  # it belongs to this request: whoever reads the answer sees it
+        except Exception as error:  # it belongs to this request: raised to the reader of the answer
             work.fail(error)
             work.complete(error)
 
     async def _answered(self, place: Place, work: Work) -> Place:
-        """Where the prompt ends when all that a submission asks is answered."""
+        """Return the prompt's end when all requests of a submission are answered."""
         index = 0
         for segment in work.segments:
             if isinstance(segment, (Gen, Select)):
@@ -483,7 +488,7 @@ class ApiBackend(ABC):
                 except Fault as fault:
                     if not fault.old:
                         raise
-                    log("backend", f"{self.name}: {ask.name!r} failed before this process ({fault.message}); it is asked again")
+                    log("backend", f"{self.name}: {ask.name!r} failed before this process ({fault.message}); it is requested again")
         except Fault as fault:
             self.spent_in_vain(work, result, tally)
             failed = self._client.now.failed(fault, tally)
@@ -503,7 +508,7 @@ class ApiBackend(ABC):
             waiting.in_vain = tally.usage, tally.unreported
 
     def finish(self, work: Work, result: weakref.ref[_ApiResult], output: Output) -> None:
-        """An answer of a submission is there."""
+        """Record an answer of a submission."""
         if self._prices is not None:
             cost = self._prices.of(output.usage)
             output = replace(output, metas=tuple({**meta, "cost": cost} for meta in output.metas))
@@ -540,30 +545,30 @@ class ApiBackend(ABC):
         except Fault as fault:
             if fault.status not in _TOO_MUCH:
                 raise
-            log("spec", f"{self.name} refuses one request for several answers ({fault.message}); they are asked one by one")
+            log("spec", f"{self.name} refuses one request for several answers ({fault.message}); they are requested one by one")
             return await self._alone(place, ask, hints.beyond.gens, feed, tally)
         found = self._first(reply, ask, hints.beyond)
         if found is None:
-            log("spec", f"{self.name}: the answer to {ask.name!r} cannot be told from one request for several; it is asked alone")
+            log("spec", f"{self.name}: the answer to {ask.name!r} cannot be determined from one request for several; it is requested separately")
             self.ledger.add(wasted=1)
             return await self._alone(place, ask, hints.beyond.gens, feed, tally)
         meta = {**self._meta(reply, reply.samples[0], tally), "finish_reason": found.finish}
         return place.answered(found.text, rest=found.rest), Output((found.text,), (meta,), tally.usage)
 
     def _first(self, reply: Reply, ask: Gen, beyond: Beyond) -> Found | None:
-        """The answer itself, out of a text that may go on behind it."""
+        """Return the answer itself, from a text that may continue after it."""
         sample = reply.samples[0]
         if sample.finish.get("type") == REFUSAL:
             return None
         texts = tuple(text for _, _, text in sample.tokens) if sample.tokens is not None else None
         if texts is not None and "".join(texts) != sample.text:
-            texts = None  # parts of characters: they cannot be counted by their texts
-        ended = "stop" if sample.finish.get("type") == "stop" else "length"  # a filter, too, leaves open what would have come
+            texts = None  # parts of characters: not countable by their texts
+        ended = "stop" if sample.finish.get("type") == "stop" else "length"  # with a filter, too, the continuation is unknown
         rest = Rest(sample.text, ended, ask.params, 0, reply.stops, texts, beyond.gens + 1)
         return follow(rest, (reply.expected,) if reply.expected else (), ask, self._stops(ask))
 
     async def _accepted(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
-        """Asks; a refused or filtered answer raises, unless it is wanted as an answer."""
+        """Request an answer; a refused or filtered one raises, unless it is wanted as an answer."""
         reply = await self.generate(place, ask, beyond, feed, tally)
         withheld = next((sample for sample in reply.samples if sample.withheld), None)
         if withheld is not None and self.on_refusal == "raise":
@@ -577,18 +582,19 @@ class ApiBackend(ABC):
         return error
 
     async def _alone(self, place: Place, ask: Gen, broken: int, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
-        """Asks for one answer and nothing else. `broken`: answers to come of a plan that was not followed."""
+        """Request one answer and nothing else. `broken`: later answers of a plan that was not followed."""
         if ask.constraint is not None and not self.enforces(ask.constraint):
             return await self._verified(place, ask, ask.constraint, tally)
         return self.output_of(place, ask, await self._accepted(place, ask, None, feed, tally), tally, broken)
 
     def output_of(self, place: Place, ask: Gen, reply: Reply, tally: Tally, broken: int = 0) -> tuple[Place, Output]:
-        """The answer in a reply, and the prompt with it."""
+        """Return the answer in a reply, and the prompt with it."""
         samples = [self._ended(sample, ask) for sample in reply.samples]
         return self._output(place, reply, samples, tally, broken, {})
 
     async def _verified(self, place: Place, ask: Gen, constraint: Constraint, tally: Tally) -> tuple[Place, Output]:
-        """Asks without the server's help, and again until the answers are within it: the rest of an answer that begins so is cut off."""
+        """Request without the server's enforcement, and again until the answers satisfy the constraint: the rest of an
+        answer that begins so is cut off."""
         found: list[Sample] = []
         reply = Reply(())
         for attempt in range(self.attempts):
@@ -597,7 +603,7 @@ class ApiBackend(ABC):
             for sample in reply.samples:
                 text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(sample, ask).text)
                 if text is None and constraint.kind == "json_schema" and sample.finish.get("type") == "length" and sample.text.lstrip().startswith(("{", "[")):
-                    text = sample.text  # cut: who reads it is told so
+                    text = sample.text  # cut: marked for the reader
                 if text is not None:
                     found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}, extra=sample.extra))
             if len(found) == ask.params.n:
@@ -606,12 +612,12 @@ class ApiBackend(ABC):
         last = reply.samples[-1].text if reply.samples else ""
         raise ConstraintError(
             f"{self.name} cannot enforce {constraint.kind}=… and none of {self.attempts} answers is within it; the last is {last[:80]!r}. "
-            f"Use a server that can, or say in the prompt what the answer looks like",
+            f"Use a server that can, or describe the answer's form in the prompt",
             loc=ask.loc,
         )
 
     def _ended(self, sample: Sample, ask: Gen) -> Sample:
-        """A sample without what follows its stops, for servers that were not told all of them."""
+        """Cut the text after a sample's stops, for servers that were not sent all of them."""
         text, matched = cut(sample.text, self._stops(ask), ask.params.stop_regex)
         if matched is None:
             return sample
@@ -628,7 +634,7 @@ class ApiBackend(ABC):
         return place.answered(samples[0].text, ids=samples[0].ids, broken=broken, blocks=samples[0].blocks), output
 
     def _meta(self, reply: Reply, sample: Sample, tally: Tally) -> dict[str, Any]:
-        """What an answer says of itself, under SGLang's keys."""
+        """Return an answer's meta info, under SGLang's keys."""
         found: dict[str, Any] = {
             "id": reply.id,
             "model": reply.model,
@@ -647,7 +653,7 @@ class ApiBackend(ABC):
         return found
 
     async def choose_by_answer(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """By an answer that can be nothing else than a choice: the server's constraint, or verified here."""
+        """Choose by an answer that can only be a choice: by the server's constraint, or verified here."""
         longest = max(len(choice.encode()) for choice in ask.choices)
         params = SamplingParams(max_new_tokens=longest + 16, temperature=ask.temperature)
         constraint = self.choice_constraint(ask.choices)
@@ -657,7 +663,7 @@ class ApiBackend(ABC):
         for attempt in range(1 if exact else self.attempts):
             reply = await self._accepted(place, replace(wanted, seed=ask.seed + attempt), None, None, tally)
             if reply.samples[0].withheld:
-                raise self._withheld(reply.samples[0])  # it is none of the choices, whatever on_refusal says
+                raise self._withheld(reply.samples[0])  # it is none of the choices, regardless of on_refusal
             chosen = choice_in(reply.samples[0].text, ask.choices)
             if chosen is not None:
                 how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}
@@ -665,12 +671,12 @@ class ApiBackend(ABC):
         raise ConstraintError(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {reply.samples[0].text[:80]!r}", loc=ask.loc)
 
     def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
-        """What makes an answer one of the choices; None: nothing does, and it is verified."""
+        """Return the constraint that makes an answer one of the choices; None: there is none, and it is verified."""
         return None
 
     @property
     def client(self) -> Client:
-        """On the loop's thread, once a request is on its way."""
+        """Return the client; on the loop's thread, while a request is in progress."""
         return self._client.now
 
 
@@ -679,7 +685,7 @@ def _desk(hints: Hints) -> Desk | None:
 
 
 def _start(parts: Sequence[Part | Image]) -> str:
-    """What the program appended, for a log."""
+    """Return the beginning of the program's appended text, for a log."""
     return "".join(part for part in parts if isinstance(part, str))[:20]
 
 
@@ -689,7 +695,7 @@ def _spoken(found: Found) -> Output:
 
 
 class _Lazy:
-    """A client that is made on the loop when the first request needs it, with what the backend then finds out about its server."""
+    """A client that is made on the loop for the first request, with the backend's findings about its server."""
 
     def __init__(self, wire: Callable[[], Wire], loop: Loop, name: str, ledger: Ledger, concurrency: int, patience: Patience, begin: int | None) -> None:
         self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience, self._begin = wire, loop, name, ledger, concurrency, patience, begin
@@ -698,7 +704,7 @@ class _Lazy:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request may be sent."""
+        """Return whether a request may be sent."""
         prepared = self._prepared
         return prepared is not None and prepared.done() and not prepared.cancelled() and prepared.exception() is None
 
@@ -725,13 +731,13 @@ class _Lazy:
 
 
 class _Inbox(deque[Work]):
-    """Submissions that the loop has not seen. `posted`: it will look, and has not begun to."""
+    """Submissions that the loop has not seen. `posted`: the loop will read them, and has not begun."""
 
     posted = False
 
 
 def _begin(backend: weakref.ref[ApiBackend], inbox: _Inbox) -> None:
-    """On the loop: starts the submissions that are there."""
+    """Start the submissions that have arrived; on the loop."""
     inbox.posted = False
     found, works = backend(), list[Work]()
     while inbox:
@@ -747,7 +753,7 @@ def _begin(backend: weakref.ref[ApiBackend], inbox: _Inbox) -> None:
 
 
 async def _place_of(parent: _Ticket | None) -> Place:
-    """Where a submission goes on: waits for its parent's answers, and raises what they failed with."""
+    """Return the end of the parent's prompt: wait for its answers, and raise their errors."""
     if parent is None:
         return ROOT
     work = parent.work

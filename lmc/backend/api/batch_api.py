@@ -1,4 +1,5 @@
-"""What a server's batches are to lmc, whatever its protocol: how they are submitted, found, looked at, and what becomes of a request."""
+"""Protocol-independent interface of a server's batches: submitting, finding, polling them, and the results of
+requests."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from typing import Literal, Protocol
 from lmc.backend.api.client import Body, Fault, Received, Request
 
 FULL = "token_limit_exceeded"
-"""The code of a batch for which the server has no room now."""
+"""Code of a batch for which the server has no room now."""
 
 Item = Received | Fault
-"""What became of one request of a batch."""
+"""Result of one request of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a batch stands: requests that are done, of all, and whether there is nothing to come."""
+    """Progress of a batch: completed requests, all requests, and whether it is over."""
 
     done: int
     total: int
@@ -34,38 +35,41 @@ class BatchApi(Protocol):
     size: int
 
     def sent(self, request: Request) -> Request:
-        """A request as it is sent in a batch: those of equal paths may be in one. Raises Fault for one that no batch takes."""
+        """Return a request as it is sent in a batch: those of equal paths may share one. Raises Fault for one that no
+        batch takes."""
         ...
 
     def mends(self, request: Request, fault: Fault) -> bool:
-        """Whether a request that was refused is sent otherwise from now on."""
+        """Return whether a refused request is sent differently from now on."""
         ...
 
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
-        """Submit a batch; its id. `items`: ids of requests, which end with the wave's, and their bodies."""
+        """Submit a batch; return its id. `items`: ids of requests, which end with the wave's, and their bodies."""
         ...
 
     async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
-        """The batch of so many requests that was submitted for a wave since a time (seconds since 1970), if there is one; "later": that is not to be told yet."""
+        """Return the batch of so many requests that was submitted for a wave since a time (seconds since 1970), if
+        there is one; "later": not known yet."""
         ...
 
     async def status(self, batch: str) -> Status:
-        """How a batch stands. Raises Fault for one that failed as a whole; of the status 429 if it may be submitted again later."""
+        """Return the progress of a batch. Raises Fault for one that failed as a whole; with status 429 if it may be
+        submitted again later."""
         ...
 
     async def results(self, batch: str) -> Mapping[str, Item]:
-        """What became of the requests of a batch that is over. Those that are not in it have expired, or were cancelled."""
+        """Return the results of a batch that is over. Missing requests have expired, or were cancelled."""
         ...
 
     async def cancel(self, batch: str) -> None: ...
 
 
 class Expired(Fault):
-    """A request that its batch has not come to."""
+    """A request that its batch did not process."""
 
 
 class GivenUp(Fault):
-    """A batch that could not be submitted, or looked at, for so long that trying again is of no use."""
+    """A batch that could not be submitted, or polled, for so long that retrying is pointless."""
 
     @property
     def transient(self) -> bool:
@@ -73,5 +77,5 @@ class GivenUp(Fault):
 
 
 def given_up(fault: Fault) -> Fault:
-    """A fault with which a batch, or whoever waits for it, is given up."""
+    """Return the fault with which a batch, or its waiters, are given up."""
     return fault if not fault.transient else GivenUp(fault.message, status=fault.status, code=fault.code)

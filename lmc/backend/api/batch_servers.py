@@ -20,8 +20,8 @@ _SKEW = 300.0  # seconds that clocks may differ
 class OpenAIBatches:
     """A batch is a file of requests to one endpoint; answers and errors are files, too.
 
-    client     an `openai.AsyncOpenAI`;  fault: what its errors mean
-    responses  a chat completion as it is asked by the Responses API, if it is;  turns: whether a refusal says how to ask otherwise
+    client     an `openai.AsyncOpenAI`;  fault: translates its errors
+    responses  converts a chat completion to the Responses API, if used;  turns: whether a refusal tells another form
     """
 
     most, size = 50_000, 190_000_000
@@ -94,7 +94,7 @@ class OpenAIBatches:
 class AnthropicBatches:
     """A batch is one request with all the others in it.
 
-    client  an `anthropic.AsyncAnthropic`;  fault: what its errors mean
+    client  an `anthropic.AsyncAnthropic`;  fault: translates its errors
     """
 
     most, size = 100_000, 240_000_000
@@ -113,7 +113,8 @@ class AnthropicBatches:
         return str((await self._do(lambda: self._client.messages.batches.create(requests=requests))).id)
 
     async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
-        """It has no room for a name: of the batches of this size that were made since then, the one whose requests have its name."""
+        """Find it by its requests, since batches have no name: of the batches of this size made since then, the one
+        whose requests have its name."""
         return await self._do(lambda: self._found(wave, size, since))
 
     async def _found(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
@@ -159,7 +160,7 @@ class AnthropicBatches:
 
 
 def _items(content: bytes, read: Callable[[Body], Item]) -> dict[str, Item]:
-    """The lines of a file of results; what is wrong with one is what became of its request."""
+    """Return the lines of a file of results; an invalid one is the result of its request."""
     found: dict[str, Item] = {}
     for record in map(parsed, filter(bytes.strip, content.split(b"\n"))):
         id = str(record.get("custom_id"))

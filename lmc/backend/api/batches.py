@@ -1,10 +1,12 @@
-"""Batch APIs: requests that may take a day and cost half. What programs ask until all of them wait is one wave, and a wave is a batch.
+"""Batch APIs: requests that may take a day and cost half. The requests that programs make until all of them wait are
+one wave, and a wave is a batch.
 
-    asked ─► waits ─(all programs wait)─► noted ─► submitted ─► noted ─► polled ─► answers ─► the programs go on
+    asked ─► waits ─(all programs wait)─► noted ─► submitted ─► noted ─► polled ─► answers ─► the programs resume
                                             └── Submitted: beside the journal ──┘
 
-A request's id says what is asked, for which ask of which run, so a process that goes on after a kill finds its request in what was
-submitted, and polls that. A batch of which only the intent is noted is looked for on the server before it is submitted again.
+A request's id identifies its content and its place in a run, so a process that resumes after a kill finds its request
+among the submitted ones, and polls that. A batch of which only the intent is noted is searched on the server before it
+is submitted again.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ from lmc.backend.api.submitted import Submitted, Wave
 said = logging.getLogger("lmc.batches")
 
 LINGER = 0.2
-"""Seconds between two looks whether all programs wait."""
+"""Seconds between two checks whether all programs wait."""
 PATIENCE = 30.0
-"""Seconds without a request after which a wave goes out although a program is still busy, such as with a tool."""
+"""Seconds without a request after which a wave is submitted although a program is still busy, such as with a tool."""
 FIRST_POLL, LONGEST_POLL = 5.0, 60.0
-"""Seconds between two looks at a batch: longer each time."""
+"""Seconds between two polls of a batch: longer each time."""
 IN_DOUBT = 30.0
-"""Seconds after which a batch that may have been submitted is on the server's list, if it was."""
+"""Seconds after which a batch that may have been submitted appears on the server's list, if it was."""
 DAY = 24 * 3600.0
-_TURNS = 64  # of a loop, in which a request that was asked comes to be in its wave
-_LATE = 10.0  # seconds that whoever stops waits for batches to be cancelled
+_TURNS = 64  # turns of a loop within which a request joins its wave
+_LATE = 10.0  # seconds to wait for batches to be cancelled on stopping
 
 class Clock:
-    """Time, as batches see it."""
+    """Time, as used by batches."""
 
     def now(self) -> float:
         return time.time()
@@ -58,11 +60,12 @@ clock = Clock()
 
 
 class Desk:
-    """Where the requests of one call go that has a deadline. Counts the programs that run, and those that wait (lmc.waiting.Meter).
+    """Queue of the requests of one call with a deadline. Counts the programs that run, and those that wait
+    (lmc.waiting.Meter).
 
-    path   of the file with what was submitted; None: in this process alone
-    synced waits until the disk has what the runs have come to
-    shows  whether a person is told how the batches stand; else a log is ("lmc.batches")
+    path   of the file of submissions; None: only in this process
+    synced waits until the runs' records are on disk
+    shows  whether progress is shown to a person; otherwise it is logged ("lmc.batches")
     """
 
     def __init__(self) -> None:
@@ -94,21 +97,21 @@ class Desk:
 
     @property
     def idle(self) -> bool:
-        """Whether all programs wait."""
+        """Return whether all programs wait."""
         return self._parked >= self._running
 
     # requests
 
     @property
     def submitted(self) -> Submitted:
-        """On a backend's loop, once the journal is open: no other process writes."""
+        """Return the record of submissions; on a backend's loop, once the journal is open: no other process writes."""
         with self._lock:
             if self._submitted is None:
                 self._submitted = Submitted(self.path)
             return self._submitted
 
     def waves_of(self, backend: object, name: str, api: Callable[[], BatchApi], loop: Loop) -> Waves:
-        """The requests to one backend. On its loop."""
+        """Return the requests to one backend. On its loop."""
         if backend not in self._waves:
             self._waves[backend] = Waves(api(), self, name, loop)
         return self._waves[backend]
@@ -116,13 +119,13 @@ class Desk:
     def tell(self, message: str) -> None:
         said.info(message)
         if self.shows:
-            from tqdm.auto import tqdm  # it moves its bar out of the way
+            from tqdm.auto import tqdm  # it moves its progress bar out of the way
 
             tqdm.write(f"lmc: {message}", file=sys.stderr)
 
     @contextmanager
     def waited_for(self) -> Generator[None]:
-        """In the block, somebody waits for the answers. Whoever stops before they are there learns what becomes of the batches."""
+        """Mark, in the block, that the answers are waited for. Leaving it early reports what happens to the batches."""
         try:
             yield
         except BaseException as error:
@@ -131,7 +134,8 @@ class Desk:
             raise
 
     def leave(self) -> str:
-        """Nobody waits any more: without a journal, what was submitted is cancelled. Says what becomes of it; "" if nothing is open."""
+        """Stop waiting: without a journal, submitted batches are cancelled. Return a note on what happens to them; ""
+        if nothing is open."""
         open_ = [wave.batch for waves in self._waves.values() for wave in waves.open()]
         if not open_:
             return ""
@@ -139,7 +143,7 @@ class Desk:
         if self.path is None:
             for waves in tuple(self._waves.values()):
                 waves.give_up()
-            left = f"{which} cancelled: without journal=… nobody could take the answers"
+            left = f"{which} cancelled: without journal=… the answers could not be collected"
         else:
             left = f"{which} went on at the server; the same call with the same journal= takes the answers, and pays for nothing twice"
         self.tell(left)
@@ -151,7 +155,7 @@ class Desk:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request, as it is sent, and who waits for its answer."""
+    """A request, as it is sent, and the future of its answer."""
 
     id: str
     request: Request
@@ -163,22 +167,23 @@ class Waves:
 
     def __init__(self, api: BatchApi, desk: Desk, name: str, loop: Loop) -> None:
         self.api, self.desk, self.name, self._loop = api, desk, name, loop
-        self._waiting: dict[str, _Asked] = {}  # in no wave yet
-        self._open: dict[str, tuple[Wave, dict[str, _Asked]]] = {}  # waves whose answers somebody waits for
-        self._items: dict[str, dict[str, Item]] = {}  # of waves that are over: what nobody has asked for yet
-        self._counts: dict[str, int] = {}  # equal requests
+        self._waiting: dict[str, _Asked] = {}  # requests in no wave yet
+        self._open: dict[str, tuple[Wave, dict[str, _Asked]]] = {}  # waves whose answers are waited for
+        self._items: dict[str, dict[str, Item]] = {}  # unclaimed results of waves that are over
+        self._counts: dict[str, int] = {}  # counts of equal requests
         self._arrived = 0
         self._reached = False  # the server has answered
         self._closing: asyncio.Task[Any] | None = None
 
     def open(self) -> list[Wave]:
-        """The waves that are on the server, and not over. From any thread."""
+        """Return the waves that are on the server, and not over. From any thread."""
         return [wave for wave, _ in tuple(self._open.values()) if wave.batch is not None]
 
     async def answer(self, request: Request, identity: str, number: int) -> Received:
-        """The answer of a batch: of one that was submitted if the request is in it, else of the next one. Raises Fault.
+        """Return the answer from a batch: from a submitted one if it has the request, else from the next one. Raises
+        Fault.
 
-        identity, number  what asks, and which of its requests this is
+        identity, number  the caller, and the index of this request among its own
         """
         asked = _Asked(self._id(request, identity, number), self.api.sent(request), asyncio.get_running_loop().create_future())
         wave = self.desk.submitted.of(asked.id)
@@ -193,14 +198,15 @@ class Waves:
         return await asked.answer
 
     def _id(self, request: Request, identity: str, number: int) -> str:
-        """What is asked, and for which ask, whatever the server was found to take of parameters meanwhile."""
+        """Return the request's id: a digest of its content and its caller, independent of parameters that the server
+        was found to reject."""
         prompt = [request.body.get(key) for key in ("system", "messages", "prompt")]
         said = json.dumps([self.name, prompt, identity, number], sort_keys=True, ensure_ascii=False)
         digest = blake2b(said.encode("utf-8", "surrogatepass"), digest_size=14).hexdigest()
         count = self._counts[digest] = self._counts.get(digest, -1) + 1
         return f"{digest}-{count}"
 
-    # a wave grows, and goes out
+    # building and submitting a wave
 
     def _wait(self, asked: _Asked) -> None:
         self._waiting[asked.id] = asked
@@ -209,7 +215,7 @@ class Waves:
             self._closing = self._loop.spawn(self._close())
 
     async def _close(self) -> None:
-        """Submits what waits, once all programs wait."""
+        """Submit waiting requests, once all programs wait."""
         seen, since = -1, 0.0
         while True:
             if seen != self._arrived:
@@ -221,20 +227,20 @@ class Waves:
         waiting, self._waiting = self._waiting, {}
         by_path: dict[str, list[_Asked]] = {}
         for asked in waiting.values():
-            if not asked.answer.done():  # else nobody wants it any more
+            if not asked.answer.done():  # otherwise it is no longer wanted
                 by_path.setdefault(asked.request.path, []).append(asked)
         for path, several in by_path.items():
             for part in self._parts(several):
                 self._loop.spawn(self._submit(path, part))
 
     async def _settled(self, seen: int) -> bool:
-        """Whether nothing that was asked is still on its way here."""
+        """Return whether no request is still on its way here."""
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         return self._arrived == seen and self.desk.idle
 
     def _parts(self, several: Sequence[_Asked]) -> list[list[_Asked]]:
-        """As many batches as the server's limits need."""
+        """Split into as many batches as the server's limits need."""
         parts: list[list[_Asked]] = []
         size = 0
         for asked in several:
@@ -247,10 +253,10 @@ class Waves:
         return parts
 
     async def _submit(self, path: str, several: Sequence[_Asked]) -> None:
-        """Submits a batch, and waits for it. Of one that the server may have got, though it did not say so, its list tells."""
+        """Submit a batch, and wait for it. If it is unknown whether the server got it, its list tells."""
         ids, delay, doubtful, failed = [asked.id for asked in several], FIRST_POLL, False, 0
         try:
-            await asyncio.to_thread(self.desk.synced)  # what these requests come from is known when they are found again
+            await asyncio.to_thread(self.desk.synced)  # the requests' origin is recorded before they can be found again
             wave = self.desk.submitted.intend(self.name, ids, clock.now())
             number = len(self.desk.submitted.waves)
             while wave.batch is None:
@@ -260,7 +266,7 @@ class Waves:
                         self.desk.submitted.submitted(wave, found or await self.api.submit(path, [(f"{a.id}-{wave.key}", a.request.body) for a in several], wave.key))
                         break
                 except Fault as fault:
-                    failed += fault.status != 429  # the server has enough to do: it is asked again later
+                    failed += fault.status != 429  # the server is busy: submitted again later
                     doubtful = doubtful or fault.status is None or fault.status >= 500
                     if not fault.transient or failed > (_TRIES if self._reached else _FIRST_TRIES) or clock.now() - wave.since > DAY:
                         if not doubtful:
@@ -269,7 +275,7 @@ class Waves:
                     delay = max(min(2 * delay, LONGEST_POLL), fault.retry_after or 0.0)
                     self.desk.tell(f"{self.name}: a batch was not submitted ({fault.message}); trying again in {delay:.0f} s")
                 await clock.sleep(max(delay, IN_DOUBT) if doubtful else delay)
-        except Exception as error:  # it belongs to these requests: whoever reads an answer sees it
+        except Exception as error:  # it belongs to these requests: raised to readers of their answers
             for asked in several:
                 _fail(asked, error)
             return
@@ -277,14 +283,14 @@ class Waves:
         self.desk.tell(f"{self.name}: wave {number}: {len(several)} request{'s' if len(several) > 1 else ''}, {wave.batch}")
         self._follow(wave, several)
 
-    # a wave that was submitted
+    # submitted waves
 
     def _follow(self, wave: Wave, several: Sequence[_Asked]) -> None:
         self._open[wave.key] = wave, {asked.id: asked for asked in several}
         self._loop.spawn(self._polling(wave))
 
     async def _polling(self, wave: Wave) -> None:
-        """Looks at a batch until it is over, and hands out its answers."""
+        """Poll a batch until it is over, and deliver its answers."""
         try:
             items = await self._ended(wave)
         except Exception as error:  # as above
@@ -309,7 +315,7 @@ class Waves:
             _settle(asked, wave, items)
 
     async def _ended(self, wave: Wave) -> dict[str, Item] | None:
-        """What became of a wave's requests; None for one that was never submitted."""
+        """Return the results of a wave's requests; None for one that was never submitted."""
         delay, since, told = FIRST_POLL, clock.now(), -1
         while True:
             try:
@@ -337,7 +343,7 @@ class Waves:
             delay = min(1.5 * delay, LONGEST_POLL)
 
     async def _again(self, wave: Wave, several: Mapping[str, _Asked], fault: Fault) -> None:
-        """A batch for which the server has no room: nothing of it was done, and it is submitted again later."""
+        """Submit again later a batch for which the server has no room: nothing of it was done."""
         self.desk.submitted.gone(wave)
         if clock.now() - wave.since > DAY:
             for asked in several.values():
@@ -349,7 +355,7 @@ class Waves:
             self._wait(asked)
 
     def give_up(self) -> None:
-        """Cancels what is on the server. From any thread, waits a little."""
+        """Cancel batches on the server. From any thread, waits a little."""
         done = threading.Event()
 
         async def cancel() -> None:
@@ -366,7 +372,7 @@ class Waves:
 
 
 _TRIES, _FIRST_TRIES = 6, 1
-"""How often a batch is submitted again; to a server that has not answered yet."""
+"""Most submissions of a batch to a server that has not answered yet."""
 
 
 def _settle(asked: _Asked, wave: Wave, items: dict[str, Item]) -> None:

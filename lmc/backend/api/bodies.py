@@ -1,4 +1,4 @@
-"""Bodies: what the answers of OpenAI's API say, and of servers that speak it. Raises Malformed for what lacks what it must have."""
+"""Bodies: reading answers of OpenAI's API, and of compatible servers. Raises Malformed for incomplete ones."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from lmc.tools import Call, call_of
 
 
 def usage_of(body: Body) -> Usage | None:
-    """What a body reports, by the names of chat, completions and decisions; None if it reports nothing."""
+    """Return the usage that a body reports, by the names of chat, completions and decisions; None if there is none."""
     usage: Any = body.get("usage")
     if not isinstance(usage, dict):
         return None
     details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     prompt, completion = (usage.get(f"{a}_tokens", usage.get(f"{b}_tokens")) for a, b in (("prompt", "input"), ("completion", "output")))
-    written = count_of(usage.get("cache_creation_input_tokens"))  # of LiteLLM, for servers that charge for it
+    written = count_of(usage.get("cache_creation_input_tokens"))  # LiteLLM's, for servers that charge for it
     return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0, written_tokens=written)
 
 
 def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mapping[str, Any], reasoned: int | None = None) -> str:
-    """The text of an answer that has one, or something in its place: calls of tools, a refusal, a filter.
+    """Return the text of an answer that has one, or something in its place: calls of tools, a refusal, a filter.
 
-    message   what to say of an answer that has neither
-    reasoned  tokens of reasoning, where the server says how many
+    message   error message for an answer that has neither
+    reasoned  tokens of reasoning, if reported
 
-    Raises Malformed for an answer that has nothing, and IncompleteAnswer for one that its limit ended before it began.
+    Raises Malformed for an empty answer, and IncompleteAnswer for one that its limit ended before it began.
     """
     if text is not None and not isinstance(text, str):
         raise Malformed(f"the text of the answer is {text!r:.40}")
@@ -54,19 +54,19 @@ _CALLING = ("tool_calls", "function_call")
 
 
 REFUSAL, FILTERED = "refusal", "content_filter"
-"""How an answer ended (`meta["finish_reason"]["type"]`) that a model refused, or that a filter stopped."""
+"""Ends of an answer (`meta["finish_reason"]["type"]`) that a model refused, or that a filter stopped."""
 
 
 def choices_of(body: Body, n: int) -> list[Body]:
-    """The n choices in order. Raises Malformed if they are not there."""
+    """Return the n choices in order. Raises Malformed if some are missing."""
     choices: Any = body.get("choices")
     if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
-        raise Malformed(f"the answer has not the {n} choices that were asked for")
+        raise Malformed(f"the answer lacks the {n} choices that were asked for")
     return sorted(choices, key=lambda c: int(c.get("index") or 0))
 
 
 def calls_of(calls: Any) -> list[Call]:
-    """The calls of tools in a message."""
+    """Return the tool calls in a message."""
     if not isinstance(calls, list):
         raise Malformed(f"the calls of tools are {calls!r:.40}")
     try:
@@ -82,7 +82,7 @@ def check_asked(calls: Sequence[Any], offered: bool) -> None:
 
 
 def finish_of(choice: Body, tokens: Sequence[Any] | None) -> Mapping[str, Any]:
-    """How an answer ended, as the meta info says it."""
+    """Return the end of an answer, in the form of the meta info."""
     reason = choice.get("finish_reason")
     if reason == "length":
         return {"type": "length"} | ({"length": len(tokens)} if tokens is not None else {})
@@ -96,7 +96,7 @@ Listed = tuple[tuple[float | None, int | None, str], ...]
 
 
 def tokens_of(logprobs: Any) -> tuple[Listed | None, tuple[tuple[tuple[float, int | None, str], ...], ...] | None]:
-    """Tokens and the likeliest alternatives of each, from either API's form."""
+    """Return tokens and the likeliest alternatives of each, from either API's form."""
     if not isinstance(logprobs, dict):
         return None, None
     content: Any = logprobs.get("content")
@@ -115,13 +115,13 @@ def tokens_of(logprobs: Any) -> tuple[Listed | None, tuple[tuple[tuple[float, in
 
 
 def _token_text(token: Mapping[str, Any]) -> str:
-    """A token's text; its bytes are right where it is a part of a character."""
+    """Return a token's text; from its bytes if it is part of a character."""
     data = token.get("bytes")
     return bytes(data).decode("utf-8", "surrogateescape") if isinstance(data, list) else str(token.get("token", ""))
 
 
 def shared(prompt: Listed, row: Listed) -> int:
-    """The length of the common prefix of two lists of tokens; always leaves one."""
+    """Return the length of the common prefix of two lists of tokens; always leaves one."""
     n = 0
     while n < min(len(prompt), len(row) - 1) and prompt[n][1:] == row[n][1:]:
         n += 1
@@ -129,7 +129,7 @@ def shared(prompt: Listed, row: Listed) -> int:
 
 
 def choice_in(text: str, choices: Sequence[str]) -> str | None:
-    """The choice that an answer is: its JSON, the text itself, or the longest that it begins with."""
+    """Return the choice that an answer denotes: by JSON, by the text itself, or the longest one that it begins with."""
     try:
         value: Any = json.loads(text)
         if isinstance(value, dict) and value.get("choice") in choices:
@@ -144,14 +144,14 @@ def choice_in(text: str, choices: Sequence[str]) -> str | None:
 
 
 def choice_schema(choices: Sequence[str]) -> Constraint:
-    """An answer that is one of the choices, for servers that have only schemas."""
+    """Return the schema of an answer that is one of the choices, for servers that only have schemas."""
     properties = {"choice": {"type": "string", "enum": list(dict.fromkeys(choices))}}
     schema = {"type": "object", "properties": properties, "required": ["choice"], "additionalProperties": False}
     return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def is_object(schema: Any) -> bool:
-    """Whether a schema says itself that all it allows are objects, as `response_format` has to."""
+    """Return whether a schema itself restricts values to objects, as `response_format` requires."""
     return isinstance(schema, dict) and schema.get("type") == "object" and not schema.keys() & {"anyOf", "oneOf", "allOf", "$ref"}
 
 
@@ -196,7 +196,7 @@ def out_of_object(text: str) -> str:
 
 
 def growing_out_of_object(text: str) -> str:
-    """What is certain to be in `out_of_object` of a text that may grow."""
+    """Return the part of `out_of_object` of a growing text that is already certain."""
     inner = _begun(text)
     return text if inner is None else _MAY_END.sub("", inner)
 
@@ -206,7 +206,7 @@ _MAY_END = re.compile(r"\s*\}?\s*\Z")
 
 
 def _begun(text: str) -> str | None:
-    """What follows `{"answer":`, nothing of which may have come yet; None where something else did."""
+    """Return the text after `{"answer":`, "" if none of it has arrived; None if the text begins differently."""
     if found := _BEGINS.match(text):
         return text[found.end() :]
     return "" if '{"answer":'.startswith("".join(text.split())) else None
@@ -223,7 +223,8 @@ _STRICT_KEYS = frozenset({
 
 
 def strict(schema: Any) -> bool:
-    """Whether OpenAI enforces a schema exactly: closed objects whose properties are all required, and known keywords."""
+    """Return whether OpenAI enforces a schema exactly: closed objects whose properties are all required, and known
+    keywords."""
     if not isinstance(schema, dict):
         return False
     if not schema.keys() <= _STRICT_KEYS:
@@ -244,12 +245,12 @@ _DOES_NOT_TAKE = re.compile(r"unsupported|not support|unrecogni[sz]ed|unknown|un
 
 
 def not_taken(fault: Fault, parameter: str) -> bool:
-    """Whether a refusal says that there is no such parameter: not that its value is too large."""
+    """Return whether a refusal means that there is no such parameter, rather than that its value is too large."""
     return names(fault, parameter) and bool(_DOES_NOT_TAKE.search(f"{fault.code} {fault.message}"))
 
 
 def names(fault: Fault, parameter: str) -> bool:
-    """Whether a refusal is about a parameter."""
+    """Return whether a refusal is about a parameter."""
     param = fault.param or ""
     if param:
         return param == parameter or (parameter == "logprobs" and param == "top_logprobs")

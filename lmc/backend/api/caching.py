@@ -1,13 +1,15 @@
-"""Prompt caches that have to be asked for (Anthropic's): which beginnings of a prompt a request marks, so that later ones find them.
+"""Explicit prompt caches (Anthropic's): the prefixes of a prompt that a request marks, so that later ones find them.
 
     tokens     0 ───────── hit ───────────── last mark ─────────── end of the prompt
     price of   │    read    │      write      │        input        │
 
-Beginnings can end behind whole blocks (a system prompt, the parts of messages). A mark further on costs the difference between writing
-and input for what is new, and saves that between input and reading for each request to come, so what is worth a mark depends only on how
-many are to come: the plan says (Hints.shared), and where there is none, what was seen does. Marks before the last one are free, and four.
+Prefixes can end after whole blocks (a system prompt, the parts of messages). A later mark costs the difference between
+writing and input for the new part, and saves that between input and reading for each later request, so the value of a
+mark depends only on their number: known from the plan (Hints.shared), or estimated from past requests. Marks before the
+last one are free; there are four.
 
-Requests that would read what another one is writing wait for it to begin (firsts.py), so that one writes and the others read.
+Requests that would read a prefix that another one is writing wait for it to begin (firsts.py), so that one writes and
+the others read.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ from lmc.backend.api.firsts import Firsts, Turn
 from lmc.backend.base import Usage
 
 Shared = tuple[tuple[int, float], ...]
-"""How many whole messages (-1: all), and how many requests to come begin with them."""
+"""Number of whole messages (-1: all), and the number of later requests that begin with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
-    """What a server says of its cache.
+    """A server's rules of its cache.
 
-    minimum      tokens of the shortest beginning that it keeps
-    marks        that a request may have; 0: it keeps all that it reads, and charges nothing for that
-    step         it finds a multiple of so many tokens
-    back         blocks before a mark in which it looks for what was marked earlier
-    read, write  prices, as multiples of that of an input token; `write_hour` where it is kept for an hour
-    lives        how a mark says that: for five minutes, for an hour
+    minimum      tokens of the shortest prefix that it keeps
+    marks        that a request may have; 0: it keeps everything it reads, free of charge
+    step         granularity of hits in tokens
+    back         blocks before a mark in which it looks for earlier marks
+    read, write  prices, as multiples of that of an input token; `write_hour` for a lifetime of an hour
+    lives        notation in a mark: for five minutes, for an hour
     """
 
     minimum: int
@@ -50,12 +52,13 @@ class CacheRules:
     lives: tuple[str, str] = ("", "1h")
 
     def worth(self, reads: float, hour: bool = False) -> bool:
-        """Whether writing costs less than the requests to come save."""
+        """Return whether writing costs less than later requests save."""
         return reads * (1 - self.read) > (self.write_hour if hour else self.write) - 1
 
 
 def marked_end(message: dict[str, Any], ttl: str) -> dict[str, Any]:
-    """A message of a chat completion that is marked at its end; one without a text or picture there as it is. `ttl`: for how long; "": as usual."""
+    """Return a message of a chat completion marked at its end; unchanged if it has no text or picture there. `ttl`:
+    lifetime; "": the default."""
     content: Any = message.get("content")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content
     if not isinstance(parts, list) or not parts:
@@ -65,7 +68,8 @@ def marked_end(message: dict[str, Any], ttl: str) -> dict[str, Any]:
 
 
 def whole(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of a chat completion as one block, its pictures by their digests and about as long as what they are read as."""
+    """Return a message of a chat completion as one block, its pictures by their digests and about as long as their
+    tokens."""
     content: Any = message.get("content")
     if isinstance(content, list):
         content = [part if part.get("type") == "text" else blake2b(_written(part), digest_size=16).hexdigest().ljust(_IMAGE) for part in content]
@@ -73,11 +77,12 @@ def whole(message: dict[str, Any]) -> dict[str, Any]:
 
 
 AUTOMATIC = CacheRules(1024, marks=0, write=1.0, write_hour=1.0, step=128)
-"""OpenAI's."""
+"""OpenAI's rules."""
 
 
 def gemini_rules(model: str, ttl: str) -> CacheRules:
-    """Those of one of Google's: what it keeps of itself, or what is marked, of which it bills the hours that it is kept as well as the reading."""
+    """Return the rules of one of Google's models: it keeps prefixes by itself, or marked ones, for which it bills the
+    hours kept as well as the reading."""
     minimum = 4096 if "pro" in model else 1024
     if ttl == "auto":
         return CacheRules(minimum, marks=0, write=1.0, write_hour=1.0)
@@ -91,7 +96,7 @@ _MINIMA = (
 
 
 def rules_of(model: str) -> CacheRules:
-    """The rules of one of Anthropic's models, as they are published; of a model that is not known, the most usual ones."""
+    """Return the published rules of one of Anthropic's models; for an unknown model, the most common ones."""
     return CacheRules(next((minimum for minimum, names in _MINIMA if any(name in model for name in names)), 1024))
 
 
@@ -100,7 +105,8 @@ def rules_of(model: str) -> CacheRules:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The end of a block where a beginning may be marked: the block's index, tokens up to there, requests to come that have it in common."""
+    """The end of a block where a prefix may be marked: the block's index, tokens up to there, later requests that share
+    it."""
 
     block: int
     tokens: float
@@ -108,9 +114,10 @@ class Point:
 
 
 def choose(points: Iterable[Point], hit: int, rules: CacheRules, hour: bool = False) -> tuple[int, ...]:
-    """The blocks to mark, in order. `hit` is the last block of the longest beginning that the server has; -1: it has none.
+    """Return the blocks to mark, in order. `hit` is the last block of the longest prefix that the server has; -1: it
+    has none.
 
-    A request to come that has a beginning in common has every shorter one, too: `reads` never grows along a prompt.
+    A later request that shares a prefix shares every shorter one, too: `reads` never grows along a prompt.
     """
     worth = sorted((p for p in points if p.block > hit and p.tokens >= rules.minimum and rules.worth(p.reads, hour)), key=lambda p: p.block)
     if not worth:
@@ -124,7 +131,8 @@ def choose(points: Iterable[Point], hit: int, rules: CacheRules, hour: bool = Fa
 
 
 def _most_saved(points: Sequence[Point], last: Point, room: int) -> list[Point]:
-    """Of more points than there is room for, those that save most: whoever leaves the prompt at a point reads up to the mark before it."""
+    """Return, of more points than marks are allowed, those that save most: a prompt that diverges at a point reads up
+    to the mark before it."""
     leaving = [p.reads - after.reads for p, after in zip(points, (*points[1:], last), strict=True)]
     if len(points) > _TRIED:
         keep = sorted(sorted(range(len(points)), key=lambda i: leaving[i] * points[i].tokens, reverse=True)[:_TRIED])
@@ -136,18 +144,19 @@ def _most_saved(points: Sequence[Point], last: Point, room: int) -> list[Point]:
     return [points[i] for i in max(combinations(range(len(points)), room), key=saved)]
 
 
-_TRIED = 12  # points of one prompt of which all choices are compared
+_TRIED = 12  # points of one prompt up to which all choices are compared
 
 
-# -- what the server has ---------------------------------------------------------------------------------------------
+# -- contents of the server's cache
+# ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt by its blocks.
 
-    keys      for each block, of all up to its end: equal keys, equal beginnings
-    tokens    up to its end, about
+    keys      for each block, of the prompt up to its end: equal keys, equal prefixes
+    tokens    up to its end, approximate
     messages  for each number of whole messages the index of their last block
     size      bytes of all of it
     """
@@ -159,7 +168,8 @@ class Prompt:
 
 
 def prompt_of(first: object, blocks: Sequence[Any], messages: Sequence[int], per_byte: float) -> Prompt:
-    """`first` is what the server reads before all blocks (tools, constraints); `per_byte`: tokens of a byte."""
+    """Build a prompt; `first` is what the server reads before all blocks (tools, constraints); `per_byte`: tokens per
+    byte."""
     sofar, size = blake2b(_written(first), digest_size=16), len(_written(first)) if first else 0
     keys: list[bytes] = []
     tokens: list[float] = []
@@ -177,7 +187,7 @@ def _written(x: object) -> bytes:
 
 
 def _size(block: Any) -> int:
-    """Bytes of a block's text; of an image, those of the tokens that it is about."""
+    """Return bytes of a block's text; for an image, those of its approximate tokens."""
     kind = block[-1].get("type")
     if kind == "text":
         return len(block[-1]["text"].encode("utf-8", "surrogatepass"))
@@ -191,21 +201,22 @@ _IMAGE = 6000  # bytes: about 1,500 tokens
 
 @dataclass
 class _Site:
-    """What became of the prompts that were asked at one place of a program."""
+    """Statistics of the prompts requested at one place of a program."""
 
     asked: int = 0
     continued: int = 0
-    late: bool = False  # the last one came back when it was forgotten
+    late: bool = False  # the last one recurred after it was evicted
 
     def to_come(self, again: bool) -> float:
-        """How many requests are expected to go on from one that is asked here: each goes on as often as those did before."""
+        """Return how many requests are expected to extend one made here: each is extended as often as earlier ones
+        were."""
         on, asked = self.continued + again, self.asked + 1
         return on / (asked - on) if on < asked else float(asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A request's marks: its blocks, how long the server is to keep them, and its turn."""
+    """A request's marks: its blocks, their lifetime, and its turn."""
 
     blocks: tuple[int, ...]
     hour: bool
@@ -213,31 +224,31 @@ class Marked:
 
 
 class CacheBook:
-    """What the requests of one backend have sent, and what the server has of it. Belongs to one event loop.
+    """Prompts sent by the requests of one backend, and the server's cache of them. Belongs to one event loop.
 
-    ttl  "5m", "1h", or "auto": an hour where prompts were seen to be asked again only after five minutes
+    ttl  "5m", "1h", or "auto": an hour where prompts recurred only after five minutes
     """
 
     def __init__(self, rules: CacheRules, ttl: str) -> None:
         self.rules, self.ttl = rules, ttl
         self.firsts = Firsts()
-        self._sent: OrderedDict[bytes, tuple[float, Hashable]] = OrderedDict()  # beginnings of prompts: when, and where a prompt ended with it
+        self._sent: OrderedDict[bytes, tuple[float, Hashable]] = OrderedDict()  # prefixes: when sent, and where a prompt ended with it
         self._sites: OrderedDict[Hashable, _Site] = OrderedDict()
         self._bytes, self._tokens = 0, 0
 
     @property
     def per_byte(self) -> float:
-        """Tokens of a byte of prompt, as the server counted them so far."""
+        """Return the tokens per byte of prompt, as counted by the server so far."""
         return self._tokens / self._bytes if self._bytes else 0.25
 
     @asynccontextmanager
     async def turn(self, prompt: Prompt, shared: Shared, site: Hashable, again: bool, samples: int) -> AsyncIterator[Marked]:
-        """Waits while a request on its way writes what this one would, then says what to mark.
+        """Wait while a request in flight writes the prefix that this one would, then return the marks.
 
-        shared   what the plan knows of requests to come
-        site     where the program asks, for what is learned
-        again    as far as can be told from the request itself, its conversation goes on
-        samples  equal requests that go out with it
+        shared   the plan's numbers of later requests
+        site     place of the request in the program, for statistics
+        again    the request itself suggests that its conversation continues
+        samples  number of equal requests sent with it
         """
         now = self.firsts.clock()
         hour = self._keeps_hour(prompt, site, now)
@@ -254,13 +265,13 @@ class CacheBook:
             yield Marked(tuple(marked), hour, turn)
 
     def answered(self, prompt: Prompt, marked: Marked, usage: Usage) -> None:
-        """What the server reported for a request: its tokens, and whether it has kept what was marked."""
+        """Record the server's report for a request: its tokens, and whether it has kept the marked prefixes."""
         self.counted(prompt, usage.prompt_tokens)
         if marked.blocks and not usage.written_tokens and not usage.cached_tokens:
             self.firsts.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
 
     def counted(self, prompt: Prompt, tokens: int) -> None:
-        """The server has counted the tokens of a prompt."""
+        """Record the server's token count of a prompt."""
         if prompt.size and tokens:
             self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + tokens
 
@@ -277,7 +288,7 @@ class CacheBook:
         reads[end] = max(reads.get(end, 0.0), samples - 1)
         seen = next((i for i in reversed(range(len(prompt.keys))) if self._was_sent(prompt.keys[i], now)), -1)
         if seen >= 0 and not self.firsts.is_known(prompt.keys[seen]):
-            reads[seen] = max(reads.get(seen, 0.0), 1.0)  # asked before, and so again: nobody had said that it would be
+            reads[seen] = max(reads.get(seen, 0.0), 1.0)  # requested before, so it recurs, though no plan predicted it
         most, points = 0.0, list[Point]()
         for block in sorted((b for b in reads if b >= 0), reverse=True):
             most = max(most, reads[block])
@@ -301,7 +312,7 @@ class CacheBook:
             if ended is not None and i < len(prompt.keys) - 1 and (before := self._sites.get(ended)) is not None:
                 before.continued += 1
                 before.late = own.late = 300.0 <= now - at < 3600.0
-                ended = None  # it counts once
+                ended = None  # counted once
             self._sent[key] = (now, site if i == len(prompt.keys) - 1 else ended)
             self._sent.move_to_end(key)
         while len(self._sent) > _REMEMBERED:

@@ -1,11 +1,11 @@
-"""Calls to an API: how many at once, what is tried again and when, and what all attempts have cost.
+"""Calls to an API: concurrency, retries, and the cost of all attempts.
 
-A `Wire` sends one request once and says what came back; a `Client` decides what happens then:
+A `Wire` sends one request once and returns the response; a `Client` decides what happens then:
 
     answered              its usage counts
-    429, 408, 409, 5xx    tried again, when the server says or with growing, random delays
-    no or half an answer  (resets, time-outs, bodies that are no JSON or lack what was asked) tried again, counted as unreported
-    anything else         raised at once: trying again would not help
+    429, 408, 409, 5xx    retried, after the server's delay or a growing, random one
+    no or half an answer  (resets, time-outs, invalid or incomplete bodies) retried, counted as unreported
+    anything else         raised at once: retrying would not help
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _no_headers() -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent: a path under the server's URL, and the JSON body.
+    """A request to send: a path under the server's URL, and the JSON body.
 
-    keys   of the prompt's beginnings (prefixes.py), for choosing among several servers
-    size   tokens of the prompt, about
+    keys   of the prompt's prefixes (prefixes.py), for choosing among several servers
+    size   approximate tokens of the prompt
     limit  tokens that the answer may have
-    data   the body as it is sent; None: what `body` is
+    data   the encoded body; None: encode `body`
     """
 
     path: str
@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came back: the JSON body, and the headers in lower case. `origin` hears what the answer has cost."""
+    """A response: the JSON body, and the headers in lower case. `origin` receives the answer's usage."""
 
     body: Body
     headers: Mapping[str, str] = field(default_factory=_no_headers)
@@ -68,7 +68,7 @@ class Received:
 
 
 class Origin(Protocol):
-    """One of several servers."""
+    """The server, among several, that answered."""
 
     def used(self, usage: Usage) -> None: ...
 
@@ -78,10 +78,10 @@ class Fault(Exception):
 
     status       of the HTTP answer, None if there was none
     retry_after  seconds that the server asks for
-    param, code  what the server's error names
+    param, code  fields of the server's error
     headers      of the HTTP answer, in lower case
-    elsewhere    another server may be asked at once
-    old          an earlier process was told it, of a request that is made again now
+    elsewhere    another server may be tried at once
+    old          received by an earlier process, for a request that is repeated now
     """
 
     def __init__(
@@ -100,32 +100,32 @@ class Fault(Exception):
 
     @property
     def transient(self) -> bool:
-        """Whether trying again may help."""
+        """Return whether retrying may help."""
         return self.status is None or self.status in (408, 409, 429) or self.status >= 500
 
     @property
     def filtered(self) -> bool:
-        """Whether a content filter refused the prompt."""
+        """Return whether a content filter refused the prompt."""
         return self.code in _FILTERS or (self.status == 400 and "content filter" in self.message.lower())
 
     def redacted(self, secrets: Iterable[str]) -> Fault:
-        """The same without secrets, and without the errors that it came from, whose messages may have them."""
-        found = copy.copy(self)  # all that is known of it, but for where it came from
+        """Return the same without secrets, and without the errors that caused it, whose messages may contain them."""
+        found = copy.copy(self)  # everything but its cause
         found.message, found.code = redacted(self.message, secrets), self.code and redacted(self.code, secrets)
         found.args = (found.message,)
         return found
 
 
-_FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # as OpenAI and Azure call it
+_FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # OpenAI's and Azure's names
 
 
 class Malformed(Fault):
-    """An answer that came but is not what was asked for: another model's, or without what it must have."""
+    """An answer that arrived but is not valid: from another model, or incomplete."""
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """While a body is read: what is not where its API says is Malformed, whatever the server has put there."""
+    """Guard reading a body: anything not where the API defines it raises Malformed, whatever the server sent."""
     try:
         yield
     except LmcError:
@@ -135,35 +135,35 @@ def reading() -> Iterator[None]:
 
 
 class Wire(Protocol):
-    """Sends a request once. Raises Fault; anything else is a mistake in lmc."""
+    """Sends a request once. Raises Fault; any other exception is a bug in lmc."""
 
     async def post(self, request: Request) -> Received: ...
 
     def stream(self, request: Request) -> AsyncIterator[Received]:
-        """The answer in pieces, as the server sends them; headers come with each."""
+        """Return the answer in pieces, as the server sends them; headers come with each."""
         ...
 
     async def close(self) -> None: ...
 
     @property
     def secrets(self) -> Iterable[str]:
-        """Keys and passwords that it sends."""
+        """Return keys and passwords that it sends."""
         ...
 
 
-# -- what was spent --------------------------------------------------------------------------------------------------
+# -- spending --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What a backend has spent since it started.
+    """Spending of a backend since its start.
 
-    usage       the sum of what the server reported, whether the answer could be used or not
+    usage       the sum of the server's reports, whether the answer was usable or not
     attempts    requests that were sent
-    retries     of those, sent again after a fault
-    unreported  attempts that may have cost something of which nobody said how much: resets, time-outs, broken bodies
-    speculated  answers that an earlier request had brought along
-    wasted      requests whose answer could not be used at all
+    retries     of those, repeated after a fault
+    unreported  attempts of unknown cost: resets, timeouts, broken bodies
+    speculated  answers covered by an earlier request
+    wasted      requests with unusable answers
     cost        by the backend's prices, None if it has none
     """
 
@@ -177,7 +177,7 @@ class Spending:
 
 
 class Ledger:
-    """Adds up what is submitted and spent, from any thread. `groups` and `twins` as in Counters."""
+    """Adds up submissions and spending, from any thread. `groups` and `twins` as in Counters."""
 
     def __init__(self, prices: Prices | None) -> None:
         self._prices, self._lock, self._spent, self._cost = prices, threading.Lock(), Spending(), 0.0
@@ -185,7 +185,7 @@ class Ledger:
         self._latest = OrderedDict[tuple[int, ...], None]()  # groups, of which more siblings may come
 
     def submitted(self, hints: Hints) -> None:
-        """A request of a group is to be asked."""
+        """Record that a request of a group is about to be made."""
         assert hints.group is not None
         with self._lock:
             self.twins += hints.way[0] > 0
@@ -216,11 +216,12 @@ _NO_USAGE = Usage()
 
 @dataclass(slots=True)
 class Tally:
-    """What one answer has cost so far: every attempt for it counts. `loc` and `name` say whose it is, `shared` and `trace` what Hints do.
+    """Cost of one answer so far: every attempt for it counts. `loc` and `name` identify it, `shared` and `trace` are as
+    in Hints.
 
-    failed    what the latest attempt, one in a list, failed with; None: nobody has to wait because of it
-    waves     of batches in which its requests go; None: they go at once
-    identity  of the ask, beside its prompt, where there are waves;  sent: requests for it so far
+    failed    error of the latest attempt, one in a list; None: no need to back off
+    waves     of batches for its requests; None: they are sent at once
+    identity  of the request, besides its prompt, for batches;  sent: requests for it so far
     """
 
     name: str | None = None
@@ -236,20 +237,20 @@ class Tally:
     sent: int = 0
 
     def add(self, other: Tally) -> None:
-        """Counts the attempts of another one, too."""
+        """Count the attempts of another one, too."""
         self.usage += other.usage
         self.attempts += other.attempts
         self.unreported += other.unreported
 
     @property
     def meta(self) -> Body:
-        """For the answer's meta info: only what is out of the ordinary."""
+        """Return its part of the answer's meta info: only exceptional facts."""
         found: Body = {"attempts": self.attempts} if self.attempts > 1 else {}
         return found | ({"unreported_attempts": self.unreported} if self.unreported else {})
 
 
 class _Account:
-    """What one attempt has cost, entered once: what was reported for it, or that nothing was."""
+    """Cost of one attempt, entered once: the reported usage, or that there was no report."""
 
     def __init__(self, ledger: Ledger, tally: Tally) -> None:
         self._ledger, self._tally, self._open = ledger, tally, True
@@ -264,7 +265,7 @@ class _Account:
         self._ledger.add(usage=usage)
 
     def close(self) -> None:
-        """Nothing more will be reported."""
+        """Close: nothing more will be reported."""
         if self._open:
             self._open = False
             self._tally.unreported += 1
@@ -279,7 +280,7 @@ _LATEST = 1 << 14  # groups
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a client tries.
+    """Retry policy of a client.
 
     retries      attempts after the first
     timeout      seconds for one attempt, from sending it to its last byte
@@ -293,9 +294,10 @@ class Patience:
 
 
 class Client:
-    """Sends requests over a wire, at most `concurrency` at once, and as the server's limits allow. Belongs to one event loop.
+    """Sends requests over a wire, at most `concurrency` at a time, and within the server's limits. Belongs to one event
+    loop.
 
-    begin  how many go at once before anything is known of the server's limits; None: it has none
+    begin  concurrent requests before the server's limits are known; None: it has none
     """
 
     def __init__(self, wire: Wire, *, name: str, ledger: Ledger, concurrency: int, patience: Patience, begin: int | None = None) -> None:
@@ -304,10 +306,11 @@ class Client:
         self._random = random.Random()
 
     async def call(self, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
-        """The server's answer as `read` makes it; `request` is asked anew for each attempt.
+        """Return the server's answer converted by `read`; `request` is called for each attempt.
 
-        `usage` is what a body reports, None if nothing; `read` raises Malformed for one that lacks what was asked for. Raises BackendError
-        with the place of the ask when patience is over, and Fault for what trying again cannot change.
+        `usage` returns a body's reported usage, None if missing; `read` raises Malformed for an incomplete one. Raises
+        BackendError with the location of the request when patience is exhausted, and Fault for errors that retrying
+        cannot fix.
         """
 
         if tally.waves is not None:
@@ -331,7 +334,7 @@ class Client:
         gather: Callable[[], Gatherer[T]],
         tally: Tally,
     ) -> T:
-        """As `call`, from an answer that comes in pieces. A new attempt starts with a new gatherer."""
+        """As `call`, for an answer that comes in pieces. A new attempt starts with a new gatherer."""
 
         async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
             into, last = gather(), Received({})
@@ -352,7 +355,7 @@ class Client:
         return await self._patiently(request, attempt, tally)
 
     async def _batched(self, waves: Waves, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
-        """As `call`, by batches: what failed is asked again in the next one."""
+        """As `call`, by batches: failed requests go into the next one."""
         first, tally.sent = tally.sent * _ATTEMPTS, tally.sent + 1
         number = 0
         while True:
@@ -414,7 +417,7 @@ class Client:
             number += 1
 
     async def _before_another(self, fault: Fault, number: int, tally: Tally) -> None:
-        """What attempt `number` failed with; waits until another may be made, and raises where none may."""
+        """Handle the failure of attempt `number`: wait until another may be made, or raise."""
         if not fault.transient:
             raise fault
         if number >= self.patience.retries:
@@ -423,13 +426,14 @@ class Client:
         await self._back_off(fault, number)
 
     def failed(self, fault: Fault, tally: Tally, how: str = "") -> LmcError:
-        """What the user sees of a fault."""
+        """Return the user-visible error of a fault."""
         status = f"HTTP {fault.status}: " if fault.status is not None else ""
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"
         return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}", loc=tally.loc)
 
     def usage(self, usage: Callable[[Body], Usage | None], body: Body, sent: Mapping[str, Any], came: int | None = None) -> Usage | None:
-        """What a body reports, if it can be: what cannot is as good as no report, since a sum that it is part of would be wrong for good.
+        """Return a body's reported usage, if plausible: an invalid one counts as no report, since it would corrupt the
+        sum for good.
 
         sent  the request's body;  came: bytes of the answer, about; None: it is all in `body`
         """
@@ -452,7 +456,7 @@ class Client:
         if fault.elsewhere:
             return
         if fault.retry_after is not None:
-            self.rates.pause(min(fault.retry_after, patience.timeout))  # it is the server that is busy: nobody asks
+            self.rates.pause(min(fault.retry_after, patience.timeout))  # the whole server is busy: all requests pause
             return
         delay = min(patience.first_delay * 2**number, patience.longest_delay)
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
@@ -463,7 +467,7 @@ _ATTEMPTS = 1 << 16  # more than any request has
 
 
 class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
-    """Puts a streamed answer together. `add` raises Malformed for what is no part of one."""
+    """Assembles a streamed answer. `add` raises Malformed for an invalid piece."""
 
     def add(self, body: Body) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Completions and chat completions: how OpenAI's API and servers that speak it are asked, whatever carries the requests."""
+"""Completions and chat completions: requests to OpenAI's API and compatible servers, independent of the transport."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 
-# -- what servers take beyond OpenAI's own -----------------------------------------------------------------------------
+# -- parameters beyond OpenAI's own -----------------------------------------------------------------------------
 
 _BASE = frozenset({
     "max_new_tokens", "n", "stop", "stop_regex", "temperature", "top_p", "frequency_penalty", "presence_penalty", "return_logprob",
@@ -58,14 +58,15 @@ _BASE = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a compatible server takes in addition.
+    """Additional features of a compatible server.
 
-    params      fields of SamplingParams by the names that it has for them
-    constraint  kinds of constraints, by the path in the body where their source goes
-    continues   goes on with a last assistant message instead of answering it
+    params      fields of SamplingParams with the server's names
+    constraint  kinds of constraints, with the path in the body for their source
+    continues   continues a last assistant message instead of answering it
     defaults    its own defaults may differ from OpenAI's, so that every parameter is sent
-    neutral     what it takes beyond OpenAI's, and may take from the model's own configuration (`generation_config.json`) unless it is sent
-    same        takes n > 1 where all n answers are the same, at temperature 0; else one is asked for
+    neutral     parameters beyond OpenAI's that may default to the model's configuration (`generation_config.json`)
+                unless sent
+    same        takes n > 1 where all n answers are the same, at temperature 0; else one is requested
     """
 
     params: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -103,23 +104,23 @@ SERVERS: Mapping[str, Server] = {
 }
 
 _MAX_STOPS = 4
-_CHECKED = 1024  # parameters that are known to be taken
-_MAX_SEED = 1 << 53  # what survives every JSON reader
+_CHECKED = 1024  # cached parameters known to be valid
+_MAX_SEED = 1 << 53  # exact in every JSON reader
 
 
 class Completions(ApiBackend):
-    """A model behind a server that speaks OpenAI's API; subclasses say how its requests travel.
+    """A model behind a server that speaks OpenAI's API; subclasses provide the transport.
 
     chat    messages, or text
     root    path of the API under the server's URL
-    server  what it takes, by its name in SERVERS
-    select  how `select` asks; None: by logprobs where the server takes text, else by a constrained answer
-    wait_for_cache  whether requests that begin alike wait for the first of them; None: where the server is OpenAI's
-    book    what is marked to be cached, where messages are marked (LiteLLM's form of Anthropic's and Gemini's caches)
+    server  its features, by its name in SERVERS
+    select  method of `select`; None: by logprobs if the server takes text, else by a constrained answer
+    wait_for_cache  whether requests with a common prefix wait for the first of them; None: if the server is OpenAI's
+    book    the cache book, if messages are marked (LiteLLM's form of Anthropic's and Gemini's caches)
     """
 
     _reads_pdfs = False
-    lookahead = True  # there is nothing to compute ahead that would be cheap to go on from
+    lookahead = True  # prefilling ahead would not make continuations cheap
     root = ""
     renames = True  # whether it takes `served_as`
 
@@ -186,7 +187,7 @@ class Completions(ApiBackend):
         firsts = self._firsts if self._book is None else self._book.firsts
         return {**super().server_info(), **({"held": firsts.held} if firsts is not None else {})}
 
-    # -- what cannot be asked
+    # -- unsupported requests
 
     def check(self, ask: Gen | Select) -> None:
         if isinstance(ask, Select):
@@ -214,7 +215,7 @@ class Completions(ApiBackend):
             reply = await self.generate(place, replace(ask, params=replace(ask.params, n=1)), beyond, feed, tally)
             return replace(reply, samples=reply.samples * ask.params.n)
         while True:
-            known = frozenset(self._cannot)  # others may learn while this is on its way
+            known = frozenset(self._cannot)  # other requests may learn while this is in flight
             try:
                 if ask.params.n > 1 and "n" in self._cannot:
                     return await self._one_by_one(place, ask, tally)
@@ -223,7 +224,7 @@ class Completions(ApiBackend):
                 self._learn(fault, known)
 
     async def _one_by_one(self, place: Place, ask: Gen, tally: Tally) -> Reply:
-        """n answers of a server that gives one at a time."""
+        """Request n answers from a server that gives one at a time."""
         asks = [replace(ask, seed=ask.seed + i, params=replace(ask.params, n=1)) for i in range(ask.params.n)]
         replies = await asyncio.gather(*[self._asked(place, one, None, None, tally) for one in asks])
         return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
@@ -251,7 +252,7 @@ class Completions(ApiBackend):
             return replace(reply, samples=tuple([replace(sample, text=out_of_object(sample.text)) for sample in reply.samples])) if put_in else reply
 
         watching = None if feed is None else Watch(feed, growing_out_of_object) if put_in else Watch(feed)
-        shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # what is cut off here was not to be seen
+        shown = feed is not None and ask.params.n == 1 and not ask.params.stop_regex and sent_stops == self._stops(ask)  # text cut off here must not be shown
         before = tally.usage.prompt_tokens
         if self._book is not None and "cache_control" not in self._cannot:
             return await self._marked(self._book, request, read, watching if shown else None, ask, tally)
@@ -268,7 +269,7 @@ class Completions(ApiBackend):
         return reply
 
     async def _marked(self, book: CacheBook, request: Callable[[], Request], read: Callable[[Body], Reply], watch: Watch | None, ask: Gen, tally: Tally) -> Reply:
-        """An answer to a conversation whose messages are marked to be cached."""
+        """Request an answer to a conversation whose messages are marked to be cached."""
         messages: list[Body] = request().body["messages"]
         prompt = prompt_of([ask.tools, ask.constraint and ask.constraint.source], [(m["role"], whole(m)) for m in messages], range(len(messages)), book.per_byte)
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in messages)
@@ -296,11 +297,11 @@ class Completions(ApiBackend):
         return tokens / size if size else super().tokens_per_byte
 
     def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> Request:
-        """A request whose prompt is no messages."""
+        """Build a request whose prompt is not messages."""
         return Request(self.root + "/completions", body, headers)
 
     def _told(self, tool: Body) -> Body:
-        """A tool as the server is told of it. vLLM keeps a call that it must make to the schema of a tool that is strict alone."""
+        """Describe a tool to the server. vLLM only keeps a forced call to the schema of a strict tool."""
         forced = self._own == "vllm" and self._extra.get("tool_choice", "auto") not in ("auto", "none")
         return {"strict": True, **tool} if forced else tool
 
@@ -313,7 +314,8 @@ class Completions(ApiBackend):
         tally: Tally,
         begun: Callable[[], None] = lambda: None,
     ) -> Reply:
-        """An answer at once, or as a stream for whoever watches; `begun` is called when it begins to come."""
+        """Send a request, with the answer at once, or as a stream for a watcher; `begun` is called when it begins to
+        arrive."""
         if watch is None or "stream" in self._cannot:
             return await self.client.call(request, usage_of, read, tally)
 
@@ -324,11 +326,11 @@ class Completions(ApiBackend):
         return await self.client.stream(streaming, usage_of, lambda: Pieces(chat, watch, read, begun), tally)
 
     def by_messages(self, place: Place, ask: Gen | Select) -> bool:
-        """Whether this is asked as a conversation, not as text."""
+        """Return whether this is requested as a conversation, not as text."""
         return self.chat
 
     def _prompt(self, place: Place, beyond: Beyond | None, chat: bool) -> tuple[Body, str, Mapping[str, Any]]:
-        """The prompt's part of the body, the text that the answer has to begin with, and what is to be said of it."""
+        """Return the prompt's part of the body, the required beginning of the answer, and notes for its meta info."""
         if not chat:
             return {"prompt": self.prompt(place)}, "", {}
         warn_of_spellings(list(place.pieces()), self.name)
@@ -339,19 +341,19 @@ class Completions(ApiBackend):
             return {"messages": found.with_begun(), "continue_final_message": True, "add_generation_prompt": False}, "", {}
         if beyond is not None:
             return {"messages": list(found.closed)}, found.begun, {}
-        log("backend", f"{self.name} cannot go on with a message; it is sent as one: {found.begun[-40:]!r}")
+        log("backend", f"{self.name} cannot continue a message; it is sent as one: {found.begun[-40:]!r}")
         return {"messages": found.with_begun()}, "", {"begun": "sent as a message"}
 
     def prompt(self, place: Place) -> str | list[int]:
-        """A prompt that is no messages, as the server gets it."""
+        """Return a prompt that is not messages, as the server gets it."""
         return spelled(place, self.name)
 
     def headers(self, place: Place) -> Mapping[str, str]:
-        """Sent with every request about a prompt."""
+        """Return the headers of every request about a prompt."""
         return {}
 
     def sent_stops(self, ask: Gen, beyond: Beyond | None) -> tuple[str, ...]:
-        """OpenAI takes four; the others are looked for here."""
+        """Return the stops to send: OpenAI takes four; the others are applied here."""
         if "stop" in self._cannot:
             return ()
         return (self._stops(ask) if beyond is None else beyond.stop)[:_MAX_STOPS]
@@ -393,15 +395,16 @@ class Completions(ApiBackend):
         return {}
 
     def _puts_in_object(self, constraint: Constraint | None) -> bool:
-        """Whether an answer to a conversation is asked for as a property of an object, since OpenAI takes schemas of objects alone."""
+        """Return whether a conversation's answer is requested as a property of an object, since OpenAI accepts only
+        schemas of objects."""
         if constraint is None or constraint.kind != "json_schema" or constraint.kind in self.server.constraint or "response_format" in self._cannot:
             return False
         return not is_object(json.loads(constraint.source))
 
-    # -- what comes back
+    # -- responses
 
     def reply(self, body: Body, ask: Gen, chat: bool, stops: tuple[str, ...], expected: str = "", meta: Mapping[str, Any] = NOTHING) -> Reply:
-        """What a body answers. Raises Malformed."""
+        """Return the answer in a body. Raises Malformed."""
         self._check_model(body)
         samples = tuple([self._sample(choice, ask, chat, reasoned_of(body)) for choice in choices_of(body, ask.params.n)])
         tier = {"service_tier": body["service_tier"]} if body.get("service_tier") else {}
@@ -433,20 +436,20 @@ class Completions(ApiBackend):
         return Sample(text, finish, tokens, top, self.ids(choice, text), extra)
 
     def ids(self, choice: Body, text: str) -> tuple[int, ...] | None:
-        """The tokens of a text as the server generated them, where it says so."""
+        """Return the tokens of a text as the server generated them, if reported."""
         return None
 
     def _check_model(self, body: Body) -> None:
-        """A router that answers with another model's text is not believed."""
+        """Check the model's name: a router's answer from another model is rejected."""
         came, wanted = body.get("model"), self._served_as or self.model
         if self._served_as == "*" or not isinstance(came, str) or not came:
             return
         if came != wanted and not came.startswith(f"{wanted}-") and came.rsplit("/")[-1] != wanted.rsplit("/")[-1]:
-            remedy = f"if that is right, say served_as={came!r}" if self.renames else "all servers behind a URL have to run one model under one name"
+            remedy = f"if that is right, pass served_as={came!r}" if self.renames else "all servers behind a URL have to run one model under one name"
             raise Malformed(f"the answer is of the model {came!r}, not of {wanted!r}; {remedy}")
 
     def _learn(self, fault: Fault, known: frozenset[str]) -> None:
-        """A parameter that the model does not take and that can be done without is left out from now on; else raises."""
+        """Leave out a parameter that the model does not take and that is dispensable from now on; else raise."""
         name = next((key for key in _OPTIONAL if not_taken(fault, key)), None)
         if fault.status not in (400, 422) or name is None or name in known:
             raise fault
@@ -470,7 +473,7 @@ class Completions(ApiBackend):
         return await self.choose_by_answer(place, ask, tally)
 
     async def _scored(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """By the log-probabilities of the choices' tokens: all in one request."""
+        """Choose by the log-probabilities of the choices' tokens: all in one request."""
         before = spelled(place, self.name)
         unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
         texts = [before, *[before + choice for choice in ask.choices], *(ask.choices if unconditional else ())]
@@ -488,7 +491,7 @@ class Completions(ApiBackend):
         return chosen(ask, own, aligned(own, rows[len(ask.choices) :]) if unconditional else None, tally)
 
     async def _decided(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """By a question of the kind "choice", for servers that answer without generating."""
+        """Choose by a question of the kind "choice", for servers that answer without generating."""
         given: Any = spelled(place, self.name) if not self.chat else conversation(place, self.name).with_begun()
         question = {"type": "choice", "name": ask.name or "choice", "choices": [{"value": choice} for choice in ask.choices]}
         body = {"model": self.model, "input": given, "questions": [question], **self._extra}
@@ -516,8 +519,8 @@ def _logprobs(params: SamplingParams, chat: bool) -> Body:
     return {"logprobs": True, **({"top_logprobs": wanted} if wanted else {})} if chat else {"logprobs": wanted}
 
 
-_OF_TOOLS = ("tool_choice", "parallel_tool_calls")  # what servers refuse in requests without tools
+_OF_TOOLS = ("tool_choice", "parallel_tool_calls")  # parameters that servers refuse in requests without tools
 _SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _OPENAI_DEFAULTS: Mapping[str, Any] = {"n": 1, "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 _OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format", "stream", "cache_control")
-"""Parameters that can be done without: by another name, by looking for stops here, by asking once more, …"""
+"""Dispensable parameters: replaced by another name, by applying stops here, by one more request, …"""

@@ -1,5 +1,5 @@
-"""A fleet: several servers of one model. Where a request goes is placement.py's; a server that cannot be reached is left alone for a while,
-and its requests move. Servers come and go while requests run.
+"""A fleet: several servers of one model. placement.py chooses the server of a request; an unreachable server is skipped
+for a while, and its requests move. Servers come and go while requests run.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from lmc.backend.base import Usage
 from lmc.backend.placement import Placement, Target
 from lmc.config import log
 
-_GONE = (502, 503)  # what proxies say of servers that are not there
+_GONE = (502, 503)  # status from proxies for unavailable servers
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Server(Target):
-    """One of them.
+    """One server of a fleet.
 
     url       without user and password, which only its wire knows
-    usage     what it reported
+    usage     its reported usage
     """
 
     url: str
@@ -33,12 +33,12 @@ class Server(Target):
     usage: Usage = field(default_factory=Usage)
 
     def used(self, usage: Usage) -> None:
-        """What it reported for a request."""
+        """Record its reported usage for a request."""
         self.usage += usage
 
     @property
     def said(self) -> dict[str, Any]:
-        """For `server_info`."""
+        """Return its part of `server_info`."""
         prompt, cached = self.usage.prompt_tokens, self.usage.cached_tokens
         return {
             "url": self.url, "requests": self.requests, "running": self.running, "prompt_tokens": prompt, "cached_tokens": cached,
@@ -47,7 +47,7 @@ class Server(Target):
 
 
 class Fleet(Placement[Server]):
-    """A wire over servers. Belongs to one event loop, but for `add` and `said`. `make` gives the wire to a URL."""
+    """A wire over servers. Belongs to one event loop, except `add` and `said`. `make` returns the wire to a URL."""
 
     def __init__(self, urls: Sequence[str], make: Callable[[str], Wire], prefixes: Prefixes | None = None) -> None:
         super().__init__(prefixes)
@@ -58,7 +58,7 @@ class Fleet(Placement[Server]):
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """Those that get requests."""
+        """Return those that get requests."""
         return self.targets
 
     @property
@@ -70,17 +70,17 @@ class Fleet(Placement[Server]):
         return [secret for server in self._targets for secret in server.wire.secrets]
 
     def add(self, url: str) -> None:
-        """From now on requests go there, too."""
+        """Send requests there, too, from now on."""
         self._targets = [*self._targets, Server(url=addressed(url), wire=self._make(url), bit=self._bits)]
         self._bits += 1
 
     async def retire(self, server: Server) -> None:
-        """No more requests go to it; its connections are closed when its last answer is there."""
+        """Send it no more requests; its connections are closed when its last answer has arrived."""
         self.drop(server)
         await self.end(server)
 
     async def end(self, server: Server) -> None:
-        """A request to it is over: close it if it was the last of one that was dropped."""
+        """End a request to it: close it if it was the last of one that was dropped."""
         if server.dropped and not server.running and server in self._targets:
             self._targets = [s for s in self._targets if s is not server]
             await server.wire.close()
@@ -114,7 +114,8 @@ class Fleet(Placement[Server]):
             self.leave(server, cost)
 
     def failed(self, server: Server, fault: Fault) -> None:
-        """A request failed there; if the server could not be reached, `elsewhere` of the fault says whether others are there."""
+        """Handle a failed request; if the server was unreachable, the fault's `elsewhere` tells whether others
+        exist."""
         if fault.status is not None and fault.status not in _GONE:
             return
         fault.elsewhere, news = self.unreachable(server)

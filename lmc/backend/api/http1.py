@@ -1,7 +1,8 @@
-"""HTTP/1.1 over asyncio, as little of it as clients of inference servers need: JSON posts on connections that are kept, and event streams.
+"""HTTP/1.1 over asyncio, the subset that clients of inference servers need: JSON posts on kept-alive connections, and
+event streams.
 
-A connection carries one request at a time; what is idle is used again, newest first, so that the others time out on the server's side.
-httpx spends about a millisecond of processor time a request; this spends a twentieth.
+A connection carries one request at a time; idle ones are reused, newest first, so that the others time out on the
+server's side. httpx spends about a millisecond of CPU time per request; this spends a twentieth.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lmc.backend.api.wire import dumped, parsed, refused, refused_later
 
 _CONNECT = 30.0  # seconds to reach a server
 _LONGEST_HEAD = 1 << 16
-_ALIVE = [  # a machine that is gone closes no connection: after 30 s without a sign of life it is broken
+_ALIVE = [  # a dead machine closes no connection: after 30 s without keepalive replies it is broken
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *[
         (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -32,7 +33,7 @@ OnPiece = Callable[[bytes], None]
 
 
 class HttpWire:
-    """A server's URL and what is sent to it with every request. `opened`: connections so far."""
+    """A server's URL and the headers of every request. `opened`: connections so far."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         at = urlsplit(url)
@@ -56,7 +57,7 @@ class HttpWire:
         return Received(parsed(data, self.secrets), headers)
 
     async def stream(self, request: Request) -> AsyncIterator[Received]:
-        """The events of the answer, as they come. Raises Fault if it ends before it says so."""
+        """Yield the events of the answer, as they arrive. Raises Fault if it ends prematurely."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         head: list[Any] = []
         exchange = asyncio.ensure_future(self._exchange(request, queue.put_nowait, lambda status, headers: head.extend((status, headers))))
@@ -102,7 +103,7 @@ class HttpWire:
         try:
             return await connection.send(head.encode("latin-1") + body, piece, begun)
         except BaseException:
-            connection.abort()  # what is still to come belongs to a request that nobody waits for
+            connection.abort()  # the rest belongs to an abandoned request
             raise
         finally:
             self._busy.discard(connection)
@@ -120,14 +121,14 @@ class HttpWire:
                 _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             raise Fault(f"no connection to {self._host}:{self._port} within {_CONNECT:g} s") from None
-        except OSError as error:  # what the network and TLS raise
+        except OSError as error:  # network and TLS errors
             raise Fault(f"{type(error).__name__}: {error}") from None
         self.opened += 1
         return connection
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: what has come of the answer that is awaited.
+    """One connection, with the awaited answer as received so far.
 
     The head is read first; then a body of a known length, in chunks, or up to the end of the connection.
     """
@@ -147,11 +148,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether another request may be sent."""
+        """Return whether another request may be sent."""
         return not self._lost and self._answered is None
 
     def send(self, data: bytes, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None) -> asyncio.Future[tuple[int, dict[str, str]]]:
-        """Send a request; pieces of the body are given to `piece`, what comes back is there when the answer is whole."""
+        """Send a request; pieces of the body are passed to `piece`; return the complete answer."""
         assert self.usable and self._transport is not None
         self._reset()
         self._piece, self._begun = piece, begun
@@ -182,7 +183,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answered is None:
-            self.abort()  # nothing was asked: whatever this is, it is no answer
+            self.abort()  # no request is pending: this cannot be an answer
             return
         self._buffer = self._buffer + data if self._buffer else data
         try:
@@ -195,7 +196,7 @@ class _Connection(asyncio.Protocol):
     # reading
 
     def _read_head(self) -> bool:
-        """Whether there is more to read at once."""
+        """Return whether there is more to read at once."""
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             if len(self._buffer) > _LONGEST_HEAD:
@@ -207,7 +208,7 @@ class _Connection(asyncio.Protocol):
         if not version.startswith("HTTP/1."):
             raise ValueError(first[:40])
         if 100 <= int(status) < 200:
-            return True  # more is to come: the answer follows
+            return True  # an interim response: the answer follows
         headers: dict[str, str] = {}
         for line in lines:
             name, _, value = line.partition(":")
@@ -238,7 +239,7 @@ class _Connection(asyncio.Protocol):
         return False
 
     def _read_chunk(self) -> bool:
-        """`_left`: bytes of the chunk that are still to come, with the line end behind it."""
+        """Read a chunk; `_left`: bytes of the chunk still to come, including its line end."""
         if self._left:
             taken = self._buffer[: self._left]
             self._buffer = self._buffer[len(taken) :]

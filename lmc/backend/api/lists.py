@@ -1,10 +1,10 @@
-"""Lists: answers that are asked at the same time go to a server as one list, with one task for all, and come back one by one, by index.
+"""Lists: concurrent requests go to a server as one list, with one task for all, and are answered one by one, by index.
 
     submitted in one turn of the loop   a  b  c            one body  {"input_ids": [a, b, c], "stream": true}
     answered as they end                     b  a  c       events    {"index": 1, …} {"index": 0, …} {"index": 2, …}
 
-What is out of the ordinary has a task of its own (backend.py), and so has every member of a list that failed: what must not be tried again as
-it is goes out alone, so that no request takes another along.
+Unusual requests have a task of their own (backend.py), and so have members of a failed list: those that must not be
+retried unchanged are sent alone, so that no request fails another.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from lmc.config import log
 from lmc.errors import CancelledError, LmcError
 from lmc.prompt import Gen, Given, Text
 
-_MOST = 256  # requests of a list
-_REFUSED = 3  # lists in a row, after which no more are tried
-_TURNS = 8  # of the loop that a list waits at most while others join it
+_MOST = 256  # most requests of a list
+_REFUSED = 3  # refused lists in a row, after which no more are tried
+_TURNS = 8  # most turns of the loop that a list waits for others to join
 
 
 class Part(Protocol):
-    """One member's answer, put together from the events that are its own."""
+    """One member's answer, assembled from its own events."""
 
     def add(self, body: Body) -> Body | None:
-        """The whole answer, as if it had been asked for alone, once it is there."""
+        """Return the whole answer, as if requested alone, once it is complete."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A prompt that may go as one of a list, and the answer to it that is wanted; `ask` None: the prompt is only to be read.
+    """A prompt that may be a list's member, and its request; `ask` None: the prompt is only prefilled.
 
-    kind    members of equal kinds may be in one list; None: this one is asked without a list
-    params  how it is sampled, as JSON
+    kind    members of equal kinds may be in one list; None: this one is sent without a list
+    params  its sampling parameters, as JSON
     stops   that end the answer
     keys, size, limit, headers  as of a Request
     """
@@ -64,24 +64,24 @@ class Member:
 
     @property
     def sent(self) -> Mapping[str, Any]:
-        """What its cost depends on, as of a request of its own."""
+        """The fields that its cost depends on, as in a request of its own."""
         return {"prompt": [self.prompt], "max_tokens": self.limit, "n": 1 if self.ask is None else self.ask.params.n}
 
 
 class Seat:
-    """A submission on its way in a list, as the one task of `Work`: whoever no longer wants it cancels this."""
+    """A submission in a list, as the one task of `Work`: cancelled when no longer wanted."""
 
     __slots__ = ("asking", "cost", "member", "over", "task", "work")
 
     def __init__(self, work: Work, member: Member) -> None:
         self.work, self.member = work, member
-        self.over = False  # it has its answer, or nobody wants it any more
-        self.asking: Sequence[Seat] = ()  # the list that it is in
+        self.over = False  # it has its answer, or is no longer wanted
+        self.asking: Sequence[Seat] = ()  # its list
         self.task: asyncio.Task[None] | None = None
         self.cost = 0
 
     def cancel(self) -> None:
-        """Nobody wants it any more. A list ends with its last member."""
+        """Cancel it. A list ends with its last member."""
         if self.over:
             return
         self.fail(CancelledError("the request was cancelled before its answer was complete"))
@@ -95,34 +95,34 @@ class Seat:
 
 
 class Listed(Completions):
-    """A backend of servers that take lists. A subclass says how a list is written, and what its events mean."""
+    """A backend of servers that take lists. A subclass writes lists, and reads their events."""
 
     path = ""
     _fleet: Fleet
 
-    # what a subclass says
+    # overridden by subclasses
 
     def member(self, place: Place, ask: Gen | None) -> Member | None:
-        """How this is asked as one of a list; None: it needs a task of its own, or (`ask` None) is not worth being read."""
+        """Return this as a list's member; None: it needs a task of its own, or (`ask` None) is not worth prefilling."""
         raise NotImplementedError
 
     def listed(self, members: Sequence[Member]) -> bytes:
-        """The JSON of one request for members of a kind, answered as a stream if they are several."""
+        """Return the JSON of one request for members of a kind, answered as a stream if there are several."""
         raise NotImplementedError
 
     def part(self) -> Part:
         raise NotImplementedError
 
     def usage_in(self, body: Body) -> Usage | None:
-        """What the answer to a member reports."""
+        """Return the usage reported by the answer to a member."""
         raise NotImplementedError
 
     def reply_to(self, member: Member, body: Body) -> Reply:
-        """The answer to a member. Raises Malformed."""
+        """Return the answer to a member. Raises Malformed."""
         raise NotImplementedError
 
     def learned(self, fault: Fault) -> bool:
-        """Whether a refusal said what to leave out, so that the same may be asked again."""
+        """Return whether a refusal told what to leave out, so that the same may be retried."""
         return False
 
     # submissions
@@ -131,13 +131,13 @@ class Listed(Completions):
         super().__init__(*args, **kwargs)
         self._waiting: deque[Seat] = deque()
         self._scheduled = False
-        self._refused = 0  # lists in a row
+        self._refused = 0  # refused lists in a row
 
     def begin(self, works: Sequence[Work]) -> None:
         if self._client.is_ready:
             for work in works:
                 self._begin_one(work)
-        else:  # what is found out about the server decides how prompts are written
+        else:  # the findings about the server decide how prompts are written
             self._loop.spawn(self._begin_later(works))
 
     async def _begin_later(self, works: Sequence[Work]) -> None:
@@ -145,7 +145,7 @@ class Listed(Completions):
             await self._client.ready(self.prepare)
         except Exception:
             for work in works:
-                self.alone(work)  # each of them meets it
+                self.alone(work)  # each of them fails with it
         else:
             for work in works:
                 if work.after is None and not work.abandoned:
@@ -161,20 +161,20 @@ class Listed(Completions):
         parent = work.parent.work if work.parent is not None else None
         if parent is not None and parent.after is None:
             loop = asyncio.get_running_loop()
-            parent.waiting.append(lambda: loop.call_soon(self._go_on, work))  # not at once: chains may be long
+            parent.waiting.append(lambda: loop.call_soon(self._go_on, work))  # not immediately: chains may be long
         else:
             self._go_on(work)
 
     @staticmethod
     def _is_plain(work: Work) -> bool:
-        """Whether it is text and one answer behind it, or text to be read ahead."""
+        """Return whether it is text with one request after it, or text to prefill."""
         *before, last = work.segments or (None,)
         if not all(isinstance(segment, Text | Given) for segment in before) or work.hints.beyond is not None or work.hints.watched or work.hints.trace:
-            return False  # one that is traced has headers of its own
+            return False  # a traced one has headers of its own
         return isinstance(last, Text) if work.hints.pin else isinstance(last, Gen) and last.params.n == 1 and not last.tools and not last.params.return_logprob
 
     def _go_on(self, work: Work) -> None:
-        """Its prompt is known."""
+        """Continue once its prompt is known."""
         if work.after is not None:
             return
         before = work.parent.work.after if work.parent is not None else ROOT
@@ -192,7 +192,7 @@ class Listed(Completions):
                 if member is None and ask is None:
                     return work.complete(place)
                 seat = Seat(work, member) if member is not None else None
-            except Exception as error:  # it belongs to this request: whoever reads the answer sees it
+            except Exception as error:  # it belongs to this request: raised to the reader of the answer
                 if isinstance(error, LmcError) and ask is not None:
                     error.loc = error.loc or ask.loc
                 work.fail(error)
@@ -205,7 +205,7 @@ class Listed(Completions):
         self._waiting.append(seat)
         self._schedule()
 
-    # going out
+    # sending
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -213,7 +213,7 @@ class Listed(Completions):
             asyncio.get_running_loop().call_soon(self._gather, 0, 0)
 
     def _gather(self, turns: int, before: int) -> None:
-        """Send what waits when a turn of the loop has brought nothing more."""
+        """Send waiting members when a turn of the loop has added no more."""
         if len(self._waiting) > before and turns < _TURNS:
             asyncio.get_running_loop().call_soon(self._gather, turns + 1, len(self._waiting))
             return
@@ -238,7 +238,7 @@ class Listed(Completions):
             self._divide(client, seats)
 
     def _divide(self, client: Client, seats: Sequence[Seat]) -> None:
-        """Send seats to their servers, those of a kind together."""
+        """Send members to their servers, those of a kind together."""
         lists: dict[Hashable, tuple[Server, list[Seat]]] = {}
         for seat in seats:
             server, seat.cost = self._fleet.take(seat.member)
@@ -246,14 +246,14 @@ class Listed(Completions):
             key = (server.bit, id(seat) if kind is None else kind)
             lists.setdefault(key, (server, []))[1].append(seat)
         client.rates.room.enter(len(seats))
-        # what follows gives each of them its place back, in `_leaves`
+        # the code below returns each one's place, in `_leaves`
         for server, some in lists.values():
             task = self._loop.spawn(self._ask(client, server, some))
             for seat in some:
                 seat.asking, seat.task = some, task
 
     async def _ask(self, client: Client, server: Server, seats: Sequence[Seat]) -> None:
-        """Ask for a list, or for one answer."""
+        """Send a list, or one request."""
         left = dict(enumerate(seats))
         ticket = Ticket(asyncio.get_running_loop().time(), {}, {})
         try:
@@ -276,7 +276,7 @@ class Listed(Completions):
                 self._leaves(client, server, seat)
                 seat.cancel()
             raise
-        except Exception as error:  # a mistake in lmc: whoever waits sees it
+        except Exception as error:  # a bug in lmc: raised to all waiters
             for seat in left.values():
                 self._leaves(client, server, seat)
                 seat.fail(error)
@@ -291,7 +291,7 @@ class Listed(Completions):
                 heard = True
                 client.heard(ticket, received.headers)
             if not left:
-                continue  # what the server says at the end of them all
+                continue  # the server's final event
             with reading():
                 index = index_of(received.body)
                 if not 0 <= index < len(parts):
@@ -307,10 +307,10 @@ class Listed(Completions):
         self._fleet.leave(server, seat.cost)
         client.rates.room.leave()
 
-    # coming back
+    # receiving
 
     def _came(self, client: Client, server: Server, ticket: Ticket, seat: Seat, body: Body) -> None:
-        """A member's answer is there."""
+        """Deliver a member's answer."""
         self._leaves(client, server, seat)
         member, work = seat.member, seat.work
         self._fleet.answered(server, member)
@@ -342,7 +342,7 @@ class Listed(Completions):
         work.complete(after)
 
     def _failed(self, client: Client, server: Server, ticket: Ticket, fault: Fault, left: Sequence[Seat], members: int) -> None:
-        """A request failed with all that had no answer yet."""
+        """Handle a failed request with all its unanswered members."""
         client.heard(ticket, fault.headers)
         client.rates.refused(ticket, fault.status)
         self._fleet.failed(server, fault)
@@ -368,10 +368,10 @@ class Listed(Completions):
                 self._again(seat, fault if fault.transient else None)
 
     def _again(self, seat: Seat, fault: Fault | None) -> None:
-        """A member is asked again: on another server with others, or by itself, after what made it fail."""
+        """Request a member again: on another server with others, or by itself, if it may have caused the failure."""
         member, work = seat.member, seat.work
         patience = self._client.now.patience
-        if member.ask is None:  # nobody needs it: what is asked next will fail by itself if the server is gone
+        if member.ask is None:  # not needed: the next request will fail by itself if the server is gone
             log("prefix", f"{self.name}: a prompt was not computed ahead: {fault}")
             seat.over = True
             return work.complete(member.place)
@@ -385,7 +385,7 @@ class Listed(Completions):
 
 
 def index_of(body: Body) -> int:
-    """Which member an event is about. Raises Fault if it does not say."""
+    """Return which member an event is about. Raises Fault if it does not tell."""
     choices = body.get("choices")
     index = choices[0].get("index") if isinstance(choices, list) and choices else body.get("index")
     if not isinstance(index, int):

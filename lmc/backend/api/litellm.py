@@ -1,4 +1,4 @@
-"""LiteLLM: whatever it can reach, by its own client, as OpenAI's chat API; Vertex AI among it."""
+"""LiteLLM: all its providers, by its own client, as OpenAI's chat API; including Vertex AI."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from lmc.extras import install_line
 class LiteLLM(Completions):
     """A chat model by LiteLLM's name for it, such as "anthropic/claude-…" or "ollama/llama3".
 
-    api_key, base_url, …  are given to `litellm.acompletion` with every request; the environment's are LiteLLM's own business
+    api_key, base_url, …  passed to `litellm.acompletion` with every request; LiteLLM reads the environment itself
     prices                for a million tokens: `lmc.Prices(prompt, completion, cached)`
-    cache                 "auto": Claude's messages are marked to be cached as `lmc.Anthropic` does, and of prompts for Gemini, OpenAI and DeepSeek, whose
-                          caches need no marks, the first of those that begin alike goes ahead; "5m", "1h": marks, for so long, for Claude and Gemini; "off"
+    cache                 "auto": Claude's messages are marked to be cached as by `lmc.Anthropic`, and for Gemini,
+                          OpenAI and DeepSeek, whose caches need no marks, the first of prompts with a common prefix
+                          goes ahead; "5m", "1h": marks with that lifetime, for Claude and Gemini; "off"
 
-    What a provider does not take is refused by LiteLLM (`drop_params` is never set), and what can be done without is left out then.
+    LiteLLM refuses parameters that a provider does not take (`drop_params` is never set); dispensable ones are then
+    left out.
     """
 
     def __init__(
@@ -69,17 +71,17 @@ class LiteLLM(Completions):
             attempts=attempts, on_refusal=on_refusal, begin=BEGIN, wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
         )  # fmt: skip
         self.cache_rules = rules
-        self._reads_pdfs = True  # whether the model does is its provider's to say
+        self._reads_pdfs = True  # depends on the model; its provider decides
 
 
 class VertexAI(LiteLLM):
     """A model of Google's Vertex AI, through LiteLLM: "gemini-2.5-flash", or one of its partners', such as "claude-sonnet-4-5".
 
-    project, location  of Google Cloud; None: GCP_PROJECT_ID and GCP_LOCATION, else what LiteLLM and Google's own libraries find
+    project, location  of Google Cloud; None: GCP_PROJECT_ID and GCP_LOCATION, else LiteLLM's and Google's defaults
     credentials        path or JSON of a service account; None: the application default credentials
     safety_settings    a list of `{"category": …, "threshold": …}`, or a dict of categories and thresholds
 
-    All else is `lmc.LiteLLM`'s.
+    All other options are those of `lmc.LiteLLM`.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class VertexAI(LiteLLM):
 
 
 _AUTOMATIC = ("gpt-", "openai/", "azure/", "deepseek/")
-"""Models whose servers keep beginnings of prompts without being asked."""
+"""Models whose servers cache prefixes of prompts automatically."""
 _KEYS = ("API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "SECRET_ACCESS_KEY")
 
 
@@ -119,12 +121,12 @@ class LiteLLMWire:
 
     @property
     def secrets(self) -> list[str]:
-        """Its options', and those of the environment, where it looks for keys itself."""
+        """Return the secrets of its options, and those of the environment, where LiteLLM looks for keys itself."""
         given = {**os.environ, **{k: v for k, v in self._fixed.items() if isinstance(v, str)}}
         keys = [value for name, value in given.items() if name.upper().endswith(_KEYS)]
         headers = self._fixed.get("extra_headers") or {}
         account = str(self._fixed.get("vertex_credentials") or "")
-        keys += [account] if account.startswith("{") else []  # else it is a path
+        keys += [account] if account.startswith("{") else []  # otherwise it is a path
         return [*keys, *secrets_of_headers(headers), *(s for k in ("base_url", "api_base") for s in secrets_of_url(str(self._fixed.get(k) or "")))]
 
     async def post(self, request: Request) -> Received:
@@ -146,7 +148,7 @@ class LiteLLMWire:
         more = {"extra_headers": {**(self._fixed.get("extra_headers") or {}), **request.headers}} if request.headers else {}
         try:
             return await self._litellm.acompletion(**{**request.body, **self._fixed, **more})
-        except Exception as error:  # LiteLLM's errors are of many kinds, and not all its own
+        except Exception as error:  # LiteLLM raises errors of many types, not all its own
             raise _fault(error) from None
 
     async def close(self) -> None:
@@ -156,7 +158,7 @@ class LiteLLMWire:
 
 
 def _headers(answer: Any) -> dict[str, str]:
-    """The provider's, which LiteLLM keeps beside an answer under names of its own."""
+    """Return the provider's headers, which LiteLLM keeps beside an answer under names of its own."""
     hidden: Any = getattr(answer, "_hidden_params", None)
     found: Any = hidden.get("additional_headers") if isinstance(hidden, dict) else None
     return {name.removeprefix("llm_provider-"): value for name, value in lowered(found or {}).items()}
@@ -170,21 +172,21 @@ def _plain(answer: Any) -> Body:
 
 
 def _fault(error: Exception) -> Fault:
-    """What an error of LiteLLM's or of a client below it means."""
-    if "No module named" in str(error):  # it says that the connection failed
+    """Translate an error of LiteLLM's or of a client below it."""
+    if "No module named" in str(error):  # LiteLLM reports it as a failed connection
         return Fault(f"{error}: LiteLLM lacks a package, for tools it is mcp: {install_line('litellm')}"[:500], status=400)
     status = getattr(error, "status_code", None)
     response = getattr(error, "response", None)
     silent = isinstance(error, TimeoutError) or any(word in f"{type(error).__name__} {error}" for word in ("Timeout", "APIConnection", "Connection error"))
-    known = isinstance(status, int) and not silent  # LiteLLM gives a status to connections that failed, too
+    known = isinstance(status, int) and not silent  # LiteLLM also gives failed connections a status
     if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
-        return Fault(f"{type(error).__name__}: {error}", status=400)  # a mistake in what was asked, not in the connection
+        return Fault(f"{type(error).__name__}: {error}", status=400)  # an error in the request, not in the connection
     headers = lowered(response.headers) if response is not None else {}
     return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=retry_after(headers), param=getattr(error, "param", None), code=_code(error), headers=headers)
 
 
 def _code(error: Exception) -> str | None:
-    """What the provider calls the error; LiteLLM has a class of its own for filters."""
+    """Return the provider's error code; LiteLLM has a class of its own for filters."""
     if type(error).__name__ == "ContentPolicyViolationError":
         return "content_filter"
     code = getattr(error, "code", None)

@@ -1,4 +1,4 @@
-"""One event loop on one thread, started when it is first needed and gone after `close`."""
+"""One event loop on one thread, started on first use and ended by `close`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:
 
 Closer = Callable[[], Awaitable[object]]
 _COLLECTIONS = 1000
-"""Passes through young objects for one through all, while coroutines run: thousands of programs that wait for them are no garbage."""
+"""GC passes through young objects per full one, while coroutines run: thousands of waiting programs are no garbage."""
 
 
 class Loop:
@@ -35,10 +35,10 @@ class Loop:
         self._closers: list[Closer] = []
         self._collecting = ExitStack()  # entered while there are tasks
         self._closed = False
-        self.error: BackendError | None = None  # why nothing can be done here, but that it was closed
+        self.error: BackendError | None = None  # why it is unusable, other than being closed
 
     def forked(self, parent: int) -> None:
-        """The thread is not here, and its connections are the parent's. One that had not begun begins here."""
+        """Detach from the thread and connections, which are the parent's. A loop that had not begun can begin here."""
         self._lock = threading.Lock()
         if self._loop is not None:
             self._closed = True
@@ -50,15 +50,16 @@ class Loop:
 
     @property
     def tasks(self) -> int:
-        """How many coroutines are running."""
+        """Return how many coroutines are running."""
         return len(self._tasks)
 
     def at_close(self, closer: Closer) -> None:
-        """What is awaited on the loop before it ends, such as closing connections."""
+        """Register a function awaited on the loop before it ends, such as closing connections."""
         self._closers.append(closer)
 
     def post(self, call: Callable[..., object], *args: object) -> bool:
-        """Calls on the loop's thread, soon; False when the loop is closed. From any thread, never waits for the loop."""
+        """Call on the loop's thread, soon; return False when the loop is closed. From any thread, never waits for the
+        loop."""
         with self._lock:
             if self._closed:
                 return False
@@ -74,11 +75,11 @@ class Loop:
         if loop is not None and not self._closed:
             try:
                 loop.call_soon_threadsafe(call, *args, context=Context())
-            except RuntimeError:  # it ended just now: there is nothing left to stop
+            except RuntimeError:  # it has just ended: nothing is left to stop
                 return
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
-        """Starts a coroutine; on the loop's thread only."""
+        """Start a coroutine; on the loop's thread only."""
         task = asyncio.get_running_loop().create_task(work)
         if not self._tasks:
             self._collecting.enter_context(few_full_collections(_COLLECTIONS))
@@ -92,21 +93,21 @@ class Loop:
             self._collecting.close()
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Cancels what runs, closes what was opened, ends the thread and waits for that; idempotent, from any thread."""
+        """Cancel what runs, close resources, end the thread and wait for that; idempotent, from any thread."""
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread
-        if loop is None or thread is None or not thread.is_alive():  # also in a fork, where it is another's
+        if loop is None or thread is None or not thread.is_alive():  # also in a fork, where the thread is the parent's
             return
         try:
             loop.call_soon_threadsafe(loop.stop)
-        except RuntimeError:  # closed by another thread just now
+        except RuntimeError:  # just closed by another thread
             pass
         if timeout is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
     def _start(self) -> None:
-        self._loop = Context().run(_new_loop)  # it keeps the context that it is made in
+        self._loop = Context().run(_new_loop)  # it keeps the context of its creation
         self._thread = threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True)
         self._thread.start()
 
@@ -125,7 +126,7 @@ class Loop:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*[closer() for closer in self._closers], return_exceptions=True)
         loop = asyncio.get_running_loop()
-        left = asyncio.all_tasks() - {asyncio.current_task()}  # what SDKs began for themselves
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # tasks begun by SDKs
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Messages: prompts as chat APIs take them. Marks say where messages begin and end; there is no template."""
+"""Messages: prompts in the form of chat APIs. Marks delimit messages; there is no template."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lmc.tools import with_calls
 Message = dict[str, Any]
 
 MESSAGES = RoleTemplate("messages", dict.fromkeys(("system", "user", "assistant", "tool", "developer"), ((), ())))
-"""The template of chat APIs: roles write nothing, their marks are all there is."""
+"""The template of chat APIs: roles write only marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A prompt of messages.
 
-    closed  complete messages as OpenAI takes them
-    role    of the message that is open, None between messages
+    closed  complete messages in OpenAI's form
+    role    of the open message, None between messages
     begun   the open message's text so far
     """
 
@@ -33,16 +33,16 @@ class Conversation:
     begun: str
 
     def with_begun(self) -> list[Message]:
-        """The messages, the begun one last if it has text."""
+        """Return the messages, with the begun one last if it has text."""
         return [*self.closed, *([{"role": self.role, "content": self.begun}] if self.begun else [])]
 
 
 def conversation(place: Place, target: str, template: ChatTemplate = MESSAGES) -> Conversation:
-    """The messages of a prompt; `template` has written what stands between them.
+    """Return the messages of a prompt; `template` has written the text between them.
 
-    A message that is an answer which came with blocks has them as "thinking_blocks": LiteLLM's name for them, and what each API makes of.
+    An answer that came with blocks has them as "thinking_blocks", LiteLLM's name, which each API converts.
 
-    Raises UnsupportedOpError for what is no part of a message: other text between messages, special tokens.
+    Raises UnsupportedOpError for parts outside of messages: other text between messages, special tokens.
     """
     blocks = place.blocks_of_messages()
     closed: list[Message] = []
@@ -81,13 +81,13 @@ def _ending(template: ChatTemplate, role: str | None) -> tuple[Part, ...]:
 
 
 def _check_between(found: Sequence[Part], written: Sequence[Part], target: str) -> None:
-    """That nothing but white space is between messages beside what the template writes there."""
+    """Check that only white space is between messages besides the template's text there."""
     if plain(found).strip() != plain(written).strip():
         raise outside(target)
 
 
 def outside(target: str) -> UnsupportedOpError:
-    """Text that belongs to no message."""
+    """Return the error for text that belongs to no message."""
     return UnsupportedOpError("text outside of messages", target, "write it with lmc.system(…), lmc.user(…) or lmc.assistant(…)")
 
 

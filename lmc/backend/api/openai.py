@@ -1,4 +1,4 @@
-"""OpenAI's API, and what is compatible with it, on the openai SDK."""
+"""OpenAI's API, and compatible servers, on the openai SDK."""
 
 from __future__ import annotations
 
@@ -43,22 +43,25 @@ class OpenAI(Completions):
     """A model behind OpenAI's API, or behind a server that speaks it.
 
     model          its name there
-    is_chat_model  messages (chat completions) or text (completions); None: by the name, and messages for what is not known
-    chat_template  how roles are written for a model of text; its own special tokens are spelled out
+    is_chat_model  messages (chat completions) or text (completions); None: by the name, and messages for unknown ones
+    chat_template  template for roles of a text model; its own special tokens are spelled out
     base_url, api_key, organization, default_headers, …  of the client; the environment's as the SDK reads it
     client         an `openai.AsyncOpenAI` of your own in place of one made here
-    server         "openai", "compatible", "vllm" or "sglang": which parameters it takes beyond OpenAI's; None: by the URL
-    api            "chat" or "responses": how messages are asked; None: chat, and responses once the server says that the model needs them
-    select         how `select` asks: "logprobs" of the choices (text only), "decisions", or "constrained"; None: by the server
-    service_tier   "flex", "priority", …: how fast, and at what price, requests are served; answers' meta info has the one that served them
+    server         "openai", "compatible", "vllm" or "sglang": its parameters beyond OpenAI's; None: by the URL
+    api            "chat" or "responses": API for messages; None: chat, and responses once the server reports that the
+                   model needs them
+    select         "logprobs" of the choices (text only), "decisions", or "constrained"; None: by the server
+    service_tier   "flex", "priority", …: speed and price of requests; answers' meta info has the tier that served them
     wait_for_cache requests whose prompts have their first 1,024 tokens or more in common wait until the first of them begins to be answered, so
                    that they find it in the server's cache; None: where the server is "openai"
     prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
     served_as      the model's name as answers have it, if it is not the model's own; "*": any
-    on_refusal     "raise": a refusal raises `Refused`, a filtered answer `Filtered`; "return": they are answers, and their meta info says so
+    on_refusal     "raise": a refusal raises `Refused`, a filtered answer `Filtered`; "return": they are answers, marked
+                   in their meta info
 
-    A constraint that the server does not enforce is verified here, and the answer asked for again (`attempts` times); its meta info
-    says so. Where a chat model cannot go on with a message, what the program has written of it is sent as a message, and meta says so.
+    A constraint that the server does not enforce is verified here, and the answer requested again (`attempts` times);
+    its meta info tells it. If a chat model cannot continue a message, the program's part of it is sent as a message,
+    and meta tells it.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class OpenAI(Completions):
 
 
 def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float, options: Mapping[str, Any]) -> Any:
-    """What gives the client on the loop; that the SDK is there and takes the options is known before."""
+    """Return a factory of the client on the loop; that the SDK is installed and takes the options is checked before."""
     if client is not None:
         return lambda: client.with_options(max_retries=0)
     try:
@@ -160,26 +163,27 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         if isinstance(error, openai.OpenAIError) and not azure and not (given.get("api_key") or os.environ.get("OPENAI_API_KEY")):
             raise ParameterError("OpenAI(…): no key; pass api_key=… or set OPENAI_API_KEY") from None
         raise ParameterError(f"OpenAI(…): {error}") from None
-    return lambda: made  # it opens nothing before it is used
+    return lambda: made  # it opens nothing before its first use
 
 
 class OpenAIWire:
-    """Requests by the SDK's client: its connections, headers and errors; bodies as they are sent and come."""
+    """Requests by the SDK's client: its connections, headers and errors; raw bodies."""
 
     def __init__(self, client: Any, api: Literal["chat", "responses"] | None = None) -> None:
         self._client, self._api = client, api
-        self._include: tuple[str, ...] = (responses.ENCRYPTED,)  # until the model says that it has no reasoning
+        self._include: tuple[str, ...] = (responses.ENCRYPTED,)  # until the model reports that it has no reasoning
 
     @property
     def secrets(self) -> list[str]:
         return list(secrets_of(self._client))
 
     def batches(self) -> OpenAIBatches:
-        """The batches of its server."""
+        """Return the batches of its server."""
         return OpenAIBatches(self._client, self._fault, self._by_responses, self._turned)
 
     def _turned(self, request: Request, fault: Fault) -> bool:
-        """Whether a refused request of a batch is asked otherwise from now on: by the Responses API, or there without reasoning."""
+        """Return whether a refused request of a batch is sent differently from now on: by the Responses API, or there
+        without reasoning."""
         if self._turns(request, fault):
             return True
         if request.path != _CHAT or self._api != "responses" or not (responses.wanted(fault) or not_taken(fault, "include")):
@@ -189,13 +193,14 @@ class OpenAIWire:
         return True
 
     def _by_responses(self, request: Request) -> Request | None:
-        """A chat completion as it is asked by the Responses API; None if it is not, or nothing of the kind."""
+        """Return a chat completion as a request of the Responses API; None if it is not used, or the request is of
+        another kind."""
         if request.path != _CHAT or self._api != "responses":
             return None
         return replace(request, path=responses.PATH, body=responses.asked(request.body, *self._include))
 
     def _turns(self, request: Request, fault: Fault) -> bool:
-        """Whether a chat completion was refused that the Responses API takes; then all go there from now on."""
+        """Return whether a chat completion was refused that the Responses API takes; then all go there from now on."""
         if request.path != _CHAT or self._api is not None or not responses.wanted(fault):
             return False
         log("backend", "asks by the Responses API from now on: the server says that the model needs it")
@@ -203,7 +208,8 @@ class OpenAIWire:
         return True
 
     def _without_reasoning(self, request: Request, asked: Request, fault: Fault) -> Request:
-        """What is asked of a model that refused to give its reasoning, since it has none; raises the fault if that is not why."""
+        """Return the request for a model that refused to give its reasoning, since it has none; raise the fault if that
+        is not the reason."""
         if not not_taken(fault, "include"):
             raise fault
         self._include = ()
@@ -222,7 +228,7 @@ class OpenAIWire:
         return found
 
     def _arguments(self, body: Body) -> Body:
-        """The SDK's own arguments by name, everything else as extra body: servers know more than the SDK."""
+        """Return the SDK's own arguments by name, everything else as extra body: servers support more than the SDK."""
         own = {k: body[k] for k in ("model", "messages", "prompt", "input", "questions", "stream") if k in body}
         return {**own, "extra_body": {k: v for k, v in body.items() if k not in own}}
 
@@ -274,7 +280,7 @@ class OpenAIWire:
             yield received
 
     async def _pieces(self, request: Request) -> AsyncIterator[Received]:
-        """A response's events as chunks of a chat completion."""
+        """Convert a response's events to chunks of a chat completion."""
         async for received in self._stream(request, responses.ends):
             with reading():
                 body = responses.piece(received.body)

@@ -1,4 +1,5 @@
-"""Places in prompts: what a handle stands for. Immutable nodes that know their parent, so that forks share what is before them."""
+"""Places in prompts: the values of handles. Immutable nodes that know their parent, so that forks share their
+prefix."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ Blocks = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What a request brought beyond the answer it was asked for, to be matched against what the program appends.
+    """Text that a request returned beyond its answer, to be matched against the program's next appends.
 
-    whole    text that came; `at` is where the part begins that nothing has used yet
-    ended    how the whole ended: "stop" (nothing more to say, or one of `stops`), or "length"
+    whole    received text; `at` is the beginning of the unused part
+    ended    end of the whole: "stop" (a natural end, or one of `stops`), or "length"
     stops    that the request was sent with
     tokens   the texts of the tokens of `whole`, if the server listed them
-    params   how it was sampled: who continues it must want the same
-    gens     answers of the program's plan that it should still cover; 0 where there is no plan
+    params   its sampling parameters: a continuation must want the same
+    gens     answers of the program's plan that it should still cover; 0 without a plan
     """
 
     whole: str
@@ -36,9 +37,9 @@ class Rest:
 class Place:
     """The end of a prompt: literal parts or an answer after the parent's.
 
-    ids     of an answer's tokens as the model generated them, where the server gives ids
-    rest    what the request for the answer brought besides
-    blocks  what the API gave beside the text and wants to see again with the conversation, such as its reasoning; as it came
+    ids     of an answer's tokens as the model generated them, if the server gives ids
+    rest    surplus text of the answer's request
+    blocks  blocks that the API gave besides the text and expects back with the conversation, such as reasoning
     """
 
     parent: Place | None = None
@@ -46,19 +47,19 @@ class Place:
     answer: str | None = None
     ids: tuple[int, ...] | None = None
     rest: Rest | None = None
-    broken: int = 0  # answers still to come of a plan that the model did not follow
+    broken: int = 0  # later answers of a plan that the model did not follow
     blocks: Blocks = ()
 
     def literal(self, parts: Sequence[Part | Image]) -> Place:
-        """This prompt and more literal parts."""
+        """Return this prompt extended by literal parts."""
         return Place(self, tuple(parts), broken=self.broken) if parts else self
 
     def answered(self, text: str, *, ids: tuple[int, ...] | None = None, rest: Rest | None = None, broken: int = 0, blocks: Blocks = ()) -> Place:
-        """This prompt and an answer."""
+        """Return this prompt extended by an answer."""
         return Place(self, (), text, ids, rest, broken, blocks)
 
     def path(self) -> list[Place]:
-        """The nodes from the root to here."""
+        """Return the nodes from the root to here."""
         found: list[Place] = []
         node: Place | None = self
         while node is not None:
@@ -68,14 +69,14 @@ class Place:
         return found
 
     def pieces(self) -> Iterator[Part | Image]:
-        """Literal parts and answers, in order."""
+        """Yield literal parts and answers, in order."""
         for node in self.path():
             yield from node.parts
             if node.answer is not None:
                 yield node.answer
 
     def blocks_of_messages(self) -> dict[int, tuple[str, Blocks]]:
-        """Answers that came with blocks, and those, by the number of messages before theirs."""
+        """Return the blocks of answers that came with some, by the number of messages before theirs."""
         found: dict[int, tuple[str, Blocks]] = {}
         closed = 0
         for node in self.path():
@@ -86,7 +87,7 @@ class Place:
 
     @property
     def has_results(self) -> bool:
-        """Whether results of tools are among its messages."""
+        """Return whether results of tools are among its messages."""
         return any(isinstance(part, Mark) and part.role == "tool" for node in self.path() for part in node.parts)
 
     @property
@@ -94,7 +95,7 @@ class Place:
         return any(isinstance(part, Image) for node in self.path() for part in node.parts)
 
     def since_answer(self) -> tuple[Place | None, tuple[Part | Image, ...]]:
-        """The last answer (None: there is none) and the literal parts behind it."""
+        """Return the last answer (None: there is none) and the literal parts after it."""
         parts: list[tuple[Part | Image, ...]] = []
         node: Place | None = self
         while node is not None and node.answer is None:

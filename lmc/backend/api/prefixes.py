@@ -1,8 +1,9 @@
-"""Prefixes: which beginnings of prompts each server of a model has been sent, and which it has read. A tree of blocks, as their caches are.
+"""Prefixes: the prefixes of prompts that each server of a model has been sent, and has read. A tree of blocks, like
+their caches.
 
     ids    ├──── 64 ────┼──── 64 ────┼─ … ┤       a block's key is that of all ids up to its end
-    sent   servers that a request with this beginning went to: where the next one like it belongs
-    read   servers that have answered one: what they need not compute again, unless they have forgotten it
+    sent   servers that a request with this prefix went to: where the next one like it belongs
+    read   servers that have answered one: no recomputation there, unless evicted
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from lmc.prompt import Image
 BLOCK = 64
 """Tokens that are compared together."""
 
-_CHARACTERS = 4 * BLOCK  # of prompts that are text, for about as many tokens
+_CHARACTERS = 4 * BLOCK  # of text prompts, for about as many tokens
 
 Keys = tuple[int, ...]
 
 
 def keys_of(prompt: Sequence[int] | str) -> Keys:
-    """A key for each whole number of blocks that a prompt begins with; equal keys, equal beginnings (up to 64-bit collisions, which
-    cost a wrong guess)."""
+    """Return a key for each whole number of blocks that a prompt begins with; equal keys, equal prefixes (up to 64-bit
+    collisions, which cost a wrong guess)."""
     if isinstance(prompt, str):
         data, size = prompt.encode("utf-32-le", "surrogatepass"), 4 * _CHARACTERS
     else:
@@ -41,7 +42,8 @@ def keys_of(prompt: Sequence[int] | str) -> Keys:
 
 
 def extended(keys: Keys, rest: str, text: str) -> tuple[Keys, str]:
-    """The keys of a text that goes on with `text`, and what stands behind its last whole block; `keys` and `rest` are those before."""
+    """Return the keys of a text extended by `text`, and the rest after its last whole block; `keys` and `rest` are
+    those before."""
     rest += text
     if len(rest) < _CHARACTERS:
         return keys, rest
@@ -53,9 +55,9 @@ def extended(keys: Keys, rest: str, text: str) -> tuple[Keys, str]:
 
 
 class Prefixes:
-    """The beginnings, by server: a bit each. Least recently used ones are forgotten first, as servers do.
+    """The prefixes, by server: a bit each. Least recently used ones are forgotten first, as by servers.
 
-    capacity   blocks that are remembered
+    capacity   remembered blocks
     """
 
     def __init__(self, capacity: int = 1 << 16) -> None:
@@ -67,7 +69,7 @@ class Prefixes:
         return len(self._sent)
 
     def send(self, keys: Keys, server: int) -> None:
-        """A request with these beginnings is on its way to a server."""
+        """Record that a request with these prefixes is in flight to a server."""
         sent, bit = self._sent, 1 << server
         for key in keys:
             sent[key] = sent.get(key, 0) | bit
@@ -77,25 +79,25 @@ class Prefixes:
             self._read.pop(key, None)
 
     def answered(self, keys: Keys, server: int) -> None:
-        """A server has read them all."""
-        self.send(keys, server)  # it may have been forgotten in between
+        """Record that a server has read them all."""
+        self.send(keys, server)  # it may have been forgotten meanwhile
         read, bit = self._read, 1 << server
         for key in keys:
             if key in self._sent:
                 read[key] = read.get(key, 0) | bit
 
     def forget(self, server: int) -> None:
-        """A server is gone, and its cache with it."""
+        """Forget a server that is gone, with its cache."""
         for table in (self._sent, self._read):
             for key in [key for key, servers in table.items() if servers >> server & 1]:
                 table[key] &= ~(1 << server)
 
     def sent(self, keys: Keys, server: int) -> int:
-        """How many of the blocks, from the first on, have been sent to a server."""
+        """Return how many of the blocks, from the first on, have been sent to a server."""
         return _leading(self._sent, keys, server)
 
     def read(self, keys: Keys, server: int) -> int:
-        """How many of the blocks, from the first on, a server has read."""
+        """Return how many of the blocks, from the first on, a server has read."""
         return _leading(self._read, keys, server)
 
 
@@ -108,16 +110,17 @@ def _leading(table: dict[int, int], keys: Keys, server: int) -> int:
     return n
 
 
-# -- what routers in front of servers go by --------------------------------------------------------------------------------
+# -- routing hints for routers in front of servers
+# --------------------------------------------------------------------------------
 
 ROUTING = ("x-smg-routing-key", "x-session-id")
 """Headers by which cache-aware routers keep requests together."""
 
-_SAME = 256  # characters that requests begin with to be of one kind
+_SAME = 256  # common leading characters of requests of one kind
 
 
 def beginning(place: Place) -> str:
-    """The first text of a prompt."""
+    """Return the first text of a prompt."""
     text = ""
     for piece in place.pieces():
         text += piece if isinstance(piece, str) else digest(piece).hex() if isinstance(piece, Image) else ""
@@ -128,5 +131,5 @@ def beginning(place: Place) -> str:
 
 @lru_cache(maxsize=1024)
 def key_of(text: str) -> str:
-    """What requests have in common that begin alike, in all processes."""
+    """Return a key shared by requests with the same beginning, in all processes."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

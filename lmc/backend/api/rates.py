@@ -1,13 +1,15 @@
-"""Rates: when a request may be sent, so that a server's limits are used up and not run into; and how many may be on their way at once.
+"""Rates: when a request may be sent, so that a server's limits are used fully without being hit; and how many may be in
+flight.
 
-Servers count in token buckets: `limit` of something, refilled evenly, from which each request takes what it costs. The headers of an
-answer say what was left when its request was counted, so what is left now is known before a request is refused:
+Servers count in token buckets: `limit` of something, refilled evenly, from which each request takes what it costs. The
+headers of an answer report the rest when its request was counted, so the present rest is known before a request is
+refused:
 
     left now = left then + rate × (now − then) − what was sent since then
 
-How many are on their way at once adapts (as TCP's congestion window does): where a server has limits that are not known yet, it begins
-with a few and one more for each answer; once headers say what the limits are, those decide; a refusal (429 and its like) halves it, and
-answers make it grow again, one more for each round.
+The number in flight adapts (like TCP's congestion window): for a server with unknown limits, it begins with a few and
+grows by one per answer; once headers report the limits, those decide; a refusal (429 and similar) halves it, and
+answers make it grow again, by one per round.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from typing import Any
 from lmc.config import log
 
 _ON_ITS_WAY = 0.25  # seconds until a server has counted a request, at most
-_BELIEVED = 0.1  # of what an answer says is left beyond what was known
+_BELIEVED = 0.1  # share of a reported rest above the known one that is believed
 _SMALLEST = 1e-9  # per second
-_TICK = 0.001  # seconds: less than that is not worth a timer
+_TICK = 0.001  # seconds below which no timer is used
 _OVERLOADED = (429, 503, 529)
 
 
 class Bucket:
-    """One limit, as far as it is known: `left` at the time `at`, of `limit`, `rate` more each second."""
+    """One limit, as far as known: `left` at the time `at`, of `limit`, `rate` more each second."""
 
     def __init__(self) -> None:
         self.limit, self.rate, self._left, self._at = 0.0, 0.0, 0.0, 0.0
@@ -39,18 +41,18 @@ class Bucket:
         return self._left
 
     def wait(self, cost: float, now: float) -> float:
-        """Seconds until a request of that cost may go; what costs more than there can be goes when all is there."""
+        """Return the seconds until a request of that cost may go; one above the limit goes when the bucket is full."""
         return max(min(cost, self.limit) - self.left(now), 0.0) / max(self.rate, _SMALLEST)
 
     def take(self, cost: float) -> float:
-        """Note that a request goes; returns its place in what was sent."""
+        """Record that a request goes; return its position in the sum of costs sent."""
         self.sent += cost
         self._left -= min(cost, self.limit)
         return self.sent
 
     def told(self, limit: float, remaining: float, rate: float, place: float, then: float, now: float) -> None:
-        """What the answer to the request at `place`, sent at `then`, said. Requests are not counted in the order in which they were sent, so
-        that one answer may promise too much: less is believed at once, more by and by."""
+        """Record the report in the answer to the request at `place`, sent at `then`. Requests are not counted in
+        sending order, so one answer may report too much: lower values are believed at once, higher ones gradually."""
         said = min(limit, remaining + rate * max(now - then - _ON_ITS_WAY, 0.0)) - (self.sent - place)
         known = self.left(now) if self.limit else said
         self.limit, self.rate, self._at = limit, rate, now
@@ -58,7 +60,7 @@ class Bucket:
 
 
 class Ticket:
-    """A request that was sent: when, and its place in each bucket."""
+    """A sent request: its time, and its position in each bucket."""
 
     __slots__ = ("cost", "places", "then")
 
@@ -67,23 +69,24 @@ class Ticket:
 
 
 class Room:
-    """At most so many at once, first come first served (asyncio's semaphore looks through all who wait each time one leaves).
+    """A bounded number of concurrent requests, first come first served (asyncio's semaphore scans all waiters each time
+    one leaves).
 
-    most   how many may ever be on their way at once
-    begin  how many may until more is known; None: `most`
+    most   most that may ever be in flight
+    begin  most until the limits are known; None: `most`
     """
 
     def __init__(self, most: int, begin: int | None = None) -> None:
         self._most = most
         self._window = float(min(most, begin or most))
-        self._probing = begin is not None  # nothing is known of the server's limits yet
+        self._probing = begin is not None  # the server's limits are still unknown
         self._inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.freed: Callable[[], object] | None = None  # called once when there are free places
 
     @property
     def window(self) -> int:
-        """How many may be on their way now."""
+        """Return how many may be in flight now."""
         return int(self._window)
 
     async def __aenter__(self) -> None:
@@ -95,7 +98,7 @@ class Room:
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # it had its turn already: the next one has it
+            if not future.cancelled():  # cancelled: the next waiter gets its place
                 self.leave()
             raise
 
@@ -104,11 +107,11 @@ class Room:
 
     @property
     def free(self) -> int:
-        """How many more may enter at once; those who wait go first."""
+        """Return how many more may enter at once; waiters go first."""
         return 0 if self._waiting else self.window - self._inside
 
     def enter(self, count: int) -> None:
-        """So many of the `free` places are taken; each is to be left."""
+        """Enter with so many of the `free` places; each is to be left."""
         self._inside += count
 
     def leave(self) -> None:
@@ -126,24 +129,24 @@ class Room:
             freed()
 
     def grow(self) -> None:
-        """A request was answered."""
+        """Grow the window: a request was answered."""
         if self._window < self._most:
             self._window = min(self._most, self._window + (1.0 if self._probing else 1.0 / self._window))
             self._admit()
 
     def open(self) -> None:
-        """The server's limits are known: they decide from now on."""
+        """Open the window: the server's limits are known, and decide from now on."""
         if self._probing:
             self._probing, self._window = False, float(self._most)
             self._admit()
 
     def shrink(self) -> None:
-        """A request was refused because there are too many."""
+        """Shrink the window: a request was refused because there are too many."""
         self._probing, self._window = False, max(1.0, self._window / 2)
 
 
 class Rates:
-    """What is known of a server's limits. Belongs to one event loop, whose clock it goes by.
+    """Known limits of a server. Belongs to one event loop, whose clock it uses.
 
     most, begin  of the room
     """
@@ -152,20 +155,20 @@ class Rates:
         self.room = Room(most, begin)
         self._name = name
         self._buckets: dict[str, Bucket] = {}
-        self._turn = asyncio.Lock()  # whoever is first waits for what it costs; the others wait for it
+        self._turn = asyncio.Lock()  # the first waiter waits for its cost; the others wait for it
         self._paused_until = self._shrunk_at = 0.0
         self._words = 0.25  # tokens of prompts for each character of them, as answers report it
-        self._written = 1.0  # tokens of answers for each that they may have
+        self._written = 1.0  # tokens of answers per allowed one
 
     @property
     def said(self) -> dict[str, Any]:
-        """For `server_info`."""
+        """Return its part of `server_info`."""
         limits = {name: {"limit": bucket.limit, "a_minute": bucket.rate * 60} for name, bucket in self._buckets.items()}
         return {"at_once": self.room.window, **({"limits": limits} if limits else {})}
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing but the room holds a request back."""
+        """Return whether only the room can hold a request back."""
         return not self._buckets and asyncio.get_running_loop().time() >= self._paused_until
 
     async def admit(self, body: Mapping[str, Any]) -> Ticket:
@@ -185,16 +188,17 @@ class Rates:
         return max(self._paused_until - now, *[bucket.wait(cost.get(name, 0.0), now) for name, bucket in self._buckets.items()], 0.0)
 
     def pause(self, seconds: float) -> None:
-        """The server wants no request before."""
+        """Pause: the server wants no request before."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     def heard(self, ticket: Ticket, headers: Mapping[str, str], longest: float) -> None:
-        """What an answer's headers say, of a request or a refusal. `longest`: seconds that a server may ask to be left alone."""
+        """Read an answer's headers, of a request or a refusal. `longest`: most seconds that a server may request a
+        pause for."""
         if not headers:
             return
         now = asyncio.get_running_loop().time()
         for name, (limit, remaining, reset) in told(headers).items():
-            if limit is None:  # all that is said is whether there is room
+            if limit is None:  # only tells whether there is room
                 if remaining <= 0 and reset:
                     self.pause(min(reset, longest))
                 continue
@@ -207,14 +211,14 @@ class Rates:
             self.room.open()
 
     def answered(self, ticket: Ticket, body: Mapping[str, Any], prompt: int, completion: int) -> None:
-        """A request was answered, and cost that many tokens."""
+        """Record that a request was answered, and cost that many tokens."""
         self.room.grow()
         if self._buckets and prompt > 0:
             self._words += 0.1 * (min(prompt / max(_characters(body), 1), 2.0) - self._words)
             self._written += 0.1 * (min(completion / _limit(body), 1.0) - self._written)
 
     def refused(self, ticket: Ticket, status: int | None) -> None:
-        """A request failed. Those that were on their way when the window was made smaller say nothing new."""
+        """Record a refused request. Those in flight when the window shrank tell nothing new."""
         if status in _OVERLOADED and ticket.then >= self._shrunk_at:
             self._shrunk_at = asyncio.get_running_loop().time()
             self.room.shrink()
@@ -224,13 +228,14 @@ class Rates:
         return {"requests": 1.0, "tokens": prompt + limit, "input-tokens": prompt, "output-tokens": limit * self._written}
 
 
-# -- what a body costs -----------------------------------------------------------------------------------------------------
+# -- cost of a body
+# -----------------------------------------------------------------------------------------------------
 
 _IMAGE = 3200  # characters that an image or a page counts as
 
 
 def _characters(body: Mapping[str, Any]) -> int:
-    """Of a prompt, and of what is told beside it."""
+    """Return the characters of a prompt, and of its further input."""
     return sum(_size(body[key]) for key in ("messages", "input", "system", "prompt", "tools", "instructions") if key in body)
 
 
@@ -243,7 +248,7 @@ def _size(value: Any) -> int:
 
 
 def _limit(body: Mapping[str, Any]) -> int:
-    """Tokens that the answers may have."""
+    """Return the most tokens of the answers."""
     each = next((body[key] for key in ("max_completion_tokens", "max_tokens", "max_output_tokens") if body.get(key)), 1)
     return max(int(each) * int(body.get("n") or 1), 1)
 
@@ -256,10 +261,10 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def told(headers: Mapping[str, str]) -> dict[str, tuple[float | None, float, float | None]]:
-    """(limit, what is left of it, seconds until it is full again) of each thing that a server limits, from headers in lower case.
+    """Return (limit, its rest, seconds until it is full again) for each limited quantity, from headers in lower case.
 
-    Anthropic's `tokens` are whichever of the others binds, where it gives those; its times are of its own clock, and not looked at: its
-    limits are by the minute.
+    Anthropic's `tokens` are the binding one of the others, if it gives those; its times are by its own clock, and
+    ignored: its limits are per minute.
     """
     found: dict[str, tuple[float | None, float, float | None]] = {}
     for name in _OPENAI:
@@ -278,7 +283,7 @@ def _number(text: str | None) -> float | None:
 
 
 def seconds(text: str) -> float | None:
-    """A duration as servers write it: `1.5`, `20ms`, `6m0s`; None if it is none."""
+    """Parse a duration as servers write it: `1.5`, `20ms`, `6m0s`; None if invalid."""
     text = text.strip()
     if re.fullmatch(r"\d+(\.\d+)?", text):
         return float(text)
@@ -288,7 +293,7 @@ def seconds(text: str) -> float | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait, of the headers in lower case; a date is not looked at."""
+    """Return the seconds that a server requests to wait, from headers in lower case; a date is ignored."""
     ms = headers.get("retry-after-ms", "")
     if re.fullmatch(r"\d+(\.\d+)?", ms):
         return float(ms) / 1000

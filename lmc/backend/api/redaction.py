@@ -19,11 +19,11 @@ from lmc.errors import ParameterError
 REDACTED = "[redacted]"
 _USERINFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")  # in a text, which has quotes around URLs
 _AUTHORITY_ENDS = re.compile(r"[/?#\\]")
-_SHORTEST = 4  # characters of a secret that can be told from a word
-_LONG = 8  # from here on also within other words
-_KEY = 12  # and from here on no text has it by chance, so that answers are without it, too
-_SECRET_NAME = re.compile(r"key|token|secret|auth|passw|cookie|credential", re.I)  # of headers, and of what a URL's query says
-_NO_SECRETS = frozenset({"none", "null", "empty", "test"})  # what servers without keys are given
+_SHORTEST = 4  # characters of a secret that differs from a word
+_LONG = 8  # from this length on also within other words
+_KEY = 12  # and from this length on no text contains it by chance, so that answers are redacted, too
+_SECRET_NAME = re.compile(r"key|token|secret|auth|passw|cookie|credential", re.I)  # of headers, and of a URL's query
+_NO_SECRETS = frozenset({"none", "null", "empty", "test"})  # placeholder keys for servers without keys
 
 
 def check_url(url: str, what: str) -> None:
@@ -46,7 +46,7 @@ def check_url(url: str, what: str) -> None:
 
 
 def _reachable(url: str) -> bool:
-    """Whether it has a host, and a port that can be one if it has any."""
+    """Return whether a URL has a host, and a valid port if it has any."""
     try:
         at = urlsplit(url)
         return bool(at.hostname) and at.port != 0 and all(c.isprintable() and not c.isspace() and c != "\\" for c in url)
@@ -55,7 +55,7 @@ def _reachable(url: str) -> bool:
 
 
 def _cut(rest: str) -> tuple[str, str]:
-    """What stands before a URL's path, query and fragment, and those."""
+    """Split a URL's authority from its path, query and fragment."""
     end = _AUTHORITY_ENDS.search(rest)
     return (rest, "") if end is None else (rest[: end.start()], rest[end.start() :])
 
@@ -79,7 +79,7 @@ def shown(url: str) -> str:
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """A text without these secrets, and without users and passwords of URLs."""
+    """Return a text without these secrets, and without users and passwords of URLs."""
     text = _USERINFO.sub("", text)
     for secret in sorted({s for s in secrets if len(s) >= _SHORTEST and s.lower() not in _NO_SECRETS}, key=len, reverse=True):
         if len(secret) >= _LONG:
@@ -90,7 +90,8 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
 
 
 def without_keys(data: str | bytes, secrets: Iterable[str]) -> str | bytes:
-    """An answer as it was received, without the keys that were sent: a model never saw them, so only a server can have put them there."""
+    """Return a received answer without the keys that were sent: a model never saw them, so only a server can have put
+    them there."""
     for secret in secrets:
         if len(secret) >= _KEY:
             if isinstance(data, str):
@@ -117,12 +118,12 @@ def secrets_of_url(url: str) -> Iterator[str]:
 
 
 def secrets_by_name(values: Mapping[Any, Any]) -> Iterator[str]:
-    """The values whose names say that they are keys: of headers, of a URL's query."""
+    """Yield the values whose names mark them as keys: of headers, of a URL's query."""
     yield from (value for name, value in values.items() if _SECRET_NAME.search(str(name)) and isinstance(value, str))
 
 
 def secrets_of_headers(headers: Mapping[Any, Any]) -> Iterator[str]:
-    """What headers that carry keys carry: with and without the scheme before it."""
+    """Yield the secrets of headers that carry keys: with and without the scheme before it."""
     for value in secrets_by_name(headers):
         yield value
         scheme, _, credentials = value.rpartition(" ")
@@ -135,11 +136,11 @@ def _of_basic(credentials: str) -> Iterator[str]:
     try:
         yield base64.b64decode(credentials, validate=True).decode().partition(":")[2]
     except ValueError:
-        return  # a server will refuse it
+        return  # the server will refuse it
 
 
 def authorization(url: str) -> dict[str, str]:
-    """The header that a URL's user and password mean; it goes before a key."""
+    """Return the header for a URL's user and password; it takes precedence over a key."""
     at = urlsplit(url)
     if not (at.username or at.password):
         return {}

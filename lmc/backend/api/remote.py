@@ -1,4 +1,5 @@
-"""What clients of SGLang and vLLM share: what servers say of themselves, tokenizer and template, prompts as ids or text, and the fleet."""
+"""Base of the clients of SGLang and vLLM: server info, tokenizer and template, prompts as ids or text, and the
+fleet."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
-    """One URL or several of the same model, without a slash at the end."""
+    """Return one URL or several of the same model, without a slash at the end."""
     urls = (given,) if isinstance(given, str) else tuple(given)
     for url in urls:
         check_url(url, "")
@@ -50,13 +51,13 @@ def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class NoServer(BackendError):
-    """Nobody answers at a URL, or not as a server of the kind does. `speaks`: something answers there."""
+    """No server answers at a URL, or not one of the kind. `speaks`: something answers there."""
 
     speaks = False
 
 
 class _Staying(urllib.request.HTTPRedirectHandler):
-    """Follow no redirects: they would be sent the key, wherever they lead."""
+    """Follows no redirects: they would be sent the key, wherever they lead."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
@@ -66,7 +67,7 @@ _OPENER = urllib.request.build_opener(_Staying)
 
 
 def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
-    """What the server says of itself at the first of the paths that it has. Raises NoServer when nobody answers."""
+    """Return the server's info from the first of the paths that it has. Raises NoServer when there is no answer."""
     said, bare = "no answer", addressed(url)
     headers = {**headers, **authorization(url)}
     for path in paths:
@@ -90,7 +91,8 @@ def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str)
 
 
 def told(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
-    """Have a server do something that needs no body: the HTTP status, and what it says. Raises NoServer when nobody answers."""
+    """Call an endpoint of a server that needs no body: return the HTTP status and text. Raises NoServer when there is
+    no answer."""
     bare = addressed(url)
     headers = {**headers, **authorization(url)}
     try:
@@ -103,7 +105,7 @@ def told(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
 
 
 def asked_of(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
-    """As `asked`; of another server that answers there, the error says how it is reached."""
+    """As `asked`; if another server answers there, the error says how to reach it."""
     try:
         return asked(url, paths, headers, what)
     except NoServer as error:
@@ -113,14 +115,14 @@ def asked_of(url: str, paths: Sequence[str], headers: Mapping[str, str], what: s
 
 
 def _of_scheme(url: str, reason: str) -> str:
-    """What to do about a server that speaks TLS where it should not, or the other way round."""
+    """Return the remedy for a server that speaks TLS where it should not, or the other way round."""
     if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in reason or "handshake operation timed out" in reason):
         return "; if it speaks http, write http:// in its URL"
     return "; if it speaks https, write https:// in its URL" if url.startswith("http:") and "closed connection without response" in reason else ""
 
 
 def _described(url: str, headers: Mapping[str, str]) -> str:
-    """What answers at a URL where no server of the kind that was looked for does, and how it is reached; "" if that cannot be told."""
+    """Describe what answers at a URL in place of the expected server, and how to reach it; "" if that is unknown."""
     bare = addressed(url)
     at = urlsplit(bare)
     origin = f"{at.scheme}://{at.netloc}"
@@ -150,7 +152,7 @@ def headers_of(api_key: str | None) -> dict[str, str]:
 
 
 def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
-    """What the servers say of themselves. Raises BackendError when none answers, or when they do not run one model."""
+    """Return the servers' info. Raises BackendError when none answers, or when they do not run one model."""
     said: dict[str, dict[str, Any]] = {}
     silent: list[NoServer] = []
     for url in urls:
@@ -168,7 +170,7 @@ def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: C
 
 
 def is_router(url: str, headers: Mapping[str, str]) -> bool:
-    """Whether a URL is that of a router, which knows its workers, and not of a server."""
+    """Return whether a URL is that of a router, which knows its workers, and not of a server."""
     try:
         return bool(asked(url, ("/workers", "/list_workers"), headers, "router"))
     except NoServer:
@@ -177,7 +179,8 @@ def is_router(url: str, headers: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class WithResults:
-    """A model's template in whose conversations results of tools may stand: the server writes those, by the whole of its template.
+    """A model's template for conversations that may contain results of tools: the server renders those, by its whole
+    template.
 
     Pieces of a template often cannot: results are written into the user's next message, or their calls into the one before.
     """
@@ -211,11 +214,11 @@ class WithResults:
 
 @dataclass(slots=True)
 class Prompts:
-    """How prompts are written for a server: as ids where its tokenizer is known and it takes them, else as text.
+    """Writes prompts for a server: as ids if its tokenizer is known and it takes them, else as text.
 
     tokens  the server's vocabulary; None: text
     why     why they are text
-    limit   tokens of the server's context, if it says how many
+    limit   tokens of the server's context, if reported
     """
 
     tokens: Tokens | None
@@ -225,7 +228,8 @@ class Prompts:
 
     @classmethod
     def of(cls, model: str, path: str | None, tokenizer: str | Vocabulary | None, template: ChatTemplate | str | None) -> Prompts:
-        """`tokenizer`: a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one here."""
+        """Create; `tokenizer`: a directory, a .gguf file or a vocabulary; None: the server's model path, if it exists
+        here."""
         words, own, why = None, None, ""
         if tokenizer is None or isinstance(tokenizer, str):
             try:
@@ -240,12 +244,13 @@ class Prompts:
         return cls(Tokens(words) if words is not None else None, WithResults(chosen), why)
 
     def as_text(self, why: str, target: str) -> None:
-        """From now on: the server does not take ids."""
+        """Switch to text: the server does not take ids."""
         self.tokens, self.why = None, why
         log("backend", f"{target} gets prompts as text: {why}")
 
     def write(self, place: Place, target: str) -> str | list[int]:
-        """Raises PromptTooLongError for one that leaves no room for an answer, where that is known here."""
+        """Write a prompt. Raises PromptTooLongError for one that leaves no room for an answer, if that is known
+        here."""
         if self.tokens is None:
             return spelled(place, target)
         ids = self.tokens.ids(place)
@@ -254,32 +259,33 @@ class Prompts:
         return ids
 
     def headers(self, place: Place) -> dict[str, str]:
-        """Routing hints: requests with the same beginning belong together."""
+        """Return routing hints: requests with the same beginning belong together."""
         return dict.fromkeys(ROUTING, key_of(beginning(place)))
 
     @staticmethod
     def size(prompt: str | Sequence[int]) -> int:
-        """Tokens, about."""
+        """Return the approximate number of tokens."""
         return len(prompt) // 4 if isinstance(prompt, str) else len(prompt)
 
     @property
     def said(self) -> str:
-        """For `server_info`."""
+        """Return its part of `server_info`."""
         return "token ids" if self.tokens is not None else f"text: {self.why}"
 
 
 def without_root(urls: Sequence[str]) -> tuple[str, ...]:
-    """URLs without the `/v1` with which clients of OpenAI's API are given them."""
+    """Return URLs without the `/v1` that clients of OpenAI's API use."""
     return tuple([url.removesuffix("/v1") for url in urls])
 
 
 class Remote(Listed):
-    """A backend of servers that run one model: which of them gets a request, and what of its prompt that one has read already.
+    """A backend of servers that run one model: chooses the server of a request, and tracks the prefixes that each has
+    read.
 
     base   of all paths, under a server's URL
-    path   where requests about a prompt go
-    flush  where a server is told to forget the prompts that it keeps
-    worth  tokens that a server has not read, from which on a prompt is computed before several requests go on from it
+    path   of requests about a prompt
+    flush  for flushing a server's cache
+    worth  unread tokens from which on a prompt is prefilled before several requests extend it
     """
 
     base = ""
@@ -288,10 +294,11 @@ class Remote(Listed):
     worth = 256
     renames = False
     _auth: Mapping[str, str]
-    _sees = True  # unless the server says that its model does not
+    _sees = True  # unless the server reports otherwise
 
     def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, patience: Patience, concurrency: int, router: bool | None) -> Fleet:
-        """The servers behind this backend; to be called before the backend's own constructor. `router`: whether one stands in front; None: ask."""
+        """Set up the servers behind this backend; to be called before the backend's own constructor. `router`: whether
+        one is in front; None: query."""
 
         def wire(url: str) -> Wire:
             return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
@@ -302,15 +309,15 @@ class Remote(Listed):
         return self._fleet
 
     def ask(self, url: str) -> str:
-        """The model of a server. Raises BackendError if there is none."""
+        """Return a server's info on its model. Raises BackendError if there is none."""
         raise NotImplementedError
 
     def url_of(self, url: str) -> str:
-        """A server's URL as it is kept."""
+        """Return a server's URL in normal form."""
         return without_root(urls_of(url))[0]
 
     def add_server(self, url: str) -> None:
-        """Take in another server of the model, while requests run. Raises BackendError if it is none."""
+        """Add another server of the model, while requests run. Raises BackendError for anything else."""
         self._check_open()
         url = self.url_of(url)
         bare = addressed(url)
@@ -323,7 +330,7 @@ class Remote(Listed):
         self._fleet.add(url)
 
     def drop_server(self, url: str) -> None:
-        """Send a server no more requests; what it is answering it may end."""
+        """Send a server no more requests; it may finish the running ones."""
         self._check_open()
         url = addressed(self.url_of(url))
         servers = self._fleet.servers
@@ -336,7 +343,8 @@ class Remote(Listed):
         self._loop.post(lambda: self._loop.spawn(self._fleet.retire(found[0])))
 
     def flush_cache(self) -> None:
-        """Have all servers forget the prompts that they keep. Raises BackendError where one does not, as while it answers requests."""
+        """Let all servers flush their prompt caches. Raises BackendError if one does not, such as while it answers
+        requests."""
         self._check_open()
         for server in self._fleet.servers:
             status, said = told(self._given[server.url], self.flush, self._auth)
@@ -345,18 +353,19 @@ class Remote(Listed):
             self._loop.post(self._fleet.prefixes.forget, server.bit)
 
     def _flushed(self, status: int, said: str) -> str | None:
-        """What kept a server from forgetting its cache."""
+        """Return what kept a server from flushing its cache."""
         return f"HTTP {status}: {said.strip()}" if status >= 400 else None
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "servers": self._fleet.said}
 
     def by_messages(self, place: Place, ask: Gen | Select) -> bool:
-        """Tools and pictures are written into prompts, and calls read from answers, by the server: it does so for messages alone."""
+        """Return True for tools and pictures: the server renders them into prompts, and parses calls from answers, only
+        for messages."""
         return self._written_there(place) or (isinstance(ask, Gen) and bool(ask.tools))
 
     def _written_there(self, place: Place) -> bool:
-        """Whether what the server makes of a prompt is not known here."""
+        """Return whether the server's rendering of a prompt is unknown here."""
         return place.has_results or place.has_images
 
     @property
@@ -367,13 +376,14 @@ class Remote(Listed):
         return self._prompts.headers(place)
 
     def request(self, body: Body, prompt: str | list[int], headers: Mapping[str, str], limit: int = 0) -> Request:
-        """About one prompt, which is in the body."""
+        """Build a request about one prompt, which is in the body."""
         return Request(self.path, body, headers, keys_of(prompt), self._prompts.size(prompt), limit)
 
     def _member(self, place: Place, ask: Gen | None, params: bytes, limit: int, stops: tuple[str, ...] = (), *alike: Hashable, together: bool = True) -> Member:
-        """A member of lists. Behind a router, which looks at the beginning of a list, only what begins alike goes together.
+        """Build a list's member. Behind a router, which routes by the beginning of a list, only requests with the same
+        beginning go together.
 
-        alike     what else members of a list have in common
+        alike     further properties shared by members of a list
         together  whether it may be one of a list
         """
         prompt, headers = self._prompts.write(place, self.name), self.headers(place)
@@ -388,17 +398,17 @@ class Remote(Listed):
             await self.read(self._prompts.write(place, self.name), self.headers(place), self.worth)
 
     async def read(self, prompt: str | list[int], headers: Mapping[str, str], worth: int) -> None:
-        """Let the server that requests with this prompt will go to compute it, if there is as much left to compute as that is worth."""
+        """Let the server that will get requests with this prompt prefill it, if enough of it is unread."""
         request = self.reading(prompt, headers)
         if self._fleet.unread(request) < worth:
             return
         try:
             await self.client.call(lambda: request, self.usage_of_reading, lambda body: None, Tally())
-        except (Fault, LmcError) as error:  # nobody needs it: what is asked next will fail by itself if the server is gone
+        except (Fault, LmcError) as error:  # not needed: the next request will fail by itself if the server is gone
             log("prefix", f"{self.name}: a prompt was not computed ahead: {error}")
 
     def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
-        """A request that only computes a prompt."""
+        """Build a request that only prefills a prompt."""
         raise NotImplementedError
 
     usage_of_reading: Callable[[Body], Usage | None] = staticmethod(usage_of)

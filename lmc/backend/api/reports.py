@@ -32,11 +32,11 @@ _KNOWN = frozenset({
     "return_tokens_as_token_ids", "stream_interval", "regex", "json_schema", "ebnf", "input_ids", "image_data", "sampling_params", "return_logprob",
     "return_text_in_logprobs", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
 })  # fmt: skip
-"""What a request may have without the server adding to its prompt more than `_TEMPLATE`."""
+"""Fields of a request with which a server adds at most `_TEMPLATE` tokens to its prompt."""
 
 
 def reasoned_of(body: Mapping[str, Any]) -> int | None:
-    """Tokens of an answer that were reasoning, where a body says how many."""
+    """Return the reasoning tokens of an answer, if a body reports them."""
     usage: Any = body.get("usage")
     details: Any = (usage.get("completion_tokens_details") or usage.get("output_tokens_details")) if isinstance(usage, dict) else None
     found = details.get("reasoning_tokens") if isinstance(details, dict) else None
@@ -44,7 +44,8 @@ def reasoned_of(body: Mapping[str, Any]) -> int | None:
 
 
 def count_of(value: Any) -> int:
-    """A number of tokens as a server reports it; nothing is 0. Raises ValueError for what is no whole number."""
+    """Return a number of tokens as a server reports it; missing is 0. Raises ValueError for anything but a whole
+    number."""
     if value is None:
         return 0
     if type(value) is not int:
@@ -53,7 +54,7 @@ def count_of(value: Any) -> int:
 
 
 def why_not(prompt: int, answer: int, body: Mapping[str, Any], sent: Mapping[str, Any], came: int | None) -> str:
-    """Why so many tokens of a prompt and an answer cannot be; "" if they can.
+    """Return why reported tokens of a prompt and an answer are implausible; "" if they are plausible.
 
     body  that reports them;  sent: the request's;  came: bytes of the answer, about; None: it is all in `body`
     """
@@ -86,14 +87,14 @@ def most_answer(sent: Mapping[str, Any], came: int, reasoned: int | None) -> int
 
 
 def _answers(sent: Mapping[str, Any]) -> int:
-    """How often a server may count a prompt."""
+    """Return how many times a server may count a prompt."""
     sampling: Any = sent.get("sampling_params") or {}
     found = [each.get(key) for each in (sent, sampling) if isinstance(each, dict) for key in ("n", "best_of")]
     return max([1, *[n for n in found if type(n) is int]])
 
 
 def _prompts(sent: Mapping[str, Any]) -> int:
-    """How many prompts a request has beside messages."""
+    """Return the number of prompts of a request without messages."""
     given: Any = sent.get("prompt") or sent.get("text") or sent.get("input_ids")
     return len(given) if isinstance(given, list) and given and isinstance(given[0], str | list) else 1
 

@@ -1,9 +1,10 @@
-"""OpenAI's Responses API: a chat completion asked there, and its answer as a chat completion. Pure data.
+"""OpenAI's Responses API: conversion of chat completions to its requests, and of its answers back. Pure data.
 
-What this API lacks (stop, n, seed, …) is refused here as a server would, so that it is left out, and made up for, where it can be.
+Parameters that this API lacks (stop, n, seed, …) are refused here as by a server, so that they are left out, and
+compensated if possible.
 
-Nothing is stored there, so a model's reasoning is kept here: an answer's items, with the reasoning encrypted, are the blocks of its
-message, and go back as they came with the prompts that go on from it.
+Nothing is stored there, so a model's reasoning is kept here: an answer's items, with the reasoning encrypted, are the
+blocks of its message, and go back unchanged with the prompts that continue it.
 
     answered    [reasoning, function_call A, function_call B]     blocks of the assistant's message
     asked next  [user, reasoning, function_call A, function_call B, output A, output B]
@@ -23,13 +24,13 @@ _SAME = frozenset({
 })  # fmt: skip
 _NO_MATTER = frozenset({"stream_options"})
 ENCRYPTED = "reasoning.encrypted_content"
-"""What has to be included in answers so that their reasoning may go on where nothing is stored."""
+"""Included in answers so that their reasoning can continue where nothing is stored."""
 
 
 def asked(body: Mapping[str, Any], *include: str) -> Body:
-    """The body of a chat completion as one of this API. Raises Fault for a parameter that it does not have.
+    """Convert the body of a chat completion to this API. Raises Fault for a parameter that it does not have.
 
-    include  what answers are to have beside what they have anyway
+    include  additional contents of answers
     """
     stored = bool(body.get("store"))
     found: Body = {"store": False, "input": [item for message in body["messages"] for item in _items(message, stored)]}
@@ -55,7 +56,7 @@ def asked(body: Mapping[str, Any], *include: str) -> Body:
 
 
 def _items(message: Mapping[str, Any], stored: bool) -> list[Body]:
-    """A message as items of the input: as it came, or its content, its calls of tools, or a result."""
+    """Return a message as items of the input: unchanged items, or its content, its calls of tools, or a result."""
     if "thinking_blocks" in message and (kept := _kept(message, stored)):
         return kept
     if message["role"] == "tool":
@@ -68,17 +69,18 @@ def _items(message: Mapping[str, Any], stored: bool) -> list[Body]:
 
 
 def _kept(message: Mapping[str, Any], stored: bool) -> list[Body]:
-    """The items that an answer came as, without calls that got no result; none if the program has made another text of it.
+    """Return the items of an answer unchanged, without calls that got no result; none if the program has changed its
+    text.
 
-    Reasoning goes with the item behind it, which the API wants to see: where that is left out, so is the reasoning. Where nothing is
-    stored, it must be there encrypted.
+    Reasoning belongs to the item after it, which the API requires: if that is left out, so is the reasoning. If nothing
+    is stored, it must be encrypted.
     """
     items: list[Body] = list(message["thinking_blocks"])
     if "".join(part.get("text") or "" for item in items if item.get("type") == "message" for part in item.get("content") or ()) != message["content"]:
         return []
     calls = {call["id"] for call in message.get("tool_calls") or ()}
     found: list[Body] = []
-    follows = False  # whether the item behind is sent
+    follows = False  # whether the next item is sent
     for item in reversed(items):
         if item.get("type") == "reasoning":
             sent = follows and (stored or bool(item.get("encrypted_content")))
@@ -100,7 +102,8 @@ def _part(part: Mapping[str, Any]) -> Body:
 
 
 def answered(body: Mapping[str, Any]) -> Body:
-    """The body of an answer as one of a chat completion; its content is None where no part of it is text. Raises Fault, and Malformed."""
+    """Convert the body of an answer to a chat completion's; its content is None if no part of it is text. Raises Fault,
+    and Malformed."""
     if body.get("status") == "failed":
         error: Any = body.get("error")
         error = error if isinstance(error, dict) else {}
@@ -139,12 +142,12 @@ def _finish(body: Mapping[str, Any], called: bool) -> str:
 
 
 def ends(event: Mapping[str, Any]) -> bool:
-    """Whether an event is the last one of a stream."""
+    """Return whether an event is the last one of a stream."""
     return event.get("type") in ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 def piece(event: Mapping[str, Any]) -> Body | None:
-    """An event of a stream as a chunk of a chat completion; None if it says nothing that one would."""
+    """Convert an event of a stream to a chunk of a chat completion; None if it has no counterpart."""
     if event.get("type") == "response.output_text.delta":
         return {"choices": [{"index": 0, "delta": {"content": event.get("delta") or ""}}]}
     if event.get("type") == "error":
@@ -160,5 +163,5 @@ def piece(event: Mapping[str, Any]) -> Body | None:
 
 
 def wanted(fault: Fault) -> bool:
-    """Whether a refusal of a chat completion says that the model is to be asked by this API."""
+    """Return whether a refusal of a chat completion means that the model needs this API."""
     return fault.status in (400, 404) and "v1/responses" in fault.message

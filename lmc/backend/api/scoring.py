@@ -1,9 +1,9 @@
-"""Scoring choices: which log-probabilities a select needs, the cheapest exact way to ask a server for them, and what they decide.
+"""Scoring choices: the log-probabilities that a select needs, the cheapest exact way to request them, and the decision.
 
-A choice's own tokens are those behind the longest common beginning of `enc(prompt)` and `enc(prompt + choice)`. Each needs the
-log-probability of one token behind one context:
+A choice's own tokens are those after the longest common prefix of `enc(prompt)` and `enc(prompt + choice)`. Each needs
+the log-probability of one token after one context:
 
-    prompt  … The capital is │            contexts            tokens wanted behind them
+    prompt  … The capital is │            contexts            tokens wanted after them
     choices                  │ Par is     prompt              Par, Rome
                              │ Par ma     prompt Par          is, ma
                              │ Rome
@@ -27,14 +27,15 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens whose log-probabilities are wanted: `own`, behind the first `base` tokens of the prompt."""
+    """Tokens to score: `own`, after the first `base` tokens of the prompt."""
 
     base: int
     own: Ids
 
     @property
     def contexts(self) -> list[tuple[Row, int]]:
-        """What stands before each token, as a row without the token, and the token. Nothing stands before the first of a prompt."""
+        """Return the context of each token, as a row without the token, and the token. The first of a prompt has no
+        context."""
         return [(Row(self.base, self.own[:at]), token) for at, token in enumerate(self.own) if self.base + at > 0]
 
 
@@ -42,9 +43,9 @@ class Row:
 class Scoring:
     """The choices of a select as ids.
 
-    prompt  ids that all choices stand behind, as they are encoded without one
+    prompt  ids before all choices, encoded without them
     rows    the own tokens of each choice, at least one
-    alone   the same without the prompt, where the method compares with it; else ()
+    alone   the same without the prompt, if the method compares with it; else ()
     """
 
     prompt: Ids
@@ -63,11 +64,11 @@ class Scoring:
         return [*self.prompt[: row.base], *row.own]
 
     def wanted(self) -> list[Row]:
-        """Rows that have a token with something before it, each once."""
+        """Return rows that have a token with a context, each once."""
         return [row for row in dict.fromkeys((*self.rows, *self.alone)) if row.base + len(row.own) > 1]
 
     def next_tokens(self) -> dict[Row, set[int]]:
-        """The same as contexts, and the tokens that are wanted right behind each."""
+        """Return the same as contexts, with the wanted next tokens of each."""
         found: dict[Row, set[int]] = {}
         for row in self.wanted():
             for context, token in row.contexts:
@@ -75,7 +76,8 @@ class Scoring:
         return found
 
     def output(self, ask: Select, known: Mapping[Row, Mapping[int, float]], texts: Mapping[int, str], tally: Tally) -> Output:
-        """The choice. `known`: log-probabilities by context and token; `texts` of tokens, where the server lists them."""
+        """Return the choice. `known`: log-probabilities by context and token; `texts` of tokens, if the server lists
+        them."""
         values = {row: self._values(row, known) for row in (*self.rows, *self.alone)}
         own = [tuple([(lp, token, texts.get(token, "")) for lp, token in zip(values[row], row.own, strict=True)]) for row in self.rows]
         return chosen(ask, own, [values[row] for row in self.alone] or None, tally)
@@ -86,7 +88,8 @@ class Scoring:
 
 
 def chosen(ask: Select, own: Sequence[Listed], alone: Sequence[Sequence[float]] | None, tally: Tally) -> Output:
-    """The answer to a select. `own`: the tokens of each choice that count; `alone`: their log-probabilities without the prompt."""
+    """Return the answer to a select. `own`: the counted tokens of each choice; `alone`: their log-probabilities without
+    the prompt."""
     values = [[lp or 0.0 for lp, _, _ in row] or [0.0] for row in own]
     decision = decide(ask.method, values, alone)
     meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **cost_of(tally)}
@@ -94,12 +97,12 @@ def chosen(ask: Select, own: Sequence[Listed], alone: Sequence[Sequence[float]] 
 
 
 def aligned(own: Sequence[Listed], alone: Sequence[Listed]) -> list[list[float]]:
-    """Log-probabilities of texts alone, as many as each choice's own tokens: for servers that are asked in text."""
+    """Return log-probabilities of texts alone, as many as each choice's own tokens: for servers that take text."""
     return [([lp or 0.0 for lp, _, _ in row] + [0.0] * len(mine))[: max(len(mine), 1)] for row, mine in zip(alone, own, strict=True)]
 
 
 def _own(prompt: Ids, whole: Ids) -> int:
-    """Where the tokens of `whole` begin that are not the prompt's; always leaves one."""
+    """Return where the tokens of `whole` beyond the prompt's begin; always leaves one."""
     at, end = 0, min(len(prompt), len(whole) - 1)
     if prompt[:end] == whole[:end]:
         return end

@@ -45,13 +45,14 @@ class SGLang(Remote):
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
     verify         accepted for SGLang's programs; True only
-    router         whether a router stands in front, so that only requests that begin alike travel together; None: the URL is asked
+    router         whether a router is in front, so that only requests with the same beginning share a list; None: query
+                   the URL
 
-    image_token    what the server's processor replaces by a picture in a prompt as text, such as "<|vision_start|><|image_pad|><|vision_end|>"
+    image_token    placeholder of a picture in a text prompt, such as "<|vision_start|><|image_pad|><|vision_end|>"
                    (Qwen-VL) or "<image>" (LLaVA)
 
-    What has to do with tools is asked as messages, by OpenAI's API, which the server writes by its template; so are pictures, unless
-    `image_token` says how they stand in a prompt. All else goes to `/generate`.
+    Requests with tools go to OpenAI's API as messages, which the server renders by its template; so do pictures, unless
+    `image_token` gives their form in a prompt. All others go to `/generate`.
     """
 
     root = "/v1"
@@ -84,7 +85,7 @@ class SGLang(Remote):
         info = one_model(urls, self._asked_of, _model)
         model = _model(info)
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
-        self._sees = info.get("has_image_understanding") is not False  # older servers do not say
+        self._sees = info.get("has_image_understanding") is not False  # older servers do not report it
         patience = patience or Patience(retries=retries, timeout=timeout)
         fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
         super().__init__(
@@ -112,11 +113,11 @@ class SGLang(Remote):
         return place.has_results or (place.has_images and self._image_token is None)
 
     def _write(self, place: Place) -> str | list[int]:
-        """A prompt; one with pictures as text, in which the server's processor finds their places."""
+        """Write a prompt; one with pictures as text, in which the server's processor finds their places."""
         return spelled(place, self.name, self._image_token or "") if place.has_images else self._prompts.write(place, self.name)
 
     def check(self, ask: Gen | Select) -> None:
-        """Everything can be asked; a Lark grammar must be one that can be written as EBNF."""
+        """Check a request: all are supported; a Lark grammar must be expressible as EBNF."""
         if isinstance(ask, Gen) and ask.tools:
             super().check(ask)
         elif isinstance(ask, Gen) and ask.constraint is not None:
@@ -126,7 +127,7 @@ class SGLang(Remote):
         return True
 
     async def prepare(self) -> None:
-        """Routers in front of servers may refuse ids."""
+        """Check whether ids are accepted: routers in front of servers may refuse them."""
         tokens = self._prompts.tokens
         if tokens is None:
             return
@@ -135,7 +136,7 @@ class SGLang(Remote):
             await self.client.call(lambda: request, _usage, _items, Tally())
         except Fault as fault:
             if fault.status not in (400, 404, 405, 422):
-                return  # not about the ids: the first real request will say
+                return  # not about the ids: the first real request will tell
             self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
         except LmcError as error:
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
@@ -163,7 +164,7 @@ class SGLang(Remote):
             try:
                 return await self._generated(place, ask, beyond, feed, tally)
             except Fault as fault:
-                if ids and fault.status in (400, 422) and "field `text`" in fault.message:  # one server of several, of which others took them
+                if ids and fault.status in (400, 422) and "field `text`" in fault.message:  # one server of several; others accepted them
                     self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
                     continue
                 if fault.status not in (400, 422) or "sampling_seed" in known or "sampling_seed" not in fault.message:
@@ -204,7 +205,7 @@ class SGLang(Remote):
 
     @staticmethod
     def _sampled_alike(ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
-        """The parameters without the seed."""
+        """Return the parameters without the seed."""
         params = ask.params
         body = dict(_written(params))
         body["max_new_tokens"] += 0 if beyond is None else beyond.tokens
@@ -266,7 +267,7 @@ class SGLang(Remote):
         meta: Body = item["meta_info"]
         finish: Any = meta.get("finish_reason")
         if not isinstance(finish, dict):
-            raise Malformed("the answer does not say how it ended")
+            raise Malformed("the answer has no finish reason")
         if finish.get("type") == "abort":
             raise Fault(str(finish.get("message", "the server aborted the request")), status=int(finish.get("status_code") or 500))
         text: str = item["text"]
@@ -278,11 +279,12 @@ class SGLang(Remote):
     # -- select
 
     async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """By log-probabilities behind the cached prompt.
+        """Choose by log-probabilities after the cached prompt.
 
         One-token choices   one request about the prompt, which lists them all
-        longer ones         one list of prompts with choices, each scored from the token before its own on: asked from the beginning, a
-                            server would compute it all again (it reads from its cache what need not be scored)
+        longer ones         one list of prompts with choices, each scored from the token before its own on: scored from
+                            the
+                        beginning, a server would recompute it all (it reads only unscored tokens from its cache)
         """
         if self.by_messages(place, ask):
             return await self.choose_by_answer(place, ask, tally)
@@ -300,7 +302,8 @@ class SGLang(Remote):
         return scoring.output(ask, known, texts, tally)
 
     async def _next(self, prompt: list[int], wanted: list[int], headers: Mapping[str, str], texts: dict[int, str], tally: Tally) -> dict[int, float] | None:
-        """Log-probabilities of tokens right behind a prompt; None from a server that does not list those of chosen ones."""
+        """Return log-probabilities of tokens right after a prompt; None from a server that does not list those of
+        chosen ones."""
         body = {**_prompt(prompt), **_SCORED, "token_ids_logprob": wanted}
         request = self.request(body, prompt, headers)
 
@@ -317,10 +320,10 @@ class SGLang(Remote):
         return await self.client.call(lambda: request, _usage, read, tally)
 
     async def _score(self, scoring: Scoring, headers: Mapping[str, str], known: dict[Row, dict[int, float]], texts: dict[int, str], tally: Tally) -> None:
-        """Log-probabilities of all tokens of the choices, in one list."""
+        """Return log-probabilities of all tokens of the choices, in one list."""
         rows = scoring.wanted()
         prompt = list(scoring.prompt)
-        if len(rows) > 1:  # or each of them computes what the server has not read
+        if len(rows) > 1:  # or each of them computes the unread prefix
             await self.read(prompt, headers, _WORTH_OF_ROWS // (len(rows) - 1))
         starts = [max(row.base - 1, 0) for row in rows]
         body: Body = {"input_ids": [scoring.ids(row) for row in rows], **_SCORED, "logprob_start_len": starts}
@@ -344,7 +347,7 @@ class SGLang(Remote):
         await self.client.call(lambda: request, _usage_of_all, read, tally)
 
     async def _chosen_by_text(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """The same for a server whose tokenizer is not known here: where the prompt's tokens end, it says itself."""
+        """Choose on a server whose tokenizer is unknown here: the server reports where the prompt's tokens end."""
         prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), _pictures(place)
         request = self.reading(prompt, headers)
         request = replace(request, body={**request.body, **seen})
@@ -366,7 +369,8 @@ class SGLang(Remote):
         return chosen(ask, own, aligned(own, await self._rows(ask.choices, 0, headers, tally)), tally)
 
     async def _rows(self, prompts: Sequence[str], start: int, headers: Mapping[str, str], tally: Tally, seen: Body | None = None) -> list[Listed]:
-        """The tokens of prompts from `start` on, with their log-probabilities; the first has none. `seen`: pictures that each of them has."""
+        """Return the tokens of prompts from `start` on, with their log-probabilities; the first has none. `seen`:
+        pictures of each."""
         body: Body = {"text": list(prompts), **_SCORED, "logprob_start_len": start, **{name: [urls] * len(prompts) for name, urls in (seen or {}).items()}}
         request = self.request(body, prompts[0], headers)
 
@@ -380,12 +384,12 @@ class SGLang(Remote):
 
 
 _SCORED: Body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True, "return_text_in_logprobs": True}
-_WORTH_OF_ROWS = 128  # tokens that several prompts would compute more than one, from which on it is computed first
+_WORTH_OF_ROWS = 128  # extra tokens of several prompts from which on a common prefix is prefilled
 
 
 class Growing:
-    """Events of one answer. Each has all of it so far, or, of a server that streams incrementally, what is new: then its ids are
-    fewer than the tokens that it counts."""
+    """Events of one answer. Each has the whole text so far, or, from a server that streams incrementally, the new part:
+    then it has fewer ids than its token count."""
 
     def __init__(self) -> None:
         self._text, self._ids = "", list[int]()
@@ -393,7 +397,7 @@ class Growing:
     def add(self, body: Body) -> Body | None:
         meta: Any = body.get("meta_info")
         if not isinstance(meta, dict):
-            return body  # whoever reads it says what is wrong
+            return body  # the reader reports the error
         text, ids = body.get("text") or "", body.get("output_ids") or []
         counted = meta.get("completion_tokens")
         if self._ids and type(counted) is int and len(ids) < counted <= len(self._ids) + len(ids):
@@ -403,7 +407,7 @@ class Growing:
 
 
 _READING = b'{"max_new_tokens":0,"temperature":0}'
-_WRITTEN = 1024  # parameters that are kept as JSON
+_WRITTEN = 1024  # parameters cached as JSON
 
 
 def _model(info: Mapping[str, Any]) -> str:
@@ -415,14 +419,14 @@ def _prompt(prompt: str | list[int]) -> Body:
 
 
 def _pictures(place: Place) -> Body:
-    """The pictures of a prompt, in order; nothing where there are none."""
+    """Return the pictures of a prompt, in order; nothing without any."""
     urls = [data_url(piece) for piece in place.pieces() if isinstance(piece, Image)]
     return {"image_data": urls} if urls else {}
 
 
 @lru_cache(maxsize=256)
 def _written(params: SamplingParams) -> Mapping[str, Any]:
-    """Parameters that are not SGLang's defaults, by its names."""
+    """Return parameters that are not SGLang's defaults, by its names."""
     default = SamplingParams()
     body: Body = {"temperature": params.temperature}
     for name in _PARAMS:
@@ -439,7 +443,7 @@ def _constrained(constraint: Constraint) -> Body:
 
 
 def _items(body: Body) -> list[Body]:
-    """One answer or several. Raises Malformed for what is none."""
+    """Return one answer or several. Raises Malformed for anything else."""
     items: Any = body.get("items", [body])
     for item in items:
         if not isinstance(item, dict) or not isinstance(item.get("text"), str) or not isinstance(item.get("meta_info"), dict):
@@ -453,7 +457,7 @@ def _metas(body: Body) -> list[Mapping[str, Any]]:
 
 
 def _prompt_tokens(body: Body) -> int:
-    """How many tokens a prompt has; 0 of a server that does not say."""
+    """Return how many tokens a prompt has; 0 if the server does not report it."""
     try:
         return max((count_of(meta.get("prompt_tokens")) for meta in _metas(body)), default=0)
     except ValueError as error:
@@ -461,13 +465,13 @@ def _prompt_tokens(body: Body) -> int:
 
 
 def _usage(body: Body) -> Usage | None:
-    """Of one prompt, whose n answers each report it."""
+    """Return the usage of one prompt, whose n answers each report it."""
     metas = _metas(body)
     return replace(_usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens"))) if metas else None
 
 
 def _usage_of_all(body: Body) -> Usage | None:
-    """Of several prompts."""
+    """Return the usage of several prompts."""
     metas = _metas(body)
     if not metas:
         return None
@@ -476,7 +480,7 @@ def _usage_of_all(body: Body) -> Usage | None:
 
 
 def _listed(rows: Any) -> Listed | None:
-    """Tokens as SGLang lists them: [log-probability, id, text]."""
+    """Return tokens as SGLang lists them: [log-probability, id, text]."""
     return tuple((row[0], row[1], row[2] or "") for row in rows) if isinstance(rows, list) else None
 
 

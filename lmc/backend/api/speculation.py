@@ -1,14 +1,15 @@
-"""Speculation: one request covers several answers of a program, which are taken from its text only where that is certain.
+"""Speculation: one request covers several answers of a program, which are taken from its text only if that is certain.
 
-A request asked to go on beyond its answer brings a text. What the program appends next, and the answer it wants after that, are
-looked for in it:
+A request that continues beyond its answer returns a text. The program's next append, and the answer after that, are
+searched in it:
 
     … Name: │ Ada Lovelace │\\nBorn: │ 1815 │\\nField: …
             └ this answer  └ the program's own text, word for word
                                      └ the next answer: up to one of its stops
 
-An answer that cannot be proved to be what its own request would have brought is asked for alone (API speculative execution,
-arXiv 2312.07104 §5; unlike there, limits and ends are checked, and a value is never empty because the model did not follow).
+An answer that cannot be proved equal to that of its own request is requested separately (API speculative execution,
+arXiv 2312.07104 §5; unlike there, limits and ends are checked, and a value is never empty because the model did not
+follow).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lmc.prompt import Gen, Image, Part, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An answer found in what came already, how it ended, and what is left behind it."""
+    """An answer found in received text, its end, and the text after it."""
 
     text: str
     finish: Mapping[str, Any]
@@ -32,7 +33,8 @@ class Found:
 
 
 def speculative(ask: Gen) -> bool:
-    """Whether an answer may be one of several of a request: one text, ended by stop strings and its limit alone."""
+    """Return whether an answer may be one of several of a request: one text, ended only by stop strings and its
+    limit."""
     params = ask.params
     return (
         ask.constraint is None
@@ -43,7 +45,7 @@ def speculative(ask: Gen) -> bool:
 
 
 def follow(rest: Rest, parts: Sequence[Part | Image], ask: Gen, stops: Sequence[str]) -> Found | None:
-    """The answer to `ask`, which the program wants after the literal `parts`; None if `rest` does not prove what it is.
+    """Return the answer to `ask`, which the program wants after the literal `parts`; None if `rest` does not prove it.
 
     stops  that end it: its own and the template's
     """
@@ -55,7 +57,7 @@ def follow(rest: Rest, parts: Sequence[Part | Image], ask: Gen, stops: Sequence[
     start = rest.at + len(text)
     end, matched = first_stop(rest.whole, stops, start)
     if matched is None and (rest.ended != "stop" or not set(rest.stops) <= set(stops)):
-        return None  # where it would end by itself has not come
+        return None  # its natural end has not arrived
     if not _within(rest, start, end, ask.params.max_new_tokens):
         return None
     left = replace(rest, at=end, gens=max(0, rest.gens - 1))
@@ -63,7 +65,7 @@ def follow(rest: Rest, parts: Sequence[Part | Image], ask: Gen, stops: Sequence[
 
 
 def first_stop(text: str, stops: Sequence[str], start: int = 0) -> tuple[int, str | None]:
-    """Where the first of the stops begins and which it is; the end of the text and None if there is none."""
+    """Return where the first of the stops begins and which it is; the end of the text and None if there is none."""
     cut, matched = len(text), None
     for stop in stops:
         at = text.find(stop, start)
@@ -73,7 +75,7 @@ def first_stop(text: str, stops: Sequence[str], start: int = 0) -> tuple[int, st
 
 
 def cut(text: str, stops: Sequence[str], patterns: Sequence[str] = ()) -> tuple[str, str | None]:
-    """The text up to the first stop string or match of a stop pattern, and what matched (None: nothing)."""
+    """Return the text up to the first stop string or match of a stop pattern, and the match (None: nothing)."""
     end, matched = first_stop(text, stops)
     for pattern in patterns:
         found = re.search(pattern, text[:end])
@@ -83,25 +85,25 @@ def cut(text: str, stops: Sequence[str], patterns: Sequence[str] = ()) -> tuple[
 
 
 def _sampled_as(params: SamplingParams) -> SamplingParams:
-    """What both answers must have in common: all but where they end."""
+    """Return the parameters that both answers must share: all but their ends."""
     return replace(params, max_new_tokens=0, stop=())
 
 
 def _text(parts: Sequence[Part | Image]) -> str | None:
-    """Literal parts as text; None if there is something else among them, such as the end of a message."""
+    """Return literal parts as text; None if there is something else among them, such as the end of a message."""
     texts = [part for part in parts if isinstance(part, str)]
     return "".join(texts) if len(texts) == len(parts) else None
 
 
 def _within(rest: Rest, start: int, end: int, limit: int) -> bool:
-    """Whether `whole[start:end]` is certainly no more than `limit` tokens. A token has at least one byte."""
+    """Return whether `whole[start:end]` is certainly no more than `limit` tokens. A token has at least one byte."""
     if len(rest.whole[start:end].encode("utf-8", "surrogatepass")) <= limit:
         return True
     return rest.tokens is not None and _overlapping(rest.tokens, start, end) <= limit
 
 
 def _overlapping(tokens: Sequence[str], start: int, end: int) -> int:
-    """How many tokens have a character in [start, end)."""
+    """Return how many tokens have a character in [start, end)."""
     found = at = 0
     for token in tokens:
         found += at < end and at + len(token) > start

@@ -1,4 +1,4 @@
-"""Streams: answers put together from pieces, and shown while they grow."""
+"""Streams: answers assembled from pieces, and shown while they grow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmc.backend.api.client import Body, Fault, Malformed
 
 
 class Watch:
-    """Who reads an answer while it grows: each attempt may only go on where the last one broke off.
+    """A reader of a growing answer: each attempt may only continue where the last one broke off.
 
     part  what is shown of a text that may grow
     """
@@ -19,7 +19,7 @@ class Watch:
         self._feed, self._part, self._shown = feed, part, ""
 
     def grown(self, text: str) -> None:
-        """The attempt's text so far."""
+        """Report the attempt's text so far."""
         text = self._part(text)
         if len(text) > len(self._shown):
             if not text.startswith(self._shown):
@@ -29,24 +29,24 @@ class Watch:
 
 
 class Unwatched(Watch):
-    """Nobody reads it: an attempt may go on with another answer."""
+    """No reader: an attempt may continue with another answer."""
 
     def __init__(self) -> None:
         super().__init__(lambda delta: None)
 
     def grown(self, text: str) -> None:
-        """Nothing is shown."""
+        """Show nothing."""
 
 
 UNWATCHED = Unwatched()
 
 
 class Pieces:
-    """Puts the chunks of a stream together to the body that the same request would have brought at once."""
+    """Assembles the chunks of a stream into the body that the same request would have returned without streaming."""
 
     def __init__(self, chat: bool, watch: Watch, read: Any, begun: Callable[[], None] = lambda: None) -> None:
         self._chat, self._watch, self._read, self._begun = chat, watch, read, begun
-        self._text: str | None = None  # until a piece of it comes
+        self._text: str | None = None  # until a piece of it arrives
         self._choice = Body()
         self._body: Body = {}
         self._scored: dict[str, list[Any]] = {}  # log-probabilities: in either API's form, lists by their names
@@ -54,7 +54,7 @@ class Pieces:
         self._calls: dict[int, Body] = {}
         self._function: Any = None  # a call in the API's first form, which lmc never asks for
         self._blocks: list[Body] = []
-        self._said = dict[str, str]()  # beside the answer: a refusal, the reasoning
+        self._said = dict[str, str]()  # besides the answer: a refusal, the reasoning
 
     def add(self, body: Body) -> None:
         if body.get("choices"):
@@ -84,7 +84,7 @@ class Pieces:
                 self._grow(text)
             elif text is not None:
                 raise Malformed(f"a piece of the answer is {text!r:.40}")
-            if isinstance(whole := choice.get("whole"), str):  # what the answer is, whatever its pieces said
+            if isinstance(whole := choice.get("whole"), str):  # the final answer, overriding its pieces
                 if not whole.startswith(self._text or ""):
                     raise Malformed("the pieces of the answer are not the whole of it")
                 self._grow(whole[len(self._text or "") :])
@@ -95,7 +95,7 @@ class Pieces:
             self._watch.grown(self._text)
 
     def _called(self, piece: Any) -> None:
-        """A piece of a call of a tool: the first has its name, all have a part of its arguments."""
+        """Add a piece of a tool call: the first has its name, all have a part of its arguments."""
         call = self._calls.setdefault(piece["index"], {"id": "", "function": {"name": "", "arguments": ""}})
         said = piece.get("function") or {}
         call["id"] = piece.get("id") or call["id"]
@@ -103,7 +103,7 @@ class Pieces:
         call["function"]["arguments"] += said.get("arguments") or ""
 
     def _thought(self, piece: Body) -> None:
-        """A block of the reasoning, or more of the last one, which its signature ends."""
+        """Add a block of the reasoning, or more of the last one, which its signature ends."""
         last = self._blocks[-1] if self._blocks else {}
         if piece.get("type") == "thinking" == last.get("type") and not last.get("signature"):
             last["thinking"] = (last.get("thinking") or "") + (piece.get("thinking") or "")

@@ -1,11 +1,12 @@
-"""What was submitted to batch APIs, on disk beside a journal, so that a process that goes on after a kill finds it and pays for nothing twice.
+"""Record of submissions to batch APIs, on disk beside a journal, so that a process that resumes after a kill finds them
+and pays for nothing twice.
 
-    {"wave", "name", "ids", "since"}      about to be submitted         on the disk before anything is sent
-    {"wave", "batch"}                     the server has it, by this id  on the disk before anybody waits for it
+    {"wave", "name", "ids", "since"}      about to be submitted         on disk before anything is sent
+    {"wave", "batch"}                     the server has it, by this id  on disk before anything waits for it
     {"wave", "gone"}                      it was never there
     {"wave", "over", "failed"}            its answers have been taken: of them so many failed
 
-The ids of requests are digests; nothing of what was asked or answered is in the file.
+The ids of requests are digests; the file contains no prompts or answers.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from lmc.errors import JournalError
 class Wave:
     """Requests that were submitted together.
 
-    name   of the backend;  since: when, in seconds since 1970
-    batch  the server's id; None where only the intent is known
+    name   of the backend;  since: submission time, in seconds since 1970
+    batch  the server's id; None if only the intent is known
     over   requests that failed, once the answers were taken; None before
     old    an earlier process submitted it
     """
@@ -40,7 +41,8 @@ class Wave:
 
 
 class Submitted:
-    """The waves of a program's runs. No path: in this process alone. Raises JournalError for a file that cannot be read or written."""
+    """The waves of a program's runs. No path: only in this process. Raises JournalError for a file that cannot be read
+    or written."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -50,11 +52,11 @@ class Submitted:
             self._read(path)
 
     def of(self, id: str) -> Wave | None:
-        """The wave in which a request was submitted."""
+        """Return the wave in which a request was submitted."""
         return self._wave_of.get(id)
 
     def intend(self, name: str, ids: Sequence[str], now: float) -> Wave:
-        """A wave that is about to be submitted."""
+        """Record a wave that is about to be submitted."""
         wave = Wave(os.urandom(8).hex(), name, tuple(ids), now)
         self._write({"wave": wave.key, "name": name, "ids": list(ids), "since": now})
         self._add(wave)
@@ -65,12 +67,12 @@ class Submitted:
         wave.batch = batch
 
     def gone(self, wave: Wave) -> None:
-        """It was never there, or nothing of it was done."""
+        """Record that it was never there, or nothing of it was done."""
         self._write({"wave": wave.key, "gone": True})
         self._remove(wave)
 
     def over(self, wave: Wave, failed: int) -> None:
-        """Its answers have been taken."""
+        """Record that its answers have been taken."""
         if wave.over is None:
             self._write({"wave": wave.key, "over": True, "failed": failed})
             wave.over = failed
@@ -88,13 +90,13 @@ class Submitted:
     def _read(self, path: Path) -> None:
         try:
             data = path.read_bytes()
-            whole = data.rfind(b"\n") + 1  # what was cut off while it was written was not done
+            whole = data.rfind(b"\n") + 1  # a partly written line was not acted on
             for line in data[:whole].splitlines():
                 self._take(json.loads(line))
         except OSError as error:
             raise JournalError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise JournalError(f"{path} is damaged ({error!r}): what it names may be paid for again; move it away to go on without it") from None
+            raise JournalError(f"{path} is damaged ({error!r}): the batches it names may be paid for again; move it away to continue without it") from None
 
     def _take(self, record: Mapping[str, Any]) -> None:
         if "ids" in record:
@@ -117,7 +119,7 @@ class Submitted:
                 file.write(json.dumps(record).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            if new and hasattr(os, "O_DIRECTORY"):  # its name, too
+            if new and hasattr(os, "O_DIRECTORY"):  # sync its name, too
                 folder = os.open(self.path.parent, os.O_RDONLY)
                 try:
                     os.fsync(folder)
@@ -128,7 +130,7 @@ class Submitted:
 
 
 def _drop_end(file: Any) -> None:
-    """Drops a line that was not written whole."""
+    """Drop an incomplete line at the end."""
     end = file.seek(0, os.SEEK_END)
     if not end:
         return

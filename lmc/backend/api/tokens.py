@@ -1,4 +1,5 @@
-"""Tokens: prompts as ids, for servers that take them, so that what was generated is never encoded again and data is never a role."""
+"""Tokens: prompts as ids, for servers that take them, so that generated text is never re-encoded and data is never a
+role."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tokens:
-    """A server's vocabulary: places to ids, as the engine would encode them."""
+    """A server's vocabulary: places to ids, as encoded by the engine."""
 
     def __init__(self, words: Vocabulary) -> None:
         from lmc.backend.engine.encoding import Encoder
@@ -29,7 +30,8 @@ class Tokens:
         self._encoder = Encoder(words)
 
     def ids(self, place: Place) -> list[int]:
-        """The whole prompt. Text between answers is one run, whatever cut it; an answer whose ids are not known joins its run."""
+        """Return the whole prompt. Text between answers is one run, however it was cut; an answer with unknown ids
+        joins its run."""
         closed: list[int] = []
         run: list[Part] = []
         for node in place.path():
@@ -43,7 +45,7 @@ class Tokens:
         return found or [self._first()]
 
     def _first(self) -> int:
-        """What stands for an empty prompt: a model needs a token to go on from."""
+        """Return the token of an empty prompt: a model needs one to start from."""
         words = self.words
         return words.bos_token_id if words.bos_token_id is not None else words.eos_token_ids[0]
 
@@ -51,7 +53,7 @@ class Tokens:
         return self._encoder.encode(run, at_start=not before).tolist()
 
     def of(self, ids: Sequence[int], text: str) -> tuple[int, ...] | None:
-        """The beginning of generated ids that says exactly `text`: without a stop, or the end of the answer."""
+        """Return the prefix of generated ids that spells exactly `text`: without a stop, or the end of the answer."""
         for end in range(len(ids), -1, -1):
             shown = self.words.decode(ids[:end], with_specials=True, at_start=False)
             if shown == text:
@@ -61,11 +63,11 @@ class Tokens:
         return None
 
 
-# -- from what a server says of itself -----------------------------------------------------------------------------------
+# -- from a server's info -----------------------------------------------------------------------------------
 
 
 def read(source: str) -> tuple[Vocabulary, ChatTemplate | None]:
-    """The tokenizer of a directory or a .gguf file, and its model's template if it has one.
+    """Read the tokenizer of a directory or a .gguf file, and its model's template if it has one.
 
     Raises ModelLoadError when there is none, and MissingPackageError without the packages that read it.
     """
@@ -108,10 +110,10 @@ _BY_NAME = (
 
 
 def known_as(model: str) -> ChatTemplate:
-    """The template of a model that is known by its name alone."""
+    """Return the template of a model that is known by its name only."""
     name = next((template for part, template in _BY_NAME if part in model.lower()), None)
     if name is None:
-        log("backend", f"nothing is known of the chat template of {model!r}; taking chatml. Say chat_template=… or tokenizer=…")
+        log("backend", f"nothing is known of the chat template of {model!r}; taking chatml. Pass chat_template=… or tokenizer=…")
     return CHATML if name is None else get_chat_template(name)
 
 
@@ -121,14 +123,16 @@ _warned: set[str] = set()
 
 
 def spelled(place: Place, target: str, picture: str = "") -> str:
-    """The whole prompt as text, special tokens by their spelling, a picture as `picture`: a server may take data that spells one for the token."""
+    """Return the whole prompt as text, special tokens by their spelling, a picture as `picture`: a server may take data
+    that spells one for the token."""
     pieces = [Special(picture) if isinstance(piece, Image) else piece for piece in place.pieces()]
     warn_of_spellings(pieces, target)
     return plain(pieces)
 
 
 def warn_of_spellings(pieces: Sequence[Part | Image], target: str) -> None:
-    """Once for each special token of the template that text spells: a server that is given text may take it for the token."""
+    """Warn once for each special token of the template that text spells: a server that takes text may read it as the
+    token."""
     for special in {piece.spelling for piece in pieces if isinstance(piece, Special)}:
         if special not in _warned and any(special in piece for piece in pieces if isinstance(piece, str)):
             _warned.add(special)

@@ -1,4 +1,4 @@
-"""Verifying: whether an answer is within a constraint that its server did not enforce."""
+"""Verification of answers against constraints that their server did not enforce."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ VERIFIABLE = frozenset({"regex", "json_schema"})
 
 
 def check(constraint: Constraint) -> None:
-    """Raises ConstraintError for what is invalid or cannot be verified."""
+    """Raise ConstraintError for a constraint that is invalid or cannot be verified."""
     if constraint.kind == "json_schema":
         _allows(constraint.source)
 
 
 def matching(constraint: Constraint, text: str) -> str | None:
-    """The answer itself, or without the white space around it, or as much of its beginning as is within the constraint.
+    """Return the answer itself, or without surrounding white space, or the longest prefix that satisfies the
+    constraint.
 
-    None if nothing is. Where a word goes on, the answer does not end.
+    None if there is none. An answer does not end within a word.
     """
     if constraint.kind == "json_schema":
         return _json(constraint.source, text)
@@ -36,7 +37,7 @@ def matching(constraint: Constraint, text: str) -> str | None:
 
 
 def _json(schema: str, text: str) -> str | None:
-    """The first JSON value of a text, as it is written there, if the schema allows it."""
+    """Return the first JSON value of a text, as it is written there, if the schema allows it."""
     start = min((i for i in map(text.find, "{[") if i >= 0), default=0)
     rest = text[start:].lstrip()
     try:
@@ -48,7 +49,8 @@ def _json(schema: str, text: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def _allows(schema: str) -> Callable[[Any], bool]:
-    """Whether a schema allows a value: by the automaton that the engine runs it on, on JSON as lmc writes it, and by what is checked of whole answers."""
+    """Return a test of values against a schema: by the engine's automaton, on JSON as lmc writes it, and by the checks
+    of whole answers."""
     automaton, check = machine_of("json_schema", one_line(schema)), check_of("json_schema", schema)
     parsed = json.loads(schema)
     options = parsed.get("x-lmc", {}) if isinstance(parsed, dict) else {}
@@ -62,7 +64,8 @@ def _allows(schema: str) -> Callable[[Any], bool]:
 
 
 def _ordered(schema: Any, value: Any) -> Any:
-    """A value with the properties of its objects in the order of the schema, which is no matter of their meaning."""
+    """Return a value with the properties of its objects in the order of the schema, which does not change its
+    meaning."""
     if not isinstance(schema, Mapping):
         return value
     known = cast("Mapping[str, Any]", schema)

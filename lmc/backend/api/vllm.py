@@ -1,4 +1,5 @@
-"""vLLM servers: OpenAI's completions with token ids in and out, vLLM's constraints, and choices by log-probabilities behind cached prompts."""
+"""vLLM servers: OpenAI's completions with token ids in and out, vLLM's constraints, and choices by log-probabilities
+after cached prompts."""
 
 from __future__ import annotations
 
@@ -35,18 +36,20 @@ class VLLM(Remote):
     tokenizer      a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one on this machine.
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
-    router         whether a router stands in front, so that only requests that begin alike travel together; None: the URL is asked
+    router         whether a router is in front, so that only requests with the same beginning share a list; None: query
+                   the URL
 
-    What has to do with tools is asked as messages, which the server writes by the template it was started with; all else as tokens or text.
+    Requests with tools are sent as messages, which the server renders by the template it was started with; all others
+    as tokens or text.
     """
 
     _able: Capabilities | None = None
     _sparse = False  # it heeds `stream_interval`
-    lookahead = False  # it has a prefix cache: what comes next is cheap to ask
+    lookahead = False  # it has a prefix cache: continuations are cheap
     base = "/v1"
     path = "/completions"
     flush = "/reset_prefix_cache"
-    # requests of one pass find there what the others of it compute: worth a request is only what is longer than a pass
+    # requests of one pass share its computation there: only prompts longer than a pass are worth a prefill
     worth = 4096
 
     def __init__(
@@ -111,7 +114,8 @@ class VLLM(Remote):
         return self._able
 
     async def prepare(self) -> None:
-        """Find out whether ids are taken, which routers in front of servers may refuse, and whether a stream comes in as few pieces as wanted."""
+        """Find out whether ids are accepted, which routers in front of servers may refuse, and whether a stream arrives
+        in as few pieces as wanted."""
         tokens = self._prompts.tokens
         if tokens is None:
             return
@@ -125,7 +129,7 @@ class VLLM(Remote):
                 await self._probed(ids, {})
         except Fault as fault:
             if fault.status not in (400, 404, 405, 422):
-                return  # not about the ids: the first real request will say
+                return  # not about the ids: the first real request will tell
             self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
         except LmcError as error:
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
@@ -150,7 +154,7 @@ class VLLM(Remote):
         return self._member(place, ask, params, ask.params.max_new_tokens, stops, params, together=together)
 
     def _params(self, ask: Gen, stops: tuple[str, ...]) -> tuple[bytes, bool]:
-        """The body without its prompt, and whether others may go with it."""
+        """Return the body without its prompt, and whether others may go with it."""
         key = (ask.params, ask.constraint, stops, len(self._cannot), "return_token_ids" in self._extra, self._sparse)
         sampled = ask.params.temperature > 0  # with a seed of its own
         known = None if sampled else self._written.get(key)
@@ -198,12 +202,12 @@ class VLLM(Remote):
     # -- select
 
     async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
-        """By log-probabilities, in the cheapest way that is exact.
+        """Choose by log-probabilities, in the cheapest exact way.
 
-        Log-probabilities of a prompt make vLLM compute all of it again, over the whole vocabulary, with nothing from its cache. Those of
-        chosen tokens behind a prompt do not: a prompt for each context of the choices' tokens, all in one request, costs a token or a
-        block each. Where the choices are so long that this is more than their whole texts, and for servers that cannot list chosen
-        tokens, the prompts' log-probabilities are asked for.
+        Log-probabilities of a prompt make vLLM compute all of it again, over the whole vocabulary, with nothing from
+        its cache. Those of chosen tokens after a prompt do not: a prompt for each context of the choices' tokens, all
+        in one request, costs a token or a block each. Where the choices are so long that this is more than their whole
+        texts, and for servers that cannot list chosen tokens, the prompts' log-probabilities are requested.
         """
         tokens = self._prompts.tokens
         if self.by_messages(place, ask):
@@ -224,7 +228,8 @@ class VLLM(Remote):
         self, scoring: Scoring, contexts: Mapping[Row, set[int]], headers: Mapping[str, str], known: dict[Row, dict[int, float]],
         texts: dict[int, str], tally: Tally,
     ) -> None:  # fmt: skip
-        """Log-probabilities of the tokens that are wanted behind each context: one request for as many tokens as it may name."""
+        """Return log-probabilities of the wanted tokens after each context: one request for as many tokens as it may
+        name."""
         await self.read(list(scoring.prompt), headers, self.worth)
 
         async def ask(some: Mapping[Row, set[int]]) -> None:
@@ -259,7 +264,7 @@ class VLLM(Remote):
     async def _score(
         self, scoring: Scoring, rows: Sequence[Row], headers: Mapping[str, str], known: dict[Row, dict[int, float]], texts: dict[int, str], tally: Tally
     ) -> None:
-        """Log-probabilities of whole prompts, which no cache helps with."""
+        """Return log-probabilities of whole prompts, which no cache speeds up."""
         prompts = [scoring.ids(row) for row in rows]
         body = {"model": self.model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
         request = replace(self.request(body, prompts[0], headers), size=sum(map(len, prompts)))
@@ -280,11 +285,11 @@ class VLLM(Remote):
 
 
 _CACHE_BLOCK = 16  # tokens, which vLLM caches together: on average half of one is computed again for each prompt
-_NAMED = 128  # tokens whose log-probabilities one request may ask for
+_NAMED = 128  # most tokens whose log-probabilities one request may name
 
 
 def _named_at_once(contexts: Mapping[Row, set[int]]) -> Iterator[Mapping[Row, set[int]]]:
-    """The contexts, divided so that none of the parts wants more tokens than a request may name."""
+    """Split the contexts so that no part wants more tokens than a request may name."""
     part: dict[Row, set[int]] = {}
     union: set[int] = set()
     for context, tokens in contexts.items():
@@ -300,7 +305,7 @@ def _named_at_once(contexts: Mapping[Row, set[int]]) -> Iterator[Mapping[Row, se
 
 
 def _named(choice: Body) -> dict[int, float]:
-    """Log-probabilities of a completion's first token, by ids."""
+    """Return log-probabilities of a completion's first token, by ids."""
     logprobs: Any = choice.get("logprobs")
     top: Any = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(top, list) or not top or not isinstance(top[0], dict):
@@ -309,7 +314,7 @@ def _named(choice: Body) -> dict[int, float]:
 
 
 class Growing:
-    """Pieces of one answer, each with what it has cost so far."""
+    """Pieces of one answer, each with its usage so far."""
 
     def __init__(self) -> None:
         self._pieces: Pieces | None = None
@@ -325,7 +330,7 @@ class Growing:
 
 
 class Probe:
-    """Whether the pieces of an answer are fewer than its tokens."""
+    """Probe of whether the pieces of an answer are fewer than its tokens."""
 
     def __init__(self) -> None:
         self._pieces, self._events = Pieces(False, UNWATCHED, lambda body: body), 0
@@ -341,5 +346,5 @@ class Probe:
 
 _PROBED = 4  # tokens
 _SHORT = 32  # tokens: longer answers cost less by themselves if each token is an event of its own in a stream
-_WRITTEN = 1024  # parameters that are kept as JSON
+_WRITTEN = 1024  # parameters cached as JSON
 _NOT_JOINED = {"stream", "logprobs", "prompt_logprobs", "seed"}

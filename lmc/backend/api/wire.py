@@ -1,4 +1,4 @@
-"""Wires: what a request and its answer are as bytes. JSON, refusals, server-sent events; and httpx, where a proxy stands in between."""
+"""Wires: requests and answers as bytes. JSON, refusals, server-sent events; and httpx, if there is a proxy."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ def missing(what: str, package: str, extra: str, error: ImportError | None = Non
 
 
 def http_errors() -> tuple[type[BaseException], ...]:
-    """What the HTTP libraries that are loaded raise for connections that fail."""
+    """Return the errors that the loaded HTTP libraries raise for failed connections."""
     loaded = [module for name in ("httpx", "httpx2") if (module := sys.modules.get(name)) is not None]
     return tuple(error for module in loaded for error in (module.HTTPError, module.InvalidURL, module.StreamError))
 
 
 def broken(error: BaseException) -> Fault:
-    """The fault that a connection which fails means."""
+    """Return the fault of a failed connection."""
     return Fault(f"{type(error).__name__}: {error}")
 
 
 def unanswered(error: Any) -> Fault:
-    """The fault that an SDK's error without an answer means, with the address that was asked and the cause that it carries."""
+    """Return the fault of an SDK's error without an answer, with the address and the cause that it carries."""
     cause, asked = error.__cause__, getattr(error, "request", None)
     where = "" if asked is None else f" {asked.url}:"
     return Fault(f"{where} {error.message}".strip() + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))
 
 
 def dumped(body: Any) -> bytes:
-    """JSON. With orjson, if it is installed: ten times faster; what it refuses (half surrogates, integers beyond 64 bits) the library writes."""
+    """Encode as JSON. With orjson, if it is installed: ten times faster; the library encodes what that refuses (half
+    surrogates, integers beyond 64 bits)."""
     if orjson is not None:
         try:
             return orjson.dumps(body)
@@ -66,13 +67,14 @@ def dumped(body: Any) -> bytes:
 
 
 def parsed(text: str | bytes, secrets: Iterable[str] = ()) -> dict[str, Any]:
-    """A JSON object; of a list, `{"items": list}`. Without the keys in `secrets`. Raises Fault for anything else: the answer is as good as none."""
+    """Parse a JSON object; a list becomes `{"items": list}`. Without the keys in `secrets`. Raises Fault for anything
+    else: the answer is unusable."""
     text = without_keys(text, secrets)
     try:
         body: Any = _loads(text)
     except ValueError:
         try:
-            body = json.loads(text)  # NaN and Infinity, which are no JSON, and which some servers write
+            body = json.loads(text)  # NaN and Infinity, which are not JSON, but written by some servers
         except ValueError:
             raise Fault(f"the answer is not JSON: {text[:80]!r}") from None
     if isinstance(body, list):
@@ -83,7 +85,7 @@ def parsed(text: str | bytes, secrets: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault:
-    """The fault that an HTTP error answer means; what it says is looked for where servers put it."""
+    """Return the fault of an HTTP error answer; its message is searched where servers put it."""
     message, param, code = "", None, None
     try:
         body = json.loads(text)
@@ -102,17 +104,18 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
 
 
 def refused_later(text: str | bytes) -> Fault:
-    """The fault that an event of a stream means, whose HTTP status said that all was well.
+    """Return the fault of an event of a stream whose HTTP status was a success.
 
-    vLLM says the status in the event. SGLang does not, and writes such events for mistakes in a request alone: of a fault of its own the
-    stream breaks off.
+    vLLM puts the status into the event. SGLang does not, and writes such events only for invalid requests: on a fault
+    of its own the stream breaks off.
     """
     code: Any = json.loads(text)["error"].get("code")
     return refused(code if type(code) is int and 400 <= code < 600 else 400, {}, text)
 
 
 async def events(lines: AsyncIterator[str], secrets: Sequence[str], last: Callable[[dict[str, Any]], bool] = lambda body: False) -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one. Raises Fault if it ends before."""
+    """Yield the JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one. Raises Fault if
+    it ends before."""
     async for line in lines:
         if not line.startswith("data:"):
             continue
@@ -133,7 +136,8 @@ def lowered(headers: Any) -> dict[str, str]:
 
 
 def http_library() -> Any:
-    """httpx, or httpx2, its successor with the same names: what is installed. Raises MissingPackageError if neither is."""
+    """Return httpx, or httpx2, its successor with the same names: whichever is installed. Raises MissingPackageError if
+    neither is."""
     for name in ("httpx", "httpx2"):
         try:
             return importlib.import_module(name)
@@ -143,7 +147,7 @@ def http_library() -> Any:
 
 
 def secrets_of(client: Any) -> Iterator[str]:
-    """Keys and passwords that an SDK's client sends."""
+    """Return keys and passwords that an SDK's client sends."""
     keys = [getattr(client, name, None) for name in ("api_key", "auth_token", "webhook_secret", "admin_api_key")]
     yield from (key for key in keys if isinstance(key, str))
     yield from secrets_of_url(str(client.base_url))
@@ -172,13 +176,13 @@ def with_userinfo_in_header(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def proxied(url: str) -> bool:
-    """Whether the environment says that a URL is reached through a proxy."""
+    """Return whether the environment sets a proxy for a URL."""
     at = urlsplit(url)
     return at.scheme in getproxies() and not proxy_bypass(at.netloc)
 
 
 class ProxiedWire:
-    """Requests by httpx, which knows proxies."""
+    """Sends requests by httpx, which supports proxies."""
 
     opened = 0
 

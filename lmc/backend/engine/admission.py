@@ -1,9 +1,9 @@
-"""Admission: which waiting requests join the pass being filled, and what they share with those that are in it.
+"""Admission: the waiting requests that join the pass being built, and the prefixes they share with those in it.
 
-Longest cached prefix first, with a bound on waiting (waiting.py), as far as there is room in the pass, in the batch, and of
-slots that can be promised (promises.py); a run's first request only if its run fits (runs.py). A request with the very same head as one in the pass becomes its *twin*, that
-samples from the same logits. (A head is the prompt and the tokens that a constraint forces behind it.) Asks of siblings
-enter together, if they can.
+Longest cached prefix first, with a bound on waiting (waiting.py), as far as there is room in the pass and the batch,
+and slots that can be reserved (promises.py); a run's first request only if its run fits (runs.py). A request with the
+same head as one in the pass becomes its *twin*, which samples from the same logits. (A head is the prompt and the
+tokens that a constraint forces after it.) Requests of siblings enter together, if they can.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.waiting import Waiting
 from lmc.backend.engine.work import Tally
 
-_ON_ITS_WAY = 2  # passes that the first of a group wait for the others to arrive
+_ON_ITS_WAY = 2  # passes that the first members of a group wait for the rest to arrive
 _TOGETHER = 16  # passes that a group waits for room for all of it
 
 
@@ -27,25 +27,26 @@ class _Verdict(Enum):
     ADMITTED = auto()
     LATER = auto()  # another computes what it needs, but not all of it in this pass
     NO_ROOM = auto()
-    HELD_BACK = auto()  # its run does not fit beside those that are open
+    HELD_BACK = auto()  # its run does not fit beside the open ones
 
 
 _FULL = (_Verdict.NO_ROOM, _Verdict.HELD_BACK)
 
 
 class Admission:
-    """max_batch: sequences that run together."""
+    """Admits requests. max_batch: sequences that run together."""
 
     def __init__(self, held: Holdings, waiting: Waiting, tally: Tally, max_batch: int) -> None:
         self._held, self._waiting, self._tally, self._max_batch = held, waiting, tally, max_batch
         self._runs = held.runs
 
     def admit(self, filling: Filling) -> None:
-        """As many as there is room for.
+        """Admit as many as there is room for.
 
-        Where nothing runs and something waits, a request is admitted, or a copy is being made between device and host, or a run that is away
-        is expected back within `Runs.patience` seconds. For what is needed now, its run's own leases and those of younger runs end,
-        then pins do; once nobody is expected back, all leases, and then all pins: so whatever fits the empty pool gets in.
+        If nothing runs and something waits, a request is admitted, or a copy is being made between device and host, or
+        an absent run is expected back within `Runs.patience` seconds. To make room for it, its run's own leases and
+        those of younger runs end, then pins do; once no run is expected back, all leases, and then all pins: so
+        everything that fits the empty pool gets in.
         """
         waiting, runs = self._waiting, self._runs
         runs.must_admit = False
@@ -65,8 +66,8 @@ class Admission:
                 self.unpin_oldest()
 
     def _rounds(self, filling: Filling) -> tuple[bool, bool]:
-        """Admits until nobody enters any more. Whether the last round admitted somebody, and whether somebody who did not
-        enter may in the next pass, without that anything ends before."""
+        """Admit until no request enters any more. Return whether the last round admitted one, and whether one that did
+        not enter may in the next pass, without anything ending before."""
         progress, deferred = True, False
         while progress and filling.room > 0 and self._waiting and filling.batch < self._max_batch:
             progress, later = self._round(filling)
@@ -92,7 +93,7 @@ class Admission:
             if verdict is _Verdict.ADMITTED:
                 progress = True
                 self._entered(req)
-                if req in self._held.running and req.arriving is None:  # and not a twin, nor a prefill that was cached as a whole
+                if req in self._held.running and req.arriving is None:  # and not a twin, nor a fully cached prefill
                     filling.advance(req, start.place)
                 continue
             if req.passing and verdict in _FULL:
@@ -101,20 +102,21 @@ class Admission:
             (held_back if verdict is _Verdict.HELD_BACK else left).append(req)
             deferred |= verdict is _Verdict.LATER
             if verdict in _FULL and (req.preempted or self._waiting.is_starved(req)):
-                blocked = True  # nobody passes it any more but who has memory already, and gives it up in the end
+                blocked = True  # from now on only requests that already hold memory, and will release it, may pass it
         for req in sorted(left, key=lambda r: (bool(r.preempted), -r.order)):
             self._waiting.put_back(req)
         self._waiting.hold_back(held_back)
         return progress, deferred
 
     def _give_up(self, req: Request) -> None:
-        """There is no room for what is only made in passing."""
+        """Handle a missing slot for a prefill that is only made in passing: give it up."""
         self._waiting.remove(req)
         req.done = True
         self._held.completed.append(req)
 
     def unpin_oldest(self) -> None:
-        """Pins are a wish, not a promise. One that gives no room, as what open runs go on from, goes after those that do."""
+        """Unpin the oldest pin: pins are a wish, not a guarantee. One that frees nothing, as open runs extend it, goes
+        after those that do."""
         pins = self._held.pins
         assert pins, "a request that fits the empty pool was not admitted"
         config.log("schedule", f"KV pool full: releasing the oldest of {len(pins)} pinned prefixes")
@@ -128,11 +130,11 @@ class Admission:
         if leader is not None:
             if req.is_twin_of(leader) and filling.begins(leader):
                 return self._join(req, leader)
-            leader.spare &= req.spare  # somebody needs it
+            leader.spare &= req.spare  # a request needs it
             leader.guess &= req.guess
             planned = filling.planned(leader)
             if start.at == planned < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:
-                return _Verdict.LATER  # it goes on with that in the next pass
+                return _Verdict.LATER  # it continues with that in the next pass
             if at == req.head_len:
                 return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
         held, upto = self._held, at
@@ -166,7 +168,7 @@ class Admission:
         return _Verdict.ADMITTED
 
     def _refusal(self, req: Request, need: int, at: int) -> _Verdict | None:
-        """Why it may not be promised so many slots; None if it may."""
+        """Return why it may not reserve so many slots; None if it may."""
         runs = self._runs
         if not runs.may_run(req, need, at):
             runs.refused(req, need, at)
@@ -178,7 +180,7 @@ class Admission:
         return _Verdict.NO_ROOM
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
-        """A twin: it runs from the moment its leader's head is there, which is the end of this pass."""
+        """Make it a twin: it runs from the moment its leader's head is computed, which is the end of this pass."""
         promises = self._held.promises
         need = promises.at_first(req) - req.head_len
         if (refusal := self._refusal(req, need, req.head_len)) is not None:
@@ -194,7 +196,7 @@ class Admission:
 
     def _count_prompt(self, req: Request, cached: int) -> None:
         if req.preempted:
-            return  # it was counted when it came
+            return  # it was counted on arrival
         req.hit_len = cached
         self._tally.prompt_tokens += req.prompt_len
         self._tally.cached_tokens += cached
@@ -202,8 +204,8 @@ class Admission:
     # -- groups ------------------------------------------------------------------------------------------------
 
     def _together(self, filling: Filling, req: Request, start: Start) -> _Verdict | None:
-        """Why a request has to wait for the others of its group, or with them; None if it has not. Not for ever: a wish,
-        not a promise."""
+        """Return why a request has to wait for the others of its group, or with them; None if it need not. Not forever:
+        a wish, not a guarantee."""
         group = req.group
         if group is None or group.entered is not None:
             return None

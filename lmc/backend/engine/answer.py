@@ -1,10 +1,10 @@
 """An answer as it grows: tokens become text, and the text ends at a stop string, a stop token, a length or a constraint.
 
-Three lengths: what is *fed* to streams ≤ what is *safe* (no stop string can still cut it, and the log-probabilities of its
-tokens are known if somebody wants them) ≤ the text so far.
+Three lengths: text *fed* to streams ≤ *safe* text (no stop string can still cut it, and the log-probabilities of its
+tokens are known if requested) ≤ the text so far.
 
-Where no stop string or log-probability looks at the text while it grows, tokens alone say when it is over. Then their text is
-made by `speak`, which can wait until the device has its next pass.
+Without stop strings and log-probabilities, tokens alone determine the end. Then their text is made by `speak`, which
+can wait until the device has its next pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OnText = Callable[[str, "Sequence[TokenLogprob]"], None]
 
 
 class Words(Protocol):
-    """What an answer needs of a tokenizer."""
+    """The part of a tokenizer's interface that an answer needs."""
 
     def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]: ...
 
@@ -37,12 +37,12 @@ class Words(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an answer ended.
+    """The end of an answer.
 
-    ids    what the prompt goes on with: the generated ids up to the cut; if a stop string began inside a token, the
+    ids    continuation of the prompt: the generated ids up to the cut; if a stop string began inside a token, the
            part of that token before the cut is encoded again
     keep   how many generated tokens from the first are unchanged in `ids`: their KV is worth keeping
-    forced  where the text was not sampled, as positions in it: begin and end of each run
+    forced  forced parts of the text, as positions in it: begin and end of each run
     """
 
     text: str
@@ -53,13 +53,13 @@ class Ending:
 
 
 class Answer:
-    """Collects tokens; `push` says when it is over.
+    """Collects tokens; `push` detects the end.
 
     stop_ids    tokens that end the answer and are no part of it (EOS, the template's, the user's)
-    constraint  what `matcher` follows, and `loc` where it was asked for: for errors
-    on_text     gets more text, and the log-probabilities of the tokens that end in it
-    scores      log-probabilities of the tokens as far as they are known; those of forced tokens come later than the tokens.
-                None where nobody asked for them
+    constraint  the constraint that `matcher` follows, and `loc` its source location: for errors
+    on_text     receives more text, and the log-probabilities of the tokens that end in it
+    scores      log-probabilities of the tokens as far as they are known; those of forced tokens come later than the
+                tokens. None if not requested
     """
 
     def __init__(
@@ -90,14 +90,15 @@ class Answer:
         self._on_text = on_text
         self._fed = self._fed_tokens = 0
         self._scores = scores
-        self.late = not (self._stops or self._regexes or scores is not None)  # text may come behind its tokens
-        self._said = 0  # tokens whose text is known
+        self.late = not (self._stops or self._regexes or scores is not None)  # text may lag behind its tokens
+        self._said = 0  # tokens with decoded text
         self._end_tokens: Sequence[int] | None = None  # of the shortest end, once the answer is steered to it
         self._horizon = 0 if matcher is None else matcher.horizon
 
     @property
     def is_near(self) -> bool:
-        """So near its limit that what is sampled may have to be replaced: only the host knows by what."""
+        """Return whether the limit is so near that the sampled token may have to be replaced, which only the host can
+        do."""
         return self._horizon > 0 and self._params.max_new_tokens - self.sampled <= self._horizon
 
     @property
@@ -105,7 +106,8 @@ class Answer:
         return self._end_tokens is not None
 
     def steered(self, token: int) -> int:
-        """The sampled token, or the first of the shortest end, which `follow` goes on with: behind the sample the limit would cut the answer."""
+        """Return the sampled token, or the first of the shortest end, which `follow` continues: after the sample, the
+        limit would cut the answer."""
         if not self.is_near or self.is_steered or token in self.stop_ids:
             return token
         assert self.matcher is not None
@@ -116,7 +118,7 @@ class Answer:
         return first
 
     def push(self, token: int) -> Ending | None:
-        """One more token; the ending if it was the last."""
+        """Push one more token; return the ending if it was the last."""
         self.sampled += 1
         if token in self.stop_ids:
             return self._end({"type": "stop", "matched": token})
@@ -126,8 +128,8 @@ class Answer:
         return self._over() if self.late else self._heard()
 
     def follow(self) -> tuple[Sequence[int], Ending | None]:
-        """Takes the tokens that come next whatever the model says: those that were taken, and the ending if it is over with the
-        last of them. Once after a sample."""
+        """Take the tokens that come next regardless of the model: return those taken, and the ending if the last of
+        them ends the answer. Once after a sample."""
         if self._end_tokens is not None:
             self._forced.append((len(self._ids) - 1, len(self._ids) + len(self._end_tokens)))
             return self._ended_by(self._end_tokens)
@@ -146,14 +148,14 @@ class Answer:
         return tokens, self._over()
 
     def _ended_by(self, tokens: Sequence[int]) -> tuple[Sequence[int], Ending | None]:
-        """Takes the tokens of the shortest end; the stop token behind them ends the answer where it could go on."""
+        """Take the tokens of the shortest end; the stop token after them ends the answer where it could continue."""
         for i, token in enumerate(tokens):
             if (ending := self.push(token)) is not None:
                 return tokens[: i + (token not in self.stop_ids)], ending
         raise AssertionError("an end that does not end")
 
     def _heard(self) -> Ending | None:
-        """The ending, if it is over with the last token, whose text is looked at."""
+        """Return the ending, if the last token ends the answer, by its text."""
         before = len(self.text)
         self._say()
         found = self._find_stop(before) if len(self.text) > before else None
@@ -172,7 +174,7 @@ class Answer:
         return None
 
     def speak(self) -> None:
-        """Tells the text of the tokens so far to whoever waits for it."""
+        """Emit the text of the tokens so far to the listener."""
         if self._on_text is not None and self._said < len(self._ids):
             self._say()
             self._feed(self._safe())
@@ -184,7 +186,7 @@ class Answer:
         self._said = len(self._ids)
 
     def stuck(self) -> ConstraintError:
-        """Why nothing can follow: the constraint lets no token come next, and the text is not complete."""
+        """Return the error that nothing can follow: the constraint allows no next token, and the text is incomplete."""
         assert self.matcher is not None
         why = "no text that it allows begins like that"
         try:
@@ -195,11 +197,12 @@ class Answer:
         return ConstraintError(f"the constraint{of} lets nothing follow {shown(self.text)}: {why}", loc=self._loc)
 
     def empty(self) -> Ending:
-        """The ending of an answer that may have no tokens."""
+        """Return the ending of an answer that may have no tokens."""
         return self._end({"type": "length", "length": 0})
 
     def _find_stop(self, before: int) -> tuple[int, str] | None:
-        """Where the earliest stop begins, and what matched; `before`: length of the text that was searched already."""
+        """Return where the earliest stop begins, and the match; `before`: length of the text that was searched
+        already."""
         found: list[tuple[int, str]] = []
         start = max(0, before - self._longest + 1)
         for stop in self._stops:
@@ -213,7 +216,7 @@ class Answer:
         return min(found, key=lambda f: f[0]) if found else None
 
     def _cut(self, at: int, matched: str) -> Ending:
-        """Ends before position `at` of the text."""
+        """End before position `at` of the text."""
         text = self.text[:at]
         whole = max((e for e in self._ends if e <= at), default=0)
         keep = self._ends.index(whole) + 1 if whole else 0  # later tokens with the same end hold half a character
@@ -226,7 +229,7 @@ class Answer:
         self._say()
         before = len(self.text)
         rest = self._detok.flush()
-        if reason["type"] == "length" and rest and not rest.strip("\ufffd"):  # half a character, which nobody can read
+        if reason["type"] == "length" and rest and not rest.strip("\ufffd"):  # half a character, which is unreadable
             return replace(self._cut(before, ""), reason=reason)
         self.text += rest
         found = self._find_stop(before) if len(self.text) > before else None
@@ -240,7 +243,7 @@ class Answer:
         return Ending(self.text, tuple(self._ids), len(self._ids), reason, self._forced_in(self.text))
 
     def _forced_in(self, text: str) -> tuple[tuple[int, int], ...]:
-        """Where a text, which may be cut, was not sampled."""
+        """Return the forced parts of a text, which may be cut."""
         at = [0, *self._ends]
         runs = ((min(at[begin], len(text)), min(at[min(end, len(at) - 1)], len(text))) for begin, end in self._forced if begin < len(at))
         return tuple(run for run in runs if run[0] < run[1])
@@ -253,7 +256,7 @@ class Answer:
             raise ConstraintError(error.message, loc=self._loc) from None
 
     def _safe(self) -> int:
-        """Length of the text that no stop can cut any more."""
+        """Return the length of the text that no stop can still cut."""
         if self._regexes or self._on_text is None:
             return self._fed  # a regex may match from anywhere on
         text = self.text
@@ -273,13 +276,13 @@ class Answer:
             self._on_text(delta, scores)
 
     def _scored_upto(self) -> int:
-        """Length of the text whose tokens have their log-probabilities."""
+        """Return the length of the text whose tokens have their log-probabilities."""
         assert self._scores is not None
         known = len(self._scores)
         return len(self.text) if known >= len(self._ends) else self._ends[known - 1] if known else 0
 
     def _take_scores(self, upto: int) -> Sequence[TokenLogprob]:
-        """Of the tokens that end in the text before `upto` and were not fed yet."""
+        """Take the log-probabilities of tokens that end in the text before `upto` and were not fed yet."""
         if self._scores is None:
             return ()
         start = self._fed_tokens

@@ -1,5 +1,5 @@
-"""Asks: a Gen or Select with the prompt before it becomes requests; finished requests become an output and the prompt
-that goes on from it. What can be refused is refused here, before the engine sees it."""
+"""Request builder: a Gen or Select with the prompt before it becomes requests; finished requests become an output and
+the prompt that continues it. Invalid requests are refused here, before the engine sees them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a prompt: ids that never change again, then an open run of literal parts, encoded as one.
+    """A prompt position: ids that are final, then an open run of literal parts, encoded as one.
 
     cached    where the KV of its closed ids, or of the first of them, was left in the tree, as `adapter` computes it
     pictures  that the closed ids are of, in order
@@ -46,7 +46,7 @@ class Place:
     adapter: str = ""
 
     def node(self, adapter: str) -> Node | None:
-        """Where what this adapter has computed was left."""
+        """Return the node of the KV that this adapter computed, if any."""
         return self.cached() if self.cached is not None and self.adapter == adapter else None
 
     @property
@@ -54,7 +54,7 @@ class Place:
         return (*self.pictures, *(part for part in self.run if isinstance(part, Picture)))
 
     def followed(self, *parts: Part) -> Place:
-        """The same with more literal parts."""
+        """Return the same with more literal parts."""
         return Place(self.closed, (*self.run, *parts), self.cached, self.pictures, self.adapter)
 
 
@@ -63,7 +63,7 @@ ROOT = Place(NO_IDS)
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An answer, and the place after it."""
+    """An answer, and the position after it."""
 
     output: Output
     after: Place
@@ -73,11 +73,11 @@ OnDone = Callable[[Finished | BaseException], None]
 
 
 class Asker:
-    """Knows the model's vocabulary and limits.
+    """Builds requests for a model's vocabulary and limits.
 
     limit    tokens that prompt and answer may have together: the context's or the pool's
-    near     tokens beyond which the model turns positions otherwise (Request)
-    embedded tokens that the model knows; None: all that the vocabulary has
+    near     tokens beyond which the model rotates positions differently (Request)
+    embedded tokens that the model knows; None: all of the vocabulary
     seam     "token": an answer's ids stay as generated.  "text": its text joins the literal run
     adapters  the model's, by name
     """
@@ -109,11 +109,11 @@ class Asker:
         self._shown: dict[int, str] = {}  # texts of single tokens; no more than the vocabulary has
 
     def use_template(self, template: ChatTemplate) -> None:
-        """What ends an assistant's message from now on."""
+        """Set the template's ends of an assistant's message."""
         self.stop_ids, self.stop_strings = template_stops(self.words, template)
 
     def ids(self, place: Place) -> np.ndarray:
-        """The whole prompt at `place`, [n] int32."""
+        """Return the whole prompt at `place`, [n] int32."""
         ids = self.encoder.encode(place.run, at_start=not len(place.closed))
         return np.concatenate((place.closed, ids)) if len(place.closed) else ids
 
@@ -122,8 +122,8 @@ class Asker:
     def gen(
         self, ask: Gen, place: Place, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone
     ) -> list[Request]:
-        """`n` requests over one prompt; `on_text` gets the growing text of the first, with its log-probabilities if they are
-        wanted."""
+        """Build `n` requests over one prompt; `on_text` receives the growing text of the first, with its
+        log-probabilities if wanted."""
         ids = self.ids(place)
         prompt = self._nonempty(ids)
         pictures = laid(prompt, place.all_pictures)
@@ -163,7 +163,7 @@ class Asker:
         matcher = None
         if ask.constraint is not None and self.compiler is not None:
             matcher = self.compiler.matcher(ask.constraint, longer=params.min_new_tokens > 0)
-            stops |= {self.words.eos_token_ids[0]}  # what the mask allows when the answer may end
+            stops |= {self.words.eos_token_ids[0]}  # allowed by the mask where the answer may end
         return Answer(
             self.words,
             params,
@@ -177,7 +177,7 @@ class Asker:
         )
 
     def meta(self, req: Request) -> dict[str, Any]:
-        """Meta info of a generated answer, under SGLang's keys."""
+        """Return meta info of a generated answer, under SGLang's keys."""
         assert req.ending is not None and req.answer is not None
         meta: dict[str, Any] = {
             "id": f"{self.name}-{req.order}",
@@ -193,7 +193,7 @@ class Asker:
         return meta
 
     def _logprobs(self, req: Request) -> dict[str, Any]:
-        """Lists of [log-probability, id, text]; the text where it was asked for, the first prompt token without any."""
+        """Return lists of [log-probability, id, text]; the text if requested, the first prompt token without any."""
         shown = self._shower(req.params)
         start = _scored_from(req.params)
         prompt = self.spelled(req.prompt)
@@ -209,7 +209,7 @@ class Asker:
         return found
 
     def _scored(self, tokens: Sequence[TokenLogprob], params: SamplingParams) -> Scored:
-        """Tokens of an answer as meta info lists them."""
+        """Return tokens of an answer as meta info lists them."""
         shown = self._shower(params)
         tops = [[[lp, i, shown(i)] for lp, i in t.top] for t in tokens] if params.top_logprobs_num else ()
         return Scored(tuple([t.logprob, t.token, shown(t.token)] for t in tokens), tuple(tops))
@@ -218,7 +218,7 @@ class Asker:
         return self.shown if params.return_text_in_logprobs else lambda _: None
 
     def spelled(self, ids: np.ndarray) -> list[int]:
-        """Ids of the vocabulary: those of pictures as the token that stands for them."""
+        """Return ids of the vocabulary: pictures as their placeholder token."""
         return ids.tolist() if self.eyes is None else self.eyes.spelled(ids)
 
     def shown(self, token: int) -> str:
@@ -229,8 +229,8 @@ class Asker:
     # -- select ------------------------------------------------------------------------------------------------
 
     def select(self, ask: Select, place: Place, order: Order, on_done: OnDone) -> Request:
-        """One pass over the prompt and, beside it, the trie of the choices. `temperature` is not used: as in SGLang
-        a choice is scored, not sampled."""
+        """Build one pass over the prompt and, beside it, the trie of the choices. `temperature` is not used: as in
+        SGLang a choice is scored, not sampled."""
         prompt = self.ids(place)
         wholes = [self.ids(place.followed(choice)) for choice in ask.choices]
         starts = [common_prefix(prompt, whole) for whole in wholes]
@@ -265,7 +265,7 @@ class Asker:
     # -- answers that are known --------------------------------------------------------------------------------
 
     def given(self, given: Given, place: Place) -> Place:
-        """Where a prompt goes on after an answer of an earlier run."""
+        """Return the position after an answer of an earlier run."""
         if given.ids:
             return Place(np.concatenate((self.ids(place), np.asarray(given.ids, np.int32))), pictures=place.all_pictures)
         after = place.followed(given.text)
@@ -274,7 +274,7 @@ class Asker:
     # -- prefill -----------------------------------------------------------------------------------------------
 
     def prefill(self, place: Place, order: Order, spare: bool, adapter: str = "") -> Request | None:
-        """Computes the prompt but for its last tokens, which the text that follows may still change."""
+        """Build a prefill of the prompt except its last tokens, which the following text may still change."""
         prompt = self.ids(place)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
         pictures = laid(stable, place.all_pictures)
@@ -289,7 +289,7 @@ class Asker:
     # -- pictures ----------------------------------------------------------------------------------------------
 
     def seen(self, image: Image) -> tuple[Part | Picture, ...]:
-        """A picture as parts of a prompt. Raises what is wrong with it."""
+        """Return a picture as parts of a prompt. Raises its errors."""
         assert self.eyes is not None, "refused: a model without eyes"
         return self.eyes.parts(image, self.limit)
 
@@ -300,7 +300,7 @@ class Asker:
     # -- refusals ----------------------------------------------------------------------------------------------
 
     def validate(self, segment: Segment) -> None:
-        """Refuses what can be seen to be wrong before anything is asked."""
+        """Refuse a request that is invalid regardless of its prompt, before it is made."""
         if isinstance(segment, Select):
             if not segment.choices:
                 raise ParameterError("select needs at least one choice", loc=segment.loc)
@@ -312,14 +312,15 @@ class Asker:
                 self.compiler.check(segment.constraint, segment.loc)
 
     def _nonempty(self, prompt: np.ndarray) -> np.ndarray:
-        """A model needs one token to start from: BOS, or EOS where a model has no BOS."""
+        """Return the ids, or if empty the one token that a model needs to start from: BOS, or EOS where a model has no
+        BOS."""
         if len(prompt):
             return prompt
         start = self.words.bos_token_id
         return np.array([self.words.eos_token_ids[0] if start is None else start], np.int32)
 
     def _check_length(self, tokens: int, loc: Loc | None, what: str = "the prompt has") -> None:
-        """A prompt and one token of the answer must fit."""
+        """Check that a prompt and one token of the answer fit."""
         if tokens < self.limit:
             return
         if self.limit == self.max_context:
@@ -332,14 +333,14 @@ class Asker:
 
 
 def _told(place: Place, more: str = "") -> str:
-    """What is too long."""
+    """Return the subject of an error about a prompt that is too long."""
     pictures = place.all_pictures
     count = f" ({len(pictures)} picture{'s' * (len(pictures) > 1)} of {sum(p.count for p in pictures)} tokens in it)" if pictures else ""
     return f"the prompt{count}{more} {'have' if more else 'has'}"
 
 
 class _Sampling:
-    """A gen on its way: those of its `n` items that are finished."""
+    """A running gen: those of its `n` items that are finished."""
 
     __slots__ = ("_asker", "_finished", "_ids", "_on_done", "_place", "_prompt_len")
 
@@ -383,7 +384,7 @@ class _Sampling:
         if self._asker.seam == "text":
             return self._place.followed(first.ending.text)
         answer = np.asarray(first.ending.ids, np.int32)
-        begun = len(self._ids) == self._prompt_len  # not by a token that a model needs to start from
+        begun = len(self._ids) == self._prompt_len  # without a start token that the model needs
         return Place(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures, first.params.adapter)
 
 
@@ -392,7 +393,7 @@ def _phases(req: Request) -> tuple[float, float] | None:
 
 
 class _Scoring:
-    """A select on its way. `wholes`: ids of prompt and choice; `starts`: where each choice's own tokens begin."""
+    """A running select. `wholes`: ids of prompt and choice; `starts`: where each choice's own tokens begin."""
 
     __slots__ = ("_ask", "_asker", "_base", "_decision", "_on_done", "_padding", "_place", "_rows", "_starts", "_wholes")
 
@@ -458,13 +459,14 @@ class _Scoring:
 
 
 def _scored_from(params: SamplingParams) -> int | None:
-    """The first prompt token whose log-probability is asked for; None for none (`logprob_start_len` None or -1)."""
+    """Return the first prompt token whose log-probability is requested; None for none (`logprob_start_len` None or
+    -1)."""
     start = params.logprob_start_len if params.return_logprob else None
     return None if start is None or start < 0 else start
 
 
 def _sample_seed(seed: int, engine_seed: int, item: int) -> int:
-    """The seed of sample `item` of an op; the op's own for the first."""
+    """Return the seed of sample `item` of an op; the op's own for the first."""
     return seed + 0x9E3779B97F4A7C15 * item + 0xD1B54A32D192ED03 * engine_seed
 
 
@@ -496,6 +498,6 @@ def _validate_params(p: SamplingParams, vocab_size: int, loc: Loc | None) -> Non
     for pattern in p.stop_regex:
         try:
             re.compile(pattern)
-            finder(pattern)  # made here, where nobody else waits for it
+            finder(pattern)  # compiled here, where nothing else waits for it
         except re.error as error:
             raise ConstraintError(f"stop_regex {pattern!r} is invalid: {error}", loc=loc) from None

@@ -1,4 +1,4 @@
-"""Constraints as token automata: whole ones, or ones that are made while answers are followed (fsm/lazy.py).
+"""Constraints as token automata: whole ones, or ones built on demand (fsm/lazy.py).
 
 An automaton's rows are built when a state is first reached and shared by all answers, and its mask and its step can never
 disagree: both walk one table. Tokens that it leaves no choice of are forced (fsm/forced.py).
@@ -36,21 +36,21 @@ from lmc.fsm.tokens import Row, TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
-_LIMIT = 512 << 20  # bytes of automata that are kept, rows not counted; the least recently used go
-_MOST_LAZY = 8 << 20  # bytes that one which is made while it is used is counted with: few become larger
-_MOST_ON_DEVICE = 16 << 20  # bytes of an automaton that a device follows
+_LIMIT = 512 << 20  # bytes of cached automata, rows not counted; the least recently used are evicted
+_MOST_LAZY = 8 << 20  # assumed bytes of one built on demand: few become larger
+_MOST_ON_DEVICE = 16 << 20  # largest automaton in bytes that a device follows
 
 
 class ConstraintCompiler:
     """Compiles constraints over one vocabulary. Thread-safe.
 
     tokens   bytes of each token id; special ids and EOS stand for no text
-    encode   ids of plain text in the middle of a sequence; None forces nothing: every token is sampled
-    store    where compiled automata are kept between processes
-    foresight   builds what answers will need next; without it all is built when it is first needed
-    canonical   gives what tells which tokens the tokenizer never puts behind another, None if it cannot be told; called once
-    first       what follows the first answers of a constraint. From the second request on it is a whole automaton, where that is small
-                and soon found: answers are the same, in tokens too, and states need not be found any more
+    encode   ids of plain text in the middle of a sequence; None: force nothing, sample every token
+    store    storage of compiled automata between processes
+    foresight   builds what answers will need next; without it everything is built on first use
+    canonical   returns the tokenizer's impossible pairs of tokens, None if unknown; called once
+    first       machine for the first answers of a constraint. From the second request on it is a whole
+                automaton, if small and quickly built: answers are the same, in tokens too, and states are precomputed
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class ConstraintCompiler:
             raise ConstraintError(error.message, loc=loc) from None
 
     def _grown(self, constraint: Constraint, compiled: _Compiled) -> None:
-        """Replaces what the first request began with by the whole automaton, at the second one. Those who follow the first go on."""
+        """Replace the first request's machine by the whole automaton, at the second one. Answers that follow the first
+        continue with it."""
         if not compiled.growth.is_due():
             return
         dfa = machine_of(constraint.kind, constraint.source)
@@ -89,7 +90,7 @@ class ConstraintCompiler:
     def matcher(self, constraint: Constraint, *, longer: bool = False) -> Matcher:
         compiled = self._automata.get(constraint)
         if isinstance(compiled.automaton.dfa, LazyArrays) and compiled.automaton.dfa.is_worn:
-            self._automata.forget(constraint)  # those who follow it go on with it
+            self._automata.forget(constraint)  # its current followers keep it
             compiled = self._automata.get(constraint)
         canonical = None if longer else compiled.canonical
         return AutomatonMatcher(
@@ -103,7 +104,7 @@ class ConstraintCompiler:
         forced = ForcedTokens(automaton, self._encode) if self._encode is not None else None
         start = automaton.start if forced is None else forced.run(automaton.start).state
         if not automaton.is_done(start):
-            automaton.mask(start)  # every answer begins there: now, and not in a step that others wait for
+            automaton.mask(start)  # every answer begins there: built now, not in a step that others wait for
         canonical = None if self._canonical is None else CanonicalRows(automaton, self._canonical)
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
         steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
@@ -128,7 +129,7 @@ class ConstraintCompiler:
     def _built(self, constraint: Constraint) -> TokenAutomaton:
         machine = (machine_of if constraint.kind == "regex" else self._first)(constraint.kind, constraint.source)
         if isinstance(machine, LazyDFA) and not all(map(self.vocabulary.spells_some, machine.sets)):
-            machine = machine_of(constraint.kind, constraint.source)  # of a whole automaton, ways that no token spells are closed
+            machine = machine_of(constraint.kind, constraint.source)  # whole automata lose transitions that no token spells
         return self._saved(constraint, TokenAutomaton(machine, self.vocabulary))
 
     def _saved(self, constraint: Constraint, automaton: TokenAutomaton) -> TokenAutomaton:
@@ -144,7 +145,7 @@ class ConstraintCompiler:
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        """The token of each text, special ones aside."""
+        """Return the token of each text, special ones aside."""
         tokens, special, eos, _ = self._vocabulary_parts
         return {text: token for token, text in enumerate(tokens) if text and token not in special and token != eos}
 
@@ -153,7 +154,7 @@ class ConstraintCompiler:
         return self._canonical_of()
 
     def close(self) -> None:
-        """Stores the rows that were built since their automata were stored; the compiler can still be used."""
+        """Store the rows that were built since their automata were stored; the compiler can still be used."""
         if self._foresight is not None:
             self._foresight.close()
         for constraint, compiled in self._automata.items():
@@ -188,17 +189,17 @@ class ConstraintCompiler:
 
 
 def _is_whole(constraint: Constraint) -> bool:
-    """Whether the automaton is all that there is to a constraint: no warnings and no checks."""
+    """Return whether the automaton is the whole constraint: no warnings and no checks."""
     return constraint.kind != "json_schema" or not str(compile_schema(constraint.source).notes)
 
 
 def _key(constraint: Constraint) -> str:
-    """What the store knows it by: a regex by itself."""
+    """Return the store's key: a regex by itself."""
     return constraint.source if constraint.kind == "regex" else f"{constraint.kind}\0{constraint.source}"
 
 
 class _Compiled(NamedTuple):
-    """What all answers of one constraint share."""
+    """Compiled data shared by all answers of one constraint."""
 
     automaton: TokenAutomaton
     forced: ForcedTokens | None
@@ -211,30 +212,30 @@ class _Compiled(NamedTuple):
 
 
 class Growth:
-    """Whether a constraint that is made while it is used may have a whole automaton, which nobody has looked for yet. Thread-safe."""
+    """Tracks whether a whole automaton of an on-demand constraint remains to be tried. Thread-safe."""
 
     def __init__(self, may_grow: bool) -> None:
         self._requests = itertools.count() if may_grow else None
 
     def is_due(self) -> bool:
-        """Asked at each request: True at the second one."""
+        """Return True at the second request; called at each."""
         return self._requests is not None and next(self._requests) == 1
 
 
 def _weight(compiled: _Compiled) -> int:
-    """Of what grows, about what it may come to."""
+    """Return the memory of a growing automaton, by an estimate of its final size."""
     return compiled.automaton.nbytes + (_MOST_LAZY if isinstance(compiled.automaton.dfa, LazyArrays) else 1024)
 
 
 class Surprises:
-    """How often tokens are forced behind one that was sampled, by the window of the state that it was sampled in. A guess: being
+    """Frequency of forced tokens after a sampled one, by the window of the state it was sampled in. An estimate: being
     wrong costs time, never text."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[float, int]] = {}  # mean, samples that it is over and one
 
     def expected(self, window: int) -> float:
-        """The share of samples there that are expected to have forced tokens behind them."""
+        """Return the expected share of samples there with forced tokens after them."""
         return self._seen.get(window, _UNKNOWN)[0]
 
     def learn(self, window: int, was_forced: bool) -> None:
@@ -244,18 +245,18 @@ class Surprises:
 
 
 _UNKNOWN = (0.25, 1)
-_RECENT = 32  # the mean is over about so many samples
+_RECENT = 32  # window of the running mean, in samples
 _NO_MOVE = (-1, -1, DEAD)  # a state, a token, and the state behind it
 
 
 class AutomatonMatcher:
     """One answer's state in a token automaton. Without `forced` every token is sampled.
 
-    want        told of each state, behind all that is forced, in which the answer waits for a token
+    want        called with each state, after all forced tokens, in which the answer waits for a token
     surprises   of all answers to this constraint
-    check       of complete texts, where the automaton allows more than the constraint
-    steering    shortest ends, where answers are steered to one as their limit nears
-    canonical   leaves of the legal tokens those that a canonical answer may have
+    check       check of complete texts, if the automaton allows more than the constraint
+    steering    shortest ends, if answers are steered to one as their limit nears
+    canonical   restricts legal tokens to those of canonical answers
     """
 
     def __init__(
@@ -275,7 +276,7 @@ class AutomatonMatcher:
         self._is_small = isinstance(automaton.dfa, ArrayDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
         self.state = self._sampled_in = automaton.start
         self._recent, self.refused = no_tokens(), 0
-        self._known = _NO_MOVE  # what is probably accepted next
+        self._known = _NO_MOVE  # the move probably accepted next
 
     @property
     def bits(self) -> np.ndarray:
@@ -287,7 +288,7 @@ class AutomatonMatcher:
         return None if row is None else self._narrow(row)
 
     def _narrow(self, row: Row) -> Row:
-        """The row without what is not canonical behind the last token."""
+        """Return the row without non-canonical tokens after the last one."""
         if self._canonical is None:
             return row
         place = self.state, self._recent[-1] if self._recent else None
@@ -308,7 +309,7 @@ class AutomatonMatcher:
 
     def allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
-        self._known = self.state, token, following  # who asks whether it may come accepts it next
+        self._known = self.state, token, following  # a token that was checked is accepted next
         before = self._recent[-1] if self._recent else None
         if following == DEAD or self._canonical is None or not self._canonical.may_narrow(self.state, before, token, following):
             return following != DEAD

@@ -1,10 +1,10 @@
-"""Cutting a model's own Jinja chat template into constant pieces: what each role puts before and after its content.
+"""Cutting a model's own Jinja chat template into constant pieces: the text before and after each role's content.
 
-Short conversations are rendered with a sentinel for each content. Between two sentinels lies the suffix of one role
-and the prefix of the next; what a role always puts after its content is its suffix. The pieces are then checked
-against renderings of whole conversations, because a template may be any program: one that numbers messages, drops old
-ones, escapes contents or looks into them is no chain of constants. What to look for is read from the template itself:
-conversations are longer than its whole numbers, and contents hold every text that it names.
+Short conversations are rendered with a sentinel for each content. Between two sentinels lies the suffix of one role and
+the prefix of the next; the text always after a role's content is its suffix. The pieces are then checked against
+renderings of whole conversations, because a template may be any program: one that numbers messages, drops old ones,
+escapes contents or inspects them is no chain of constants. Test cases are derived from the template itself:
+conversations are longer than its whole numbers, and contents include every text that it names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lmc.prompt import Part, Special, plain
 log = logging.getLogger("lmc.chat")
 
 Message = Mapping[str, str]
-Render = Callable[..., str]  # (messages, add_generation_prompt, tools=… where there are some) → text
+Render = Callable[..., str]  # (messages, add_generation_prompt, tools=… if there are any) → text
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -34,17 +34,17 @@ _PROBES = (
     "u", "s", "a", "t", "ua", "su", "us", "uu", "ss", "aa", "au", "sa", "as", "uau", "sua", "uaua", "suaua", "uauau", "suauau",
     "ut", "uat", "uata", "utu", "suat", "suata", "uta", "uts", "att",
 )  # fmt: skip
-# an answer is asked for: what follows a last one is never seen
+# an answer is requested: the text after a last one is never seen
 _SHORT = ("u", "uau", "uauau", "su", "suau", "suauau", "ut", "uatu", "uatat", "suatau")
 _LONG = 12  # messages, or three more than the largest whole number in the template
 _LONGEST = 64
-_MANY_TEXTS = 48  # the shortest texts of a template's code are looked for one by one, all others together
+_MANY_TEXTS = 48  # the shortest texts of a template's code are tested one by one, all others together
 _LETTER = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
 @dataclass(frozen=True)
 class CutTemplate:
-    """A template as constants. `notes` says what it does to content that constants cannot follow (trimming)."""
+    """A template as constants. `notes`: its effects on content that constants cannot reproduce (trimming)."""
 
     name: str
     first: Mapping[str, tuple[Part, ...]]
@@ -55,7 +55,8 @@ class CutTemplate:
     refused: Mapping[str, str] = field(default_factory=dict)  # role → why this template cannot place it
 
     def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
-        """Before the content of `role`. A role or order that the model's template refuses raises ProgramError."""
+        """Return the text before the content of `role`. A role or order that the model's template refuses raises
+        ProgramError."""
         role, previous = self._known(role), self._known(previous)
         found = self.first.get(role) if previous is None else self.prefixes.get((role, previous))
         if found is not None:
@@ -67,7 +68,7 @@ class CutTemplate:
         raise ProgramError(f"the chat template of {self.name} cannot place a {role} message{place}: {why}")
 
     def _usual(self, role: str, previous: str) -> tuple[Part, ...]:
-        """The prefix in an order that the template refuses, when all other orders agree on it."""
+        """Return the prefix in an order that the template refuses, if all other orders agree on it."""
         options = {parts for (found, _), parts in self.prefixes.items() if found == role}
         if len(options) == 1:
             return options.pop()
@@ -77,13 +78,14 @@ class CutTemplate:
         return self.suffixes.get(self._known(role), ())
 
     def _known(self, role: Any) -> Any:
-        """A tool's result is a user's message to constants; the whole template writes what a model sees of it."""
+        """Map a role to one of the constants: a tool's result is a user's message; the whole template renders what a
+        model sees of it."""
         return "user" if role == "tool" and role not in self.suffixes else role
 
 
 @dataclass(frozen=True)
 class MissingTemplate:
-    """Stands for a template that is not there or cannot be cut; plain prompts work, roles say why they do not."""
+    """Replaces a template that is missing or cannot be cut; plain prompts work, roles raise the reason."""
 
     name: str
     reason: str
@@ -100,8 +102,8 @@ class MissingTemplate:
 
 
 def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool = False) -> ChatTemplate:
-    """The template as constant pieces, or a MissingTemplate that says why there are none. Logs what is lossy. `in_parts`: contents
-    are lists of texts and images, as the templates of models that see may want them."""
+    """Cut the template into constant pieces, or return a MissingTemplate with the reason. Logs lossy parts. `in_parts`:
+    contents are lists of texts and images, as templates of vision models may require."""
     if not source:
         return MissingTemplate(name, "has none (it may be a base model)")
     sandbox = _sandbox(source, tokenizer)
@@ -119,7 +121,7 @@ def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool =
 
 
 class _NotCuttable(Exception):
-    """Why the template is not a chain of constants and contents."""
+    """The reason why the template is not a chain of constants and contents."""
 
 
 # -- the whole template ------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class _NotCuttable(Exception):
 
 @dataclass(frozen=True)
 class WholeTemplate:
-    """The template as it is, for conversations that constants cannot write: tools and their calls."""
+    """The template itself, for conversations that constants cannot write: tools and their calls."""
 
     name: str
     source: str
@@ -135,9 +137,9 @@ class WholeTemplate:
     _tokenizer: Tokenizer
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Part, ...]:
-        """The prompt, up to where the assistant begins. Contents stay plain text, whatever they spell.
+        """Render the prompt, up to where the assistant begins. Contents stay plain text, whatever they spell.
 
-        Raises ProgramError for what the template refuses, and for special tokens in what it writes as its own text.
+        Raises ProgramError for conversations that the template refuses, and for special tokens in its own text.
         """
         calls = [message.get("tool_calls") for message in messages]
         names = [(message.get("name"), message.get("tool_call_id")) for message in messages]
@@ -159,7 +161,7 @@ class WholeTemplate:
 
 
 def whole(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool = False) -> WholeTemplate | None:
-    """The template for conversations with tools; None where a model has none."""
+    """Return the template for conversations with tools; None where a model has none."""
     if not source:
         return None
     render = _sandbox(source, tokenizer).render
@@ -167,7 +169,7 @@ def whole(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool
 
 
 def _in_parts(render: Render) -> Render:
-    """The same for a template that wants contents as lists of parts."""
+    """Adapt for a template that wants contents as lists of parts."""
 
     def rendered(messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
         return render([{**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m for m in messages], ask, **more)
@@ -176,8 +178,9 @@ def _in_parts(render: Render) -> Render:
 
 
 def around(source: str | None, tokenizer: Tokenizer, token: str, kind: Literal["image", "video"]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """What the template writes before and after an image or a video, and the processor beside its `token`s: between texts, or, where it
-    moves them, at the beginning of a message. Nothing where there is no template that knows them."""
+    """Return the parts that the template writes before and after an image or a video, and the processor beside its
+    `token`s: between texts, or, if it moves them, at the beginning of a message. Empty without a template that supports
+    them."""
     if not source:
         return (), ()
     image, (first, last) = {"type": kind}, ({"type": "text", "text": _MARK.format(i)} for i in (0, 1))
@@ -199,7 +202,7 @@ def around(source: str | None, tokenizer: Tokenizer, token: str, kind: Literal["
 
 
 def _between(text: str) -> str:
-    """What is written between two texts."""
+    """Return the text between two contents."""
     return text.partition(_MARK.format(0))[2].partition(_MARK.format(1))[0]
 
 
@@ -228,8 +231,8 @@ class _Cutter:
     render: Render
     tokenizer: Tokenizer
     name: str
-    texts: tuple[str, ...] = ()  # that the template's code names
-    number: int = 0  # the largest of its code
+    texts: tuple[str, ...] = ()  # texts in the template's code
+    number: int = 0  # the largest number in its code
 
     def cut(self) -> CutTemplate:
         heads: dict[str, Atoms] = {}
@@ -254,7 +257,7 @@ class _Cutter:
         return self._checked(found)
 
     def _pieces(self, roles: Sequence[str], ask: bool = False) -> list[Atoms]:
-        """What lies before, between and after the contents. Contents that move or vanish are a refusal."""
+        """Return the text before, between and after the contents. Contents that move or vanish are refused."""
         marks = [_MARK.format(i) for i in range(len(roles))]
         text = self.render([{"role": r, "content": m} for r, m in zip(roles, marks, strict=True)], ask)
         pieces: list[str] = []
@@ -266,7 +269,7 @@ class _Cutter:
         return [self._atoms(p) for p in (*pieces, text)]
 
     def _asked(self, previous: str) -> Atoms | None:
-        """What follows the content of `previous` when an answer is asked for."""
+        """Return the text after the content of `previous` when an answer is requested."""
         for before in ([], ["user", "assistant"] if previous == "user" else ["user"]):
             try:
                 return self._pieces([*before, previous], ask=True)[-1]
@@ -316,9 +319,9 @@ class _Cutter:
     # -- checking
 
     def _checked(self, found: CutTemplate) -> CutTemplate:
-        """Renders whole conversations both ways. Those of users and assistants must agree; if only system or tool messages
-        go elsewhere, the role is refused. Differences of whitespace, of empty thoughts, and those that `_conversations`
-        says become notes."""
+        """Render whole conversations both ways. Those of users and assistants must agree; if only system or tool
+        messages are placed differently, the role is refused. Differences of whitespace, of empty thoughts, and those
+        that `_conversations` marks become notes."""
         notes = list(found.notes)
         for messages, lossy in self._conversations():
             expected, text = self._both(found, messages)
@@ -338,7 +341,8 @@ class _Cutter:
         return replace(found, notes=tuple(dict.fromkeys(notes)))
 
     def _conversations(self) -> Iterator[tuple[list[Message], str]]:
-        """What is rendered both ways, and the note that a difference becomes; "" where none is allowed.
+        """Yield the conversations to render both ways, and the note that a difference becomes; "" where none is
+        allowed.
 
         Users and assistants come first, so that a difference in the others is theirs."""
         length = max(_LONG, min(self.number + 3, _LONGEST))
@@ -358,7 +362,7 @@ class _Cutter:
                         yield _messages(roles, [content] * len(roles)), ""
 
     def _both(self, found: CutTemplate, messages: Sequence[Message]) -> tuple[str, str]:
-        """The conversation as the template renders it and as the pieces write it; equal when one of them refuses."""
+        """Render the conversation by the template and by the pieces; equal when one of them refuses."""
         if "tool" not in found.suffixes and any(m["role"] == "tool" for m in messages):  # it would be written as a user's
             return "", ""
         try:
@@ -406,7 +410,7 @@ def _written(template: CutTemplate, messages: Sequence[Message]) -> Iterator[str
 
 
 def _common(pieces: Sequence[Atoms]) -> Atoms:
-    """The longest common beginning."""
+    """Return the longest common beginning."""
     shortest = min(pieces, key=len, default=())
     for i, atom in enumerate(shortest):
         if any(piece[i] != atom for piece in pieces):
@@ -415,7 +419,7 @@ def _common(pieces: Sequence[Atoms]) -> Atoms:
 
 
 def _joined(atoms: Atoms) -> tuple[Part, ...]:
-    """Characters back to strings."""
+    """Join characters to strings."""
     parts: list[Part] = []
     for atom in atoms:
         if isinstance(atom, str) and parts and isinstance(parts[-1], str):

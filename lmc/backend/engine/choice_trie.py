@@ -1,4 +1,4 @@
-"""The trie of a select's choices: what several continuations have in common is computed once, in one pass with the rest.
+"""The trie of a select's choices: common prefixes of continuations are computed once, in one pass with the rest.
 
     " Paris is"                 a node is a token after its path, scored by the row before it
     " Paris was"                a row is a node that others follow; leaves need none
@@ -31,7 +31,7 @@ class Branch:
         return len(self.ids) - 1
 
 
-Ask = tuple[int, int]  # a node, and its token, whose log-probability is wanted
+Ask = tuple[int, int]  # a node, and its token to score
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +39,35 @@ class Trie:
     """Branches as one tree. A row's parent comes before it."""
 
     ids: np.ndarray  # [rows] int32
-    parents: tuple[int, ...]  # of each row: the row before it, or TOP
-    positions: tuple[int, ...]  # of each row in its sequence; at TOP the length of the prompt it sees
-    asks: tuple[tuple[Ask, ...], ...]  # of each row: the nodes behind it
+    parents: tuple[int, ...]  # by row: the row before it, or TOP
+    positions: tuple[int, ...]  # by row, its position in its sequence; at TOP the length of the prompt it sees
+    asks: tuple[tuple[Ask, ...], ...]  # by row: the nodes after it
     first: tuple[Ask, ...]  # nodes that the prompt's last row scores
     nodes: int
-    places: tuple[tuple[int, ...], ...]  # of each branch: its nodes
-    rows: tuple[tuple[int, ...], ...]  # of each branch: its rows
+    places: tuple[tuple[int, ...], ...]  # by branch: its nodes
+    rows: tuple[tuple[int, ...], ...]  # by branch: its rows
 
     def run(self, first: int) -> int:
-        """How many rows from `first` on follow each other."""
+        """Return how many rows from `first` on follow each other."""
         end = first + 1
         while end < len(self.parents) and self.parents[end] == end - 1:
             end += 1
         return end - first
 
     def above(self, row: int) -> list[int]:
-        """The rows that `row` sees beside the prompt and itself, in order."""
+        """Return the rows that `row` sees besides the prompt and itself, in order."""
         found: list[int] = []
         while (row := self.parents[row]) != TOP:
             found.append(row)
         return found[::-1]
 
     def prompt_length(self, row: int) -> int:
-        """How much of the prompt `row` sees."""
+        """Return how much of the prompt `row` sees."""
         return self.positions[row] - len(self.above(row))
 
 
 def trie(branches: Sequence[Branch]) -> Trie:
-    """The branches' common beginnings merged."""
+    """Merge the branches' common prefixes."""
     tokens: list[int] = []
     parents: list[int] = []  # nodes
     positions: list[int] = []
@@ -111,5 +111,5 @@ NO_CHOICES = trie(())
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,4 +1,4 @@
-"""Choosing: which of several continuations wins, given the log-probabilities of their tokens (language.md).
+"""Choice methods: the winner among several continuations, given the log-probabilities of their tokens (language.md).
 
 The three methods and the keys of their meta info are SGLang's (sglang/lang/choices.py). Unlike there, the tokens that
 count are exactly those of the choice: never the last token of the prompt.
@@ -12,7 +12,7 @@ from typing import Any
 
 from lmc.prompt import ChoicesMethod
 
-Rows = Sequence[Sequence[float]]  # per choice, log-probability of each of its tokens
+Rows = Sequence[Sequence[float]]  # by choice, log-probability of each of its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Decision:
 
 
 def decide(method: ChoicesMethod, conditional: Rows, unconditional: Rows | None = None) -> Decision:
-    """The winner; `unconditional` (first token of each: 0) is needed by UNCONDITIONAL_LIKELIHOOD_NORMALIZED only."""
+    """Return the winner; `unconditional` (first token of each: 0) is needed by UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+    only."""
     return _METHODS[method](conditional, unconditional)
 
 
@@ -31,7 +32,7 @@ def _mean(row: Sequence[float]) -> float:
 
 
 def _best(scores: Sequence[float]) -> int:
-    """The first of the greatest."""
+    """Return the first of the greatest."""
     return max(range(len(scores)), key=lambda i: scores[i])
 
 

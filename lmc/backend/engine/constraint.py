@@ -1,4 +1,4 @@
-"""What follows a constrained answer: the interfaces of matchers and of what compiles them. automaton.py has them."""
+"""Interfaces of constrained answers: matchers and their compiler. automaton.py implements them."""
 
 from __future__ import annotations
 
@@ -20,69 +20,73 @@ class Matcher(Protocol):
 
     @property
     def bits(self) -> np.ndarray:
-        """The allowed next tokens: uint32 [ceil(vocab / 32)], token i is bit i % 32 of word i // 32. To be read before
-        the next `accept`, and never written."""
+        """Return the allowed next tokens: uint32 [ceil(vocab / 32)], token i is bit i % 32 of word i // 32. Valid until
+        the next `accept`, and read-only."""
         ...
 
     refused: int
-    """How firmly the model was seen to want what is not allowed; kept here by whoever samples (masking.py)."""
+    """Consistency of the model's choice of disallowed tokens; kept here by the sampler (masking.py)."""
 
     @property
     def row(self) -> Row | None:
-        """`bits` and what else is known of them, where they are at hand; None where they would have to be made."""
+        """Return `bits` and related data, if available; None where they would have to be built."""
         ...
 
     @property
     def place(self) -> tuple[TokenAutomaton, int] | None:
-        """The automaton, and the state in it, from which a device can follow the answer by itself; None: only the host can."""
+        """Return the automaton and its state from which a device can follow the answer by itself; None: only the host
+        can."""
         ...
 
     @property
     def surprise(self) -> float:
-        """How likely it is that tokens are forced behind the next one, 0 to 1."""
+        """Return the probability that tokens are forced after the next one, 0 to 1."""
         ...
 
     def allows(self, token: int) -> bool:
-        """One bit of `bits`, without the others where that is cheaper."""
+        """Return one bit of `bits`, without the others if that is cheaper."""
         ...
 
     def accept(self, token: int) -> None:
-        """Moves on by a token that the mask allowed."""
+        """Advance by a token that the mask allowed."""
         ...
 
     def fork(self) -> Matcher:
-        """Another one at the same place, for tokens that may be drawn: it is asked for `bits`, `row`, `allows`, `accept` and `done` alone."""
+        """Return a copy at the same state, for tokens that may be drawn: only `bits`, `row`, `allows`, `accept` and
+        `done` are used on it."""
         ...
 
     @property
     def horizon(self) -> int:
-        """With fewer tokens left, `end_before` is to be asked about each; 0: never."""
+        """Return the number of remaining tokens below which `end_before` must be called for each token; 0: never."""
         ...
 
     def end_before(self, token: int, left: int) -> Sequence[int] | None:
-        """The shortest end from here, if with `token` the answer might not end in `left` tokens; None: go on by `token`."""
+        """Return the shortest end from here, if with `token` the answer might not end within `left` tokens; None:
+        continue with `token`."""
         ...
 
     def forced(self) -> Sequence[int]:
-        """Tokens that come next whatever is sampled (fsm/forced.py); does not move. None behind a forced run."""
+        """Return the tokens that come next whatever is sampled (fsm/forced.py); does not advance. None after a forced
+        run."""
         ...
 
     def accept_forced(self, tokens: Sequence[int]) -> None:
-        """Moves on by all that `forced` has just given."""
+        """Advance by everything that `forced` has just returned."""
         ...
 
     @property
     def complete(self) -> bool:
-        """The text so far is in the language."""
+        """Return whether the text so far is in the language."""
         ...
 
     def check(self, text: str) -> None:
-        """Raises ConstraintError if a complete text breaks what only the whole of it can show."""
+        """Raise ConstraintError if a complete text breaks a rule that only the whole of it can show."""
         ...
 
     @property
     def done(self) -> bool:
-        """Complete, and nothing may follow."""
+        """Return whether the text is complete and nothing may follow."""
         ...
 
 
@@ -90,24 +94,25 @@ class Compiler(Protocol):
     """Turns a constraint into matchers; compiled forms are shared by all requests."""
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
-        """Compiles; raises ConstraintError with the place if the source is invalid or not supported."""
+        """Compile; raise ConstraintError with the location if the source is invalid or not supported."""
         ...
 
     def matcher(self, constraint: Constraint, *, longer: bool = False) -> Matcher:
-        """Of a new answer. `longer`: it may be kept from ending where its text is complete, so whatever may follow then is allowed."""
+        """Return the matcher of a new answer. `longer`: it may be kept from ending where its text is complete, so any
+        legal continuation is allowed then."""
         ...
 
     def info(self) -> ConstraintInfo: ...
 
     def close(self) -> None:
-        """Keeps for other processes what is worth keeping."""
+        """Store reusable data for other processes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintInfo:
-    """What a compiler holds: automata, how many of them are made while they are used, mask rows built so far, and the memory of
-    it all."""
+    """Statistics of a compiler: automata, how many of them are built on demand, mask rows built so far, and the memory
+    of it all."""
 
     automata: int = 0
     rows_built: int = 0

@@ -43,7 +43,7 @@ log = logging.getLogger("lmc.engine")
 _MOST_SAMPLES = 1 << 14
 _MOST_INDICES = 1 << 22
 _SHARE_FROM = 1 << 15
-_MOMENT = 3.0  # seconds that a start may wait for compilers to say that there is nothing to do
+_MOMENT = 3.0  # seconds that a start may wait for compilers to find nothing to do
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 304, 320, 352, 384, 448, 512)
 _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
 BUCKETS = (*_SMALL, *_MIDDLE)
@@ -51,7 +51,8 @@ BUCKETS = (*_SMALL, *_MIDDLE)
 
 @dataclass(frozen=True)
 class _Captured:
-    """A graph, and what it leaves: hidden states of the rows whose logits are wanted, in the order of the stage."""
+    """A captured graph with its output: hidden states of the rows whose logits are wanted, in the order of the staging
+    buffer."""
 
     graph: torch.cuda.CUDAGraph
     hidden: Tensor  # [rows, hidden_size]
@@ -61,7 +62,7 @@ class _Captured:
 class _Layout:
     """The spans of a pass in the order of their rows; `cuts`: slots at the beginning of each that its group reads.
 
-    short       spans, the first, that are no longer than a tile
+    short       number of leading spans that are no longer than a tile
     lengths     rows of each
     contexts    slots of each
     wanted      rows whose logits are wanted, in this order
@@ -79,11 +80,11 @@ class _Layout:
 
 
 class CudaRunner(ModelRunner):
-    """Runs passes on one GPU. Not thread-safe. A pass may be staged while the one before it runs, once that has taken
-    what was staged for it.
+    """Runs passes on one GPU. Not thread-safe. A pass may be staged while the one before it runs, once that has
+    consumed its own staged data.
 
     share_from    slots that attention must be spared before rows read their prefixes together (measured;
-                  docs/performance.md); groups that fit a narrow tile do from an eighth of it on; None: never
+                  docs/performance.md); groups that fit a narrow tile need an eighth of it; None: never
     """
 
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None) -> None:
@@ -99,9 +100,9 @@ class CudaRunner(ModelRunner):
         self._graphs: dict[tuple[int, bool, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._staged = torch.cuda.Event()
-        self._begun = torch.cuda.Event(enable_timing=True)  # when the device takes what is staged
+        self._begun = torch.cuda.Event(enable_timing=True)  # when the device reads the staged data
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
-        self._places: dict[Request, int] = {}  # where in it
+        self._places: dict[Request, int] = {}  # index in it
         self.share_from = _SHARE_FROM if c.sliding_window is None else None
 
     @torch.inference_mode()
@@ -119,22 +120,22 @@ class CudaRunner(ModelRunner):
         self.settle()
 
     def attach(self) -> None:
-        """Passes run on this thread from now on: its device is the model's."""
+        """Run passes on this thread from now on: its device is the model's."""
         torch.cuda.set_device(self._fused.device)
 
     def settle(self) -> None:
-        """Nothing runs: take kernels that have been compiled meanwhile."""
+        """Adopt kernels compiled meanwhile; nothing is running."""
         if self._flash is not None:
             self._flash.load()
 
     def wait_compiled(self) -> None:
-        """Wait until `settle` finds all that there will be. From any thread."""
+        """Wait until all kernels that `settle` will adopt are compiled. From any thread."""
         if self._flash is not None:
             self._flash.wait()
 
     @torch.inference_mode()
     def launch(self, work: Pass) -> Flight:
-        """See AheadRunner. Scores come with it."""
+        """Launch a pass, see AheadRunner. Its scores come with it."""
         wanted, index = wanted_rows(work)
         self._begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         logits = self.logits(work, wanted)
@@ -144,7 +145,7 @@ class CudaRunner(ModelRunner):
         drawn = None
         if draws:
             drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in draws], [req for _, req in draws])
-            self._sampled[:n] = drawn.tokens[:n].clamp_min(0)  # what is none is an embedding, and nobody's answer
+            self._sampled[:n] = drawn.tokens[:n].clamp_min(0)  # any embedding will do
         landing = Landing(drawn and drawn.leave(), scores and scores.leave(), self._begun, ended)
         ended.record()
         return landing
@@ -166,13 +167,13 @@ class CudaRunner(ModelRunner):
         return self._launch(work.rows, layout, rows, seen)
 
     def _plan(self, layout: _Layout, spans: int, rows: int) -> Plan:
-        """How the first `spans` are read by tiles."""
+        """Return the tile plan of the first `spans`."""
         cuts = layout.cuts[:spans]
         slots = [s.slots[cut:] for s, cut in zip(layout.spans[:spans], cuts.tolist(), strict=True)]
         return self._tiled.plan(layout.lengths[:spans], slots, cuts, layout.shared, rows)
 
     def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
-        self._staged.synchronize()  # what was staged last is on the device
+        self._staged.synchronize()  # the last staged data is on the device
         captured = self._captured(rows, wide=len(plan.wide) > 0, adapted=layout.adapters is not None)  # a graph that nobody needed yet is captured over the stage
         self._fill(self._stage, layout, known, rows)
         self._send(self._stage, put(plan, self._stage))
@@ -181,7 +182,7 @@ class CudaRunner(ModelRunner):
         return self._fused.logits(captured.hidden[: len(layout.wanted)])
 
     def _launch(self, known: int, layout: _Layout, rows: int, seen: Seen | None) -> Tensor:
-        """Without a graph, as passes with rows of pictures always; prompts by FlashInfer where it is installed."""
+        """Launch without a graph, as always with rows of pictures; prompts by FlashInfer if it is installed."""
         self._staged.synchronize()
         spans, flash = len(layout.spans), self._flash
         stage = self._large_stage(rows, 2 * int(layout.contexts.sum()) + BLOCK * (spans + len(layout.shared)))
@@ -196,7 +197,7 @@ class CudaRunner(ModelRunner):
         return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted, seen, adapters))
 
     def _apart(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attention:
-        """Short spans by tiles, the others by FlashInfer."""
+        """Attend short spans by tiles, the others by FlashInfer."""
         rows, indices = int(layout.lengths[: layout.short].sum()), 0
         if rows:
             indices = put(self._plan(layout, layout.short, rows), stage)
@@ -209,16 +210,16 @@ class CudaRunner(ModelRunner):
         return Apart(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, beside=False), long)
 
     def _send(self, stage: Stage, last: int) -> None:
-        """Here the pass begins: until now the device had nothing of it to do."""
+        """Send the staged data: the pass begins here, until now the device had nothing of it to do."""
         self._begun.record()
         stage.send(last)
 
     def _partials_of(self, rows: int) -> Partials:
-        """Those of captured passes where they are enough: passes end one after the other."""
+        """Return the partials of captured passes if they are large enough: passes end one after the other."""
         return self._partials if rows <= BUCKETS[-1] else self._tiled.partials(rows)
 
     def _fill(self, stage: Stage, layout: _Layout, known: int, rows: int) -> None:
-        """Writes `known` rows and fills up to `rows`. A pending token is written as its place among the sampled ones
+        """Write `known` rows and pad up to `rows`. A pending token is written as its index among the sampled ones
         (kernels/embedding.py)."""
         spans = layout.spans
         ids, positions, slots = (stage.array(name, rows) for name in ("ids", "positions", "slots"))
@@ -255,7 +256,7 @@ class CudaRunner(ModelRunner):
         return self._graphs[rows, wide, adapted]
 
     def _capture(self, rows: int, wide: bool, adapted: bool) -> _Captured:
-        """What is captured is the shape: a pass over the scratch slot in which nothing is attended to."""
+        """Capture the shape: a pass over the scratch slot in which nothing is attended to."""
         stage = self._stage
         for name, value in (("ids", 0), ("positions", 0), ("slots", self._pool.scratch), ("logits", 0), ("adapters", 0)):
             stage.array(name, rows)[:] = value
@@ -285,7 +286,7 @@ class CudaRunner(ModelRunner):
         return Stage(sizes, self._fused.device)
 
     def _large_stage(self, rows: int, indices: int) -> Stage:
-        """Room for a pass that is not captured."""
+        """Return a staging buffer for a pass that is not captured."""
         stage = self._large
         if stage is None or rows > stage.capacity("ids") or indices > stage.capacity("indices"):
             stage = self._large = self._tiled_stage(_grown(rows), _grown(indices))
@@ -294,7 +295,7 @@ class CudaRunner(ModelRunner):
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """A pass in flight: host memory that the device writes to, and when it begins and ends."""
+    """A pass in flight: host memory that the device writes to, and its begin and end."""
 
     drawn: Drawn | None
     scores: Logprobs | None
@@ -324,7 +325,7 @@ def _flash(shape: Shape, device: torch.device) -> PagedAttention | None:
 
 
 def _put_pages(layout: _Layout, stage: Stage, behind: int) -> int:
-    """Writes the spans that are not short as FlashInfer takes them, their slots behind so many indices; how many slots."""
+    """Write the longer spans in FlashInfer's layout, their slots after so many indices; return how many slots."""
     for name, sizes in (("qo", layout.lengths), ("kv", layout.contexts)):
         ends = np.cumsum(sizes[layout.short :])
         stage.put(name, np.concatenate(((0,), ends)))
@@ -334,7 +335,8 @@ def _put_pages(layout: _Layout, stage: Stage, behind: int) -> int:
 
 
 def _arranged(work: Pass, wanted: list[int], shared: list[Group], few: int) -> _Layout:
-    """Rows of one group lie side by side, the groups first, then other spans of up to `few` rows, then longer ones."""
+    """Arrange spans: rows of one group contiguous, the groups first, then other spans of up to `few` rows, then longer
+    ones."""
     spans, rows = work.spans, np.asarray(wanted, np.int64)
     lengths = np.fromiter((len(s.ids) for s in spans), np.int64, len(spans))
     grouped = [i for group in shared for i in group.spans]
@@ -344,8 +346,8 @@ def _arranged(work: Pass, wanted: list[int], shared: list[Group], few: int) -> _
     order[: len(grouped)] = grouped
     cuts = np.zeros(len(spans), np.int64)
     cuts[: len(grouped)] = [group.length for group in shared for _ in group.spans]
-    begins = np.cumsum(lengths) - lengths  # of each span, as the scheduler numbers rows
-    moved = np.empty(len(order), np.int64)  # of each span, as they lie now
+    begins = np.cumsum(lengths) - lengths  # by span, in the scheduler's row numbering
+    moved = np.empty(len(order), np.int64)  # by span, in the new order
     moved[order] = np.cumsum(lengths[order]) - lengths[order]
     rows = rows + (moved - begins)[np.searchsorted(begins, rows, side="right") - 1]
     spans, lengths, short = [spans[i] for i in order.tolist()], lengths[order], int((rank < 2).sum())

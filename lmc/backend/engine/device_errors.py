@@ -1,4 +1,4 @@
-"""Errors after which an engine cannot go on: a device that its process can use no more, ranks that are gone."""
+"""Errors that end an engine: a device that its process can no longer use, lost ranks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ _SIGNS = ("CUDA error", "device-side assert", "CUBLAS_STATUS", "CUDNN_STATUS", "
 
 
 class RanksLost(BackendEnded):
-    """Ranks of a tensor-parallel engine have ended, or their passes cannot go on together; the message says which and why."""
+    """Ranks of a tensor-parallel engine have ended, or their passes cannot continue together; the message says which
+    and why."""
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether the process can use its device no more. Too little memory is no such error."""
+    """Return whether the process can no longer use its device. Out of memory is no such error."""
     if type(error).__name__ in NO_MEMORY or not isinstance(error, RuntimeError):
         return False
     return type(error).__name__ == "AcceleratorError" or any(sign in str(error) for sign in _SIGNS)
 
 
 def ended_by(error: BaseException) -> BackendError | None:
-    """What an engine says from now on that cannot go on after `error`; None if it can."""
+    """Return the error that an engine raises from now on if it cannot continue after `error`; None if it can."""
     if isinstance(error, RanksLost):
         return error
     if not is_device_error(error):

@@ -37,7 +37,7 @@ _MOST_SLOTS = 1 << 14
 
 
 class Computes(Protocol):
-    """What computes the small model's passes: a ModelRunner."""
+    """The interface that computes the small model's passes: a ModelRunner."""
 
     def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor: ...
 
@@ -61,12 +61,12 @@ class Guessed(Drafted):
 
     @property
     def script(self) -> None:
-        """What was recorded is nothing that a model could guess by."""
+        """None: a model cannot draft by a recorded answer."""
         return None
 
 
 class _Sequence:
-    """What the small model has computed of a request: `ids[:computed]`, at `slots[:computed]`."""
+    """The small model's KV of a request: `ids[:computed]`, at `slots[:computed]`."""
 
     __slots__ = ("computed", "ids", "node", "own", "params", "slots")
 
@@ -107,7 +107,7 @@ class DraftModel:
         self._pool.free(self._tree.clear())
 
     def room(self, req: Request) -> int:
-        """How many tokens it may guess of an answer; 0: it cannot."""
+        """Return how many tokens of an answer the small model may draft; 0: none."""
         return 0 if req.pictures else max(0, min(self.max_context, self._slots) - req.length)
 
     @torch.inference_mode()
@@ -204,7 +204,7 @@ class DraftModel:
             self._pool.free(self._tree.evict(max(0, n - self._pool.free_count)))
 
     def _retire(self, wanted: Collection[Request]) -> None:
-        """What ended answers have left goes to the tree."""
+        """Move the KV of finished answers to the tree."""
         for req in [req for req in self._known if req.done and req not in wanted]:
             self._close(req)
 

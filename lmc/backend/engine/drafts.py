@@ -1,15 +1,18 @@
-"""Drafts: tokens that an answer probably goes on with. They are run beside its last token, and kept as far as they are what is drawn.
+"""Drafts: tokens that an answer probably continues with. They run beside its last token, and are kept as far as the
+draws agree.
 
-    known            … the cat sat on the        what was said where the text ended like this before
-    draft                              mat and   rows of their own in the next pass; each draws the token behind it
-    drawn                              mat so    the first is the draft's: the row behind it drew the next token, too
+    known            … the cat sat on the        the continuation where the text ended like this before
+    draft                              mat and   rows of their own in the next pass; each draws the token after it
+    drawn                              mat so    the first is the draft's: the row after it drew the next token, too
 
-A draw depends on (seed, position) and the tokens before it alone, so a draft never changes a token, only how many there are a pass.
+A draw depends only on (seed, position) and the tokens before it, so a draft never changes a token, only the number of
+tokens per pass.
 
-Sources are the answer's own context, prompt included, and earlier answers to the same gen in the same namespace and account. In each
-the longest earlier occurrence of the text's end is looked for (prompt lookup; cf. the suffix automata of SAM decoding, which find the same
-but cost every request a build, also those that nobody drafts for). How often what followed there was what came next is counted for each
-gen, source and length of the occurrence, also while nothing is drafted: so drafts that would not pay are not run, and ones that would are.
+Sources are the answer's own context, prompt included, and earlier answers to the same gen in the same namespace and
+account. In each the longest earlier occurrence of the text's end is searched (prompt lookup; cf. the suffix automata of
+SAM decoding, which find the same but cost every request a build, also without drafts). How often its continuation was
+right is counted for each gen, source and length of the occurrence, also while nothing is drafted: so only drafts that
+pay are run.
 Where there is a smaller model (draft_model.py), it guesses what no occurrence is likely to tell; how often it is right is known only while it
 is asked, so one that did not pay is asked again now and then.
 """
@@ -30,26 +33,26 @@ Setting = int | Literal["auto", "off"]
 
 MOST_DRAFTING = 8
 """Answers that run together up to which drafts are made: their pass is waited for before the next one is planned."""
-MOST_TOKENS = 16  # of one draft, if nobody says otherwise
-_LIMIT = 64  # tokens that anybody may ask for
+MOST_TOKENS = 16  # of one draft by default
+_LIMIT = 64  # most tokens that may be set
 
 _LEAST, _LONGEST = 2, 16  # tokens that an occurrence has at least, and up to which a longer one counts for more
-_SITE = 1 << 14  # tokens that are kept of the answers to one gen
-_SITES = 256  # gens of which answers are kept, those that were answered last
+_SITE = 1 << 14  # tokens kept of the answers to one gen
+_SITES = 256  # gens with kept answers, the most recently answered
 _SEAM = -1  # between two answers
 
 
 class Match(NamedTuple):
-    """Where a text's end occurred before: `length` tokens before `at` in `text` are its last ones."""
+    """An earlier occurrence of a text's end: `length` tokens before `at` in `text` are its last ones."""
 
     text: np.ndarray
     at: int
     length: int
     source: str
-    repeats: bool  # it is the text itself: behind its end it goes on as it does behind `at`
+    repeats: bool  # the source is the text itself: after its end it continues as after `at`
 
     def next(self, n: int) -> np.ndarray:
-        """Up to `n` tokens that followed there."""
+        """Return up to `n` tokens that followed there."""
         found = self.text[self.at : self.at + n]
         if len(found) < n and self.repeats:
             found = np.resize(found, n)
@@ -58,7 +61,8 @@ class Match(NamedTuple):
 
 
 def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:
-    """The longest occurrence in `text` of the end of `end`, the last of several, with something behind it; None if it is too short."""
+    """Return the longest occurrence in `text` of the end of `end`, the last of several, with a continuation; None if it
+    is too short."""
     at = np.flatnonzero(text[:-1] == end[-1])
     length = 1
     while len(at) and length < min(_LONGEST, len(end)):
@@ -72,17 +76,17 @@ def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:
     return Match(text, int(at[-1]) + 1, length, source, text is end)
 
 
-# -- what was right before ------------------------------------------------------------------------------------------
+# -- past accuracy ------------------------------------------------------------------------------------------
 
 
 _BUCKETS = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3] + [4] * 8 + [5])  # of lengths
 _PRIOR = np.array([0.35, 0.45, 0.55, 0.7, 0.8, 0.9])
-_WEIGHT = 4.0  # tokens that what is known of all gens counts for, where one begins
-_MEMORY = 0.98  # what a token counts for once another was seen
+_WEIGHT = 4.0  # weight, in tokens, of the statistics of all gens for a new one
+_MEMORY = 0.98  # decay of a token's weight per later token
 
 
 class Odds:
-    """How often the token behind an occurrence was the next one, by the length of the occurrence."""
+    """Frequency with which the token after an occurrence was the next one, by the length of the occurrence."""
 
     def __init__(self, prior: Odds | None = None) -> None:
         self._prior = prior
@@ -98,31 +102,31 @@ class Odds:
         return (self._hits + _WEIGHT * prior) / (self._tries + _WEIGHT)
 
     def chances(self, length: int, n: int) -> np.ndarray:
-        """[n] that the first, the first two, … tokens behind an occurrence are the next ones."""
+        """Return [n] probabilities that the first, the first two, … tokens after an occurrence are the next ones."""
         lengths = np.minimum(np.arange(length, length + n), _LONGEST + 1)
         return np.cumprod(self.rates()[_BUCKETS[lengths]])
 
 
 @dataclass(slots=True)
 class _Site:
-    """One gen in one namespace and account: what was answered, and which source was right."""
+    """One gen in one namespace and account: its answers, and which source was right."""
 
     text: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     odds: dict[str, Odds] = field(default_factory=dict)
 
     def keep(self, ids: np.ndarray) -> None:
-        self.text = np.concatenate((self.text, [_SEAM], ids)).astype(np.int32)[-_SITE:]  # whoever copies from the old one goes on with that
+        self.text = np.concatenate((self.text, [_SEAM], ids)).astype(np.int32)[-_SITE:]  # readers of the old array keep it
 
 
-# -- what a pass costs ----------------------------------------------------------------------------------------------
+# -- cost of a pass ----------------------------------------------------------------------------------------------
 
 
 class Costs:
-    """What rows of drafts cost, in passes without them.
+    """Cost of rows of drafts, in units of passes without them.
 
-    ahead  whether passes are launched before the last one's tokens are known, which one with drafts is not
-    row    what a row more takes
-    host   what the host does between two passes
+    ahead  whether passes without drafts are launched before the last one's tokens are known
+    row    cost of a further row
+    host   the host's work between two passes
     step   what a smaller model takes for the next token of each of its drafts
     """
 
@@ -132,7 +136,7 @@ class Costs:
         self._plain: dict[int, float] = {}  # seconds of a pass of so many rows
 
     def learn(self, rows: int, drafted: int, seconds: float, host: float) -> None:
-        """A pass of so many rows, and so many of drafts beside them, has taken a device and its host so long."""
+        """Record the device and host time of a pass of so many rows, and so many rows of drafts beside them."""
         plain = self._plain.get(rows)
         if not drafted:
             self._plain[rows] = seconds if plain is None else plain + (seconds - plain) / 8
@@ -147,9 +151,9 @@ class Costs:
             self.step += (min(2.0, seconds / steps / plain) - self.step) / 16
 
     def worth(self, answers: int, chances: Sequence[np.ndarray], guessed: Sequence[bool] = ()) -> list[int]:
-        """How many tokens of each draft to run, so that most tokens come out of a second; none where that would not be more than without
-        any. `chances`: that as many tokens of each draft are right (Odds). `guessed`: which are a smaller model's, whose tokens cost one more step
-        shared by all of these."""
+        """Return how many tokens of each draft to run to maximize tokens per second; none if drafts would not gain.
+        `chances`: the probabilities that as many tokens of each draft are right (Odds). `guessed`: those of a smaller
+        model, whose tokens cost one more step shared by all of these."""
         guessed = guessed or [False] * len(chances)
         step = self.step / max(1, sum(guessed))
         costs = [self.row + step * model for model in guessed]
@@ -166,7 +170,7 @@ class Costs:
 
 
 _STEP = 0.25  # until steps have told
-_GAIN = 1.03  # below which nobody would notice, and a wrong guess would cost more
+_GAIN = 1.03  # a smaller gain is not noticeable, and a wrong guess would cost more
 
 
 # -- drafts ---------------------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ class Guesses(Protocol):
 
 
 class Guess(NamedTuple):
-    """What a smaller model expects an answer to have from `at` on."""
+    """The tokens that a smaller model predicts for an answer from `at` on."""
 
     at: int
     ids: np.ndarray
@@ -196,7 +200,7 @@ class Guess(NamedTuple):
 class Drafts:
     """The drafts of one engine. For its thread.
 
-    setting  tokens that a draft has at most: always so many where there are some; "auto": as many as pay; "off": none
+    setting  most tokens of a draft: always so many if there are any; "auto": as many as pay; "off": none
     model    guesses where no occurrence does; None: there is none
     """
 
@@ -206,20 +210,20 @@ class Drafts:
         self.forget()
 
     def use(self, setting: Setting) -> None:
-        """From the next pass on."""
+        """Set it from the next pass on."""
         self.setting: Setting = setting
         self._most = {"auto": MOST_TOKENS, "off": 0}[setting] if isinstance(setting, str) else setting
 
     def forget(self) -> None:
-        """What was answered before, and which drafts were right."""
+        """Forget earlier answers, and which drafts were right."""
         self._sites: dict[Hashable, _Site] = {}  # in the order of the last answer
         self._every: dict[str, Odds] = {}
         self._unasked = 0  # times that the smaller model was not, since it would not have paid
 
-    # -- what was said -----------------------------------------------------------------------------------------
+    # -- text so far -----------------------------------------------------------------------------------------
 
     def follow(self, req: Request) -> None:
-        """Looks at the tokens that a running answer has got since it was last looked at, and for what may come next."""
+        """Read the new tokens of a running answer, and look up their possible continuation."""
         end = req.length - req.awaited
         if not self._most or end <= req.prompt_len:
             return
@@ -230,7 +234,7 @@ class Drafts:
             if match is None:
                 break
             if match.repeats:
-                match = match._replace(text=ids)  # which has grown
+                match = match._replace(text=ids)  # it has grown
             expected = match.next(1)
             hit = len(expected) == 1 and int(expected[0]) == int(ids[at])
             self._learn(req, match, hit)
@@ -240,7 +244,7 @@ class Drafts:
             req.match = self._find(req, ids)
 
     def _heed(self, req: Request, ids: np.ndarray) -> None:
-        """Whether the smaller model was right, as far as that is known."""
+        """Record whether the smaller model was right, as far as that is known."""
         if req.guess_of is None:
             return
         at, guessed = req.guess_of
@@ -269,7 +273,7 @@ class Drafts:
         return own
 
     def ended(self, req: Request) -> None:
-        """An answer is complete: others to the same gen may go on like it."""
+        """Add a complete answer: others to the same gen may continue like it."""
         req.match = req.guess_of = None
         if self._most and (key := _key(req)) is not None and req.length > req.prompt_len:
             site = self._sites.pop(key, None) or _Site()
@@ -296,10 +300,10 @@ class Drafts:
             self._put(key, site)
         return site.odds.setdefault(source, Odds(every))
 
-    # -- what comes next ---------------------------------------------------------------------------------------
+    # -- drafts ---------------------------------------------------------------------------------------
 
     def propose(self, decoding: Sequence[Request], rows: int) -> dict[Request, np.ndarray]:
-        """Drafts for the next pass, of so many rows in all; what else is in it are the rows of `decoding`."""
+        """Return drafts for the next pass, of so many rows in all; its other rows are those of `decoding`."""
         if not self._most or rows <= 0 or len(decoding) > MOST_DRAFTING:
             return {}
         found: dict[Request, np.ndarray | None] = {}  # None: the smaller model is asked
@@ -326,11 +330,11 @@ class Drafts:
         return drafts | self._guessed(wanted, len(decoding)) if wanted else drafts
 
     def _guessable(self, req: Request) -> int:
-        """How many tokens the smaller model may guess."""
+        """Return how many tokens the smaller model may draft."""
         return 0 if self.model is None else min(self._most, _room(req), self.model.room(req))
 
     def _guesses_better(self, req: Request) -> bool:
-        """Whether the smaller model is more likely to be right than the occurrence that there is."""
+        """Return whether the smaller model is more likely to be right than the occurrence found."""
         if req.match is None or not self._guessable(req):
             return False
         return self._odds(req, _MODEL).chances(_GUESS, 1)[0] > self._odds(req, req.match.source).chances(req.match.length, 1)[0]
@@ -345,7 +349,8 @@ class Drafts:
         return found
 
     def is_promising(self, requests: Iterable[Request]) -> bool:
-        """Whether drafts will pay once the tokens of `requests` are known that are being sampled: then these are worth waiting for."""
+        """Return whether drafts will pay once the tokens of `requests` being sampled are known: then these are worth
+        waiting for."""
         if not self._most:
             return False
         requests = list(requests)
@@ -357,7 +362,8 @@ class Drafts:
         return bool(expected) and any(self._counts(len(requests), expected))
 
     def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int, bool]]) -> list[int]:
-        """How many tokens of each draft to run. Of each: how many it has, how many tokens come before them, and whether the smaller model guesses."""
+        """Return how many tokens of each draft to run. For each: its number of tokens, how many tokens come before
+        them, and whether they are the smaller model's."""
         if self.setting != "auto":
             return [n for _, n, *_ in drafts]
         chances: list[np.ndarray] = []
@@ -379,24 +385,26 @@ class Drafts:
 _MODEL = "model"  # as a source
 _GUESS = 6  # the length under which its odds are kept: they begin at 0.7
 _AGAIN = 32  # times that it was not asked for each that it is asked to see whether it would pay now
-_VAIN = 8  # tokens in a row without an occurrence for each that is not looked at then
+_VAIN = 8  # misses in a row per token that skips the search then
 _MOST_IDLE = 4
 
 
 def _key(req: Request) -> Hashable:
-    """Which answers may be alike. None: nobody knows. Never those of another namespace or account: who is faster could tell what others were told."""
+    """Return the key of answers that may be alike; None: unknown. Never shared between namespaces or accounts, since
+    timing could reveal other users' answers."""
     loc = req.gen[0] if isinstance(req.gen, tuple) else None
     return None if loc is None else (req.namespace, req.account, req.adapter, req.gen)
 
 
 def _room(req: Request) -> int:
-    """Tokens that may be drafted: the answer may have them, and their rows are computed as they will be without a draft."""
+    """Return how many tokens may be drafted: the answer may have them, and their rows are computed as they would be
+    without a draft."""
     room = req.kv_max - req.length
     return room if req.near is None or req.is_far else min(room, req.near - req.length)
 
 
 def _legal(req: Request, draft: np.ndarray) -> np.ndarray:
-    """The draft up to the first token that cannot be drawn there, or ends the answer."""
+    """Return the draft up to the first token that cannot be drawn there, or ends the answer."""
     answer = req.answer
     assert answer is not None
     matcher = None if answer.matcher is None else answer.matcher.fork()
@@ -409,7 +417,7 @@ def _legal(req: Request, draft: np.ndarray) -> np.ndarray:
 
 
 def check_setting(setting: object) -> Setting:
-    """Raises ParameterError unless it is one."""
+    """Raise ParameterError for an invalid setting."""
     if setting in ("auto", "off"):
         return setting  # pyright: ignore[reportReturnType]
     if isinstance(setting, int) and not isinstance(setting, bool) and 0 < setting <= _LIMIT:

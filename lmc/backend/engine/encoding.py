@@ -1,4 +1,4 @@
-"""Encoding: literal runs to token ids, each stretch once, and which tokens and strings end an answer."""
+"""Encoding: literal runs to token ids, each stretch once, and the tokens and strings that end an answer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _WHOLE = 192  # characters: a shorter piece is not worth a cut
 
 
 class Vocabulary(Words, Protocol):
-    """What the local backend needs of a tokenizer (engine/tokenizer.py is one)."""
+    """The tokenizer interface that the local backend needs (engine/tokenizer.py implements it)."""
 
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     add_bos: bool
     vocab_size: int
     special_ids: frozenset[int]
-    prefixes_behind_specials: bool  # what the vocabulary puts before a text, a space, it puts behind special tokens too
+    prefixes_behind_specials: bool  # the vocabulary's leading space before a text also follows special tokens
 
     def decode(self, ids: Sequence[int], *, with_specials: bool = False, at_start: bool = True) -> str: ...
 
@@ -56,11 +56,11 @@ def _encoded(words: Vocabulary, text: str, at_start: bool) -> Sequence[int]:
 
 
 class Encoder:
-    """Encodes literal runs. Special tokens, and in texts words, cut a run into pieces whose encodings do not depend on
-    each other, so each piece is remembered: siblings encode what they share once.
+    """Encodes literal runs. Special tokens, and in texts words, cut a run into pieces with independent encodings, so
+    each piece is cached: siblings encode shared text once.
 
-    capacity    characters of the pieces that are remembered, least recently used ones first forgotten
-    embedded    tokens that the model has; a tokenizer's files may have more
+    capacity    characters of cached pieces; the least recently used are evicted
+    embedded    tokens of the model; a tokenizer's files may have more
     """
 
     def __init__(self, words: Vocabulary, capacity: int = 1 << 23, embedded: int | None = None) -> None:
@@ -71,7 +71,8 @@ class Encoder:
         self._lock = threading.Lock()
 
     def encode(self, run: Sequence[Part | Picture], *, at_start: bool) -> np.ndarray:
-        """[n] int32. `at_start`: nothing precedes the run; BOS is put there if the tokenizer's own rule says so."""
+        """Encode to [n] int32. `at_start`: nothing precedes the run; BOS is put there if the tokenizer's own rule says
+        so."""
         words, found = self._words, list[np.ndarray]()
         first = at_start
         stretches = cut_texts(run)
@@ -87,8 +88,8 @@ class Encoder:
         return np.concatenate(found) if found else NO_IDS
 
     def _pieces(self, texts: Sequence[str]) -> list[str]:
-        """The joined texts, cut at the last word before each of them begins: what comes before is a piece that others
-        have too, however long it is."""
+        """Return the joined texts, cut at the last word before each of them begins: the part before it is a piece that
+        others have too, however long it is."""
         if len(texts) == 1 or sum(map(len, texts)) < _WHOLE:
             return self._words.blocks("".join(texts))
         whole = "".join(texts)
@@ -142,8 +143,8 @@ class Encoder:
                 self._held -= len(text)
 
     def unstable(self, run: Sequence[Part | Picture]) -> int:
-        """How many tokens at the end of the run may change when text is appended: those of its last word. A wrong
-        guess costs work, never a wrong answer, because whoever asks encodes the whole run again."""
+        """Return how many tokens at the end of the run may change when text is appended: those of its last word. A
+        wrong guess costs work, never correctness, because callers encode the whole run again."""
         stretches = literal(run)
         if not stretches or not isinstance(last := stretches[-1], str):
             return 0
@@ -156,7 +157,7 @@ class Encoder:
 
 
 def cut_texts(run: Sequence[Part | Picture]) -> list[list[str] | Special | Picture]:
-    """A run without marks: special tokens and pictures, and the texts between them; empty ones dropped."""
+    """Return a run without marks: special tokens and pictures, and the texts between them; empty ones dropped."""
     out: list[list[str] | Special | Picture] = []
     texts: list[str] = []
     for part in run:
@@ -173,12 +174,12 @@ def cut_texts(run: Sequence[Part | Picture]) -> list[list[str] | Special | Pictu
 
 
 def literal(run: Sequence[Part | Picture]) -> list[str | Special | Picture]:
-    """The same with adjacent texts joined."""
+    """Return the same with adjacent texts joined."""
     return ["".join(stretch) if isinstance(stretch, list) else stretch for stretch in cut_texts(run)]
 
 
 def template_stops(words: Vocabulary, template: ChatTemplate) -> tuple[frozenset[int], tuple[str, ...]]:
-    """EOS and the template's stops: special tokens by id, the others by text."""
+    """Return EOS and the template's stops: special tokens by id, the others by text."""
     ids = set(words.eos_token_ids)
     strings: list[str] = []
     for stop in template.stop:

@@ -1,15 +1,16 @@
 """The engine: one thread that admits, runs and delivers; token ids in, token ids out.
 
-    take what was submitted ─► scheduler.schedule ─► runner.run ─► scheduler.commit ─► deliver tokens ─► again
+    take submissions ─► scheduler.schedule ─► runner.run ─► scheduler.commit ─► deliver tokens ─► again
 
 On a device that works by itself the loop is one step ahead: while a pass runs, the tokens of the one before it are
 delivered and the next one is planned, with places for the tokens that are not known yet. An answer that ends in a pass
-may then have one more row in the pass behind it, whose token nobody takes. So has one behind whose last token a constraint forces
-others, which are run in the pass after that: where that is likely to be so for many answers, the pass is waited for, and what is
-forced has its rows one pass earlier. An answer whose next sample needs what the host learns from the last one (a grammar, penalties
-beside a constraint) has no row in the pass behind it; where that leaves little to do, the pass is waited for.
+may then have one more row in the next pass, whose token is discarded. So may one whose last token is followed by forced
+tokens, which run in the pass after that: if that is likely for many answers, the pass is waited for, and the forced
+tokens have their rows one pass earlier. An answer whose next sample depends on the host's processing of the last one (a
+grammar, penalties beside a constraint) has no row in the next pass; if that leaves little to do, the pass is waited
+for.
 
-It sleeps when nothing is to be done. Everybody else talks to it through one queue.
+It sleeps when idle. All other threads communicate with it through one queue.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ log = logging.getLogger("lmc.engine")
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """What a pass gives: a token per entry of `draws`, a log-probability and alternatives per entry of `scores`."""
+    """The output of a pass: a token per entry of `draws`, a log-probability and alternatives per entry of `scores`."""
 
     tokens: Sequence[int]
     logprobs: Sequence[TokenLogprob | None]  # of the drawn tokens, where the request asked for them
@@ -55,22 +56,24 @@ class PassOutput:
 
 
 _MOMENT = 0.005
-"""Seconds that an idle engine waits at most for what is on its way."""
+"""Longest wait in seconds of an idle engine for requests on their way."""
 _TURN = 0.0005
-"""Seconds of a turn of Python's threads, and that the loop leaves at least to those who submit, where its device does not make
-it wait as long."""
+"""Switch interval of Python's threads in seconds, and the least time that the loop leaves to submitters, if its device
+does not make it wait as long."""
 _LOOK = 0.1
-"""Seconds after which who closes an engine looks whether a pass still computes."""
+"""Seconds after which `close` checks whether a pass is still computing."""
 _SURPRISED = 0.5
-"""The share of answers that may lose a pass to what is forced before a pass is waited for (measured; docs/performance.md)."""
+"""Share of answers that may lose a pass to forced tokens before a pass is waited for (measured;
+docs/performance.md)."""
 _FULL = 2048
-"""Rows from which on a pass takes hardly less time for each: no pass waits for more to arrive (measured; docs/performance.md)."""
+"""Rows beyond which larger passes are hardly more efficient: no pass waits for more to arrive (measured;
+docs/performance.md)."""
 _COLLECTIONS = 100
-"""Passes of the garbage collector through younger objects for one through all, which holds every thread up for 0.1 s: a mask, and the device."""
+"""GC passes through younger objects per full one, which stops every thread for 0.1 s: a mask, and the device."""
 _T = TypeVar("_T")
 
 
-_UNLIKELY = -9999.0  # the log-probability of a token that took the place of the sampled one: nobody looked at it (OpenAI's number for these)
+_UNLIKELY = -9999.0  # log-probability of a token that replaced the sampled one, which was not computed (OpenAI's number for these)
 _BROKEN = (
     "the model gave no numbers (NaN or infinity) for this prompt: its weights are damaged, or overflow in this dtype; "
     'try Engine(dtype="bfloat16") or Engine(dtype="float32")'
@@ -81,7 +84,7 @@ _LESS = "; a pass needs less with a smaller Engine(chunk=…) or max_batch, the 
 
 
 STUCK_AFTER = 300.0
-"""Seconds after which a pass is taken to be stuck: the longest take some ten, on a CPU."""
+"""Seconds after which a pass counts as stuck: the longest take some ten, on a CPU."""
 
 
 class Runner(Protocol):
@@ -94,29 +97,30 @@ class Flight(Protocol):
     """A pass that was launched."""
 
     def land(self) -> tuple[PassOutput, float]:
-        """Waits for it; what it gives, and the seconds that it took."""
+        """Wait for it; return its output, and the seconds that it took."""
         ...
 
 
 @runtime_checkable
 class AheadRunner(Runner, Protocol):
-    """A runner whose device works by itself."""
+    """A runner whose device works asynchronously."""
 
     def launch(self, work: Pass) -> Flight:
-        """Begins a pass. Known tokens that are PENDING are those that the pass launched before it samples."""
+        """Begin a pass. Known tokens that are PENDING are those that the previously launched pass samples."""
         ...
 
 
 class _Released:
-    """In the place of a runner that is gone."""
+    """Replaces a released runner."""
 
     def run(self, work: Pass) -> PassOutput:
         raise BackendError("the engine was closed")
 
 
 class _ShortTurns:
-    """Python's threads take turns of half a millisecond at most as long as a loop works for a device: each time that the loop
-    lets go of the interpreter's lock it waits for a turn to end, and the device for it (measured; docs/performance.md)."""
+    """Limits turns of Python's threads to half a millisecond while a loop works for a device: each time the loop
+    releases the interpreter's lock it waits for a turn to end, and the device for it (measured;
+    docs/performance.md)."""
 
     def __init__(self) -> None:
         self._lock, self._loops, self._before = threading.Lock(), 0, 0.0
@@ -131,7 +135,7 @@ class _ShortTurns:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._loops -= 1
-            if self._loops == 0 and abs(sys.getswitchinterval() - _TURN) < 1e-6:  # nobody has set another
+            if self._loops == 0 and abs(sys.getswitchinterval() - _TURN) < 1e-6:  # no other code has set another
                 sys.setswitchinterval(self._before)
 
 
@@ -145,10 +149,10 @@ class EngineCore:
         self.scheduler, self._runner = scheduler, runner
         self._full = min(scheduler.chunk, _FULL)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
-        self.more = False  # who submitted last is not done; a guess, set from any thread
-        self._resting = threading.Event()  # not set while the loop works for a device that works by itself
+        self.more = False  # the last submitter has more; a hint, set from any thread
+        self._resting = threading.Event()  # not set while the loop works for an asynchronous device
         self._resting.set()
-        self._held = False  # somebody gave way since the loop last rested
+        self._held = False  # a thread gave way since the loop last rested
         self._posted = 0  # tokens of prompts since the last pass began
         self._asleep = False  # the loop has nothing to do, or is about to wake up
         self._computing = False  # the loop is in a pass, which may be native code for long
@@ -159,20 +163,20 @@ class EngineCore:
         self._closed = self._ended = False
         self._generated = self._forced = self._calls = 0
         self._drafted = self._accepted = 0
-        self._recorded = self._blocked = 0.0  # when the last pass ended (0: the loop has slept since), and how long the device was waited for since
+        self._recorded = self._blocked = 0.0  # end of the last pass (0: the loop has slept since), and seconds waited for the device since
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[Pass, Flight] | None = None
-        self._untold: list[Request] = []  # whose answers may have text that was not told yet
+        self._untold: list[Request] = []  # requests whose answers may have unreported text
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
 
     def forked(self, parent: int) -> None:
-        """The loop's thread is not here, nor is the device for this process."""
+        """Mark as broken in a child of fork(): the loop's thread is not here, nor is the device for this process."""
         self.broken = BackendError(f"the engine was started by process {parent}, of which this one is a fork: {REMEDY}")
         self._ended, self._computing, self._resting = True, False, threading.Event()
         self._resting.set()
-        self._take(wait=0.0, closing=True)  # what was posted fails, as does what runs
+        self._take(wait=0.0, closing=True)  # posted actions fail, as do running requests
         self._inbox = SimpleQueue()
         self._untold.clear()
         for req in list(self._live):
@@ -181,11 +185,11 @@ class EngineCore:
         self._live, self._flying = {}, None
 
     def launch(self) -> None:
-        """Starts the loop; a subclass may run `turn` itself instead."""
+        """Start the loop; a subclass may run `turn` itself instead."""
         self._thread.start()
 
     def turn(self) -> bool:
-        """Takes what was submitted and runs one pass; False when nothing is left to do."""
+        """Take submissions and run one pass; return False when nothing is left to do."""
         self._take(wait=0.0)
         if self._idle or self._pause:
             return False
@@ -198,7 +202,7 @@ class EngineCore:
 
     @property
     def _pause(self) -> float:
-        """Seconds that the loop may sleep although requests wait: for runs that are expected back."""
+        """Return the seconds that the loop may sleep although requests wait: for runs that are expected back."""
         return self.scheduler.patience if self._flying is None else 0.0
 
     # -- from other threads ------------------------------------------------------------------------------------
@@ -210,8 +214,8 @@ class EngineCore:
             self._resting.clear()  # there is enough for a pass
 
     def give_way(self) -> None:
-        """Waits until the loop does: whoever computes beside it in Python would make the device wait, since threads take
-        turns of milliseconds, and who lets go of the interpreter's lock for moments, as the loop does in every copy and
+        """Wait until the loop waits: computing beside it in Python would stall the device, since threads take turns of
+        milliseconds, and a thread that releases the interpreter's lock briefly, as the loop does in every copy and
         launch, loses a turn each time. Not on the loop's thread."""
         if self._resting.is_set() or self.on_thread:
             return
@@ -220,7 +224,8 @@ class EngineCore:
             self._resting.set()
 
     def warm_up(self) -> None:
-        """Wait until all is compiled that passes will use, and where nothing runs until it is loaded. Raises what the loop has ended with."""
+        """Wait until everything that passes will use is compiled and, if nothing runs, loaded. Raises the error that
+        ended the loop."""
         wait: Callable[[], None] | None = getattr(self._runner, "wait_compiled", None)
         if wait is not None:
             wait()
@@ -230,13 +235,13 @@ class EngineCore:
         self.post(lambda: self._cancel(req))
 
     def post(self, action: Callable[[], None]) -> None:
-        """Runs `action` on the loop's thread, before the next pass. After the loop's end: here."""
+        """Run `action` on the loop's thread, before the next pass. After the loop's end: here."""
         self._inbox.put(action)
         if self._ended:
             self._take(wait=0.0, closing=True)
 
     def fail(self, error: BackendError) -> None:
-        """Ends the loop with an error that does not come from a pass, such as the death of what computes with it. From any thread."""
+        """End the loop with an error from outside a pass, such as the death of a rank. From any thread."""
 
         def end() -> None:
             if self.broken is None and not self._ended:  # else it has met the same in a pass, or was closed
@@ -245,7 +250,7 @@ class EngineCore:
         self.post(end)
 
     def call(self, action: Callable[[], Any]) -> Any:
-        """Runs `action` on the loop's thread and returns what it returns or raises what it raises."""
+        """Run `action` on the loop's thread; return its result or raise its error."""
         if self.broken is not None and self._ended:
             raise self.broken
         if self.on_thread or not self._thread.is_alive():
@@ -256,7 +261,7 @@ class EngineCore:
         def act() -> None:
             try:
                 outcome[0] = action()
-            except BaseException as error:  # handed to the caller, whose it is
+            except BaseException as error:  # raised in the caller
                 outcome[1] = error
             finally:
                 done.set()
@@ -289,8 +294,9 @@ class EngineCore:
         return Health("failed", self.failure) if self.failure else HEALTHY
 
     def close(self, timeout: float = 10.0) -> None:
-        """Fails what is unfinished and ends the thread; idempotent. Waits for the pass that computes, and at most so many seconds
-        more (0: for nothing): a thread that comes back from native code to an interpreter that has ended aborts the process."""
+        """Fail unfinished requests and end the thread; idempotent. Waits for the running pass, and at most so many
+        seconds more (0: for nothing): a thread that comes back from native code to an interpreter that has ended aborts
+        the process."""
         self._closed = True
         self._inbox.put(None)
         while timeout > 0 and self._thread.is_alive() and not self.on_thread:
@@ -364,31 +370,31 @@ class EngineCore:
                 self._busy_seconds += time.perf_counter() - began
                 if self._held:
                     self._rest(lambda: time.sleep(_TURN))
-            except BaseException as error:  # nothing may hang on a dead loop: everybody learns of it
+            except BaseException as error:  # nothing may hang on a dead loop: all requests fail
                 log.exception("the engine failed; everything outstanding fails with it")
-                traceback.clear_frames(error.__traceback__)  # or the pass's tensors would live as long as anybody has the error
+                traceback.clear_frames(error.__traceback__)  # or the error would keep the pass's tensors alive
                 self.failure = f"{type(error).__name__}: {error}"
                 self.broken = ended_by(error)
                 if self.broken is not None:
                     break
                 self._fail_all(error)
         self._fail_all(self.broken)
-        self._ended = True  # first this, then the last look: what is posted later is run by who posts it
+        self._ended = True  # set before the last check: an action posted later is run by its poster
         self._take(wait=0.0, closing=True)
         end: Callable[[], None] | None = getattr(self._runner, "close", None)
-        self._runner, self._flying = _Released(), None  # weights, KV, graphs: nobody should have to forget the engine to have their memory
+        self._runner, self._flying = _Released(), None  # weights, KV, graphs: freed even while the engine object is still referenced
         if end is not None:
             end()
 
     def _take_kernels(self) -> None:
-        """If nothing runs, the runner may take kernels that have been compiled meanwhile. What runs keeps those it began with."""
+        """Adopt kernels compiled meanwhile, if nothing runs. Running requests keep those they began with."""
         settle: Callable[[], None] | None = getattr(self._runner, "settle", None)
         if settle is not None and self._idle:
             settle()
 
     def _gather(self) -> bool:
-        """Gives what is on its way a moment to arrive: the asks that a prefill is for, in whose pass it costs none of its
-        own, the rest of a group or of a batch. False when it is time to end."""
+        """Give requests on their way a moment to arrive: those that a prefill is for, so that it shares their pass, and
+        the rest of a group or of a batch. Return False when it is time to end."""
         s, until = self.scheduler, time.perf_counter() + _MOMENT
         while self._has_time and (self.more or s.expects_more):
             left = until - time.perf_counter()
@@ -400,14 +406,15 @@ class EngineCore:
 
     @property
     def _has_time(self) -> bool:
-        """Whether the next pass may as well begin a moment later: nothing runs yet, or the device has a long pass to do."""
+        """Return whether the next pass may begin a moment later: nothing runs yet, or the device has a long pass to
+        do."""
         if self._flying is None:
             return self.scheduler.only_waiting
         return self._flying[0].rows >= self._full // 2 and self.more
 
     def _take(self, *, wait: float | None, closing: bool = False) -> bool:
-        """Runs what was posted, after waiting so many seconds (None: as long as it takes) for something to be; False
-        when it is time to end."""
+        """Run posted actions, after waiting so many seconds (None: without limit) for one; return False when it is time
+        to end."""
         try:
             if wait == 0.0:
                 action = self._inbox.get_nowait()
@@ -429,12 +436,12 @@ class EngineCore:
             return True
 
     def _keep_turn(self) -> None:
-        """Whoever submits gives way from now until the loop rests."""
+        """Keep the turn: submitters give way from now until the loop rests."""
         if (self._posted or self.more) and isinstance(self._runner, AheadRunner):
             self._resting.clear()
 
     def _rest(self, wait: Callable[[], _T]) -> _T:
-        """Waits; whoever gave way has a turn if that takes long enough."""
+        """Wait; threads that gave way get a turn if that takes long enough."""
         self._resting.set()
         began = time.perf_counter()
         found = wait()
@@ -444,11 +451,11 @@ class EngineCore:
         return found
 
     def step(self) -> None:
-        """One pass."""
+        """Run one pass."""
         self._keep_turn()
         self._posted = 0
         if self._flying is not None and (self.scheduler.may_preempt or not self._can_go_on(self._flying[0])):
-            self._land()  # what is in flight cannot be preempted
+            self._land()  # requests in flight cannot be preempted
         try:
             work, flight = self._begin()
         finally:
@@ -477,7 +484,7 @@ class EngineCore:
         self._speak()
 
     def _begin(self) -> tuple[Pass | None, Flight | None]:
-        """The next pass, if there is one, and its flight, if the device works by itself."""
+        """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
         work = self.scheduler.schedule()
         if work is None:
             return None, None
@@ -492,7 +499,7 @@ class EngineCore:
         return work, self._compute(lambda: runner.launch(work)) if isinstance(runner, AheadRunner) else None
 
     def _compute(self, act: Callable[[], _T]) -> _T:
-        """A part of a pass, for which `close` waits."""
+        """Run part of a pass, for which `close` waits."""
         self._computing, self._computing_since = True, time.monotonic()
         try:
             return act()
@@ -500,7 +507,8 @@ class EngineCore:
             self._computing = False
 
     def _can_go_on(self, flying: Pass) -> bool:
-        """Whether a pass without the answers that must wait for this one is worth while, or none must and most will gain."""
+        """Return whether a pass without the answers that must wait for this one is worthwhile, or none must and most
+        will gain."""
         samples = flying.samples
         free = all(req.runs_free for _, req in samples) and not self.scheduler.drafts.is_promising(req for _, req in samples)
         if free and sum(req.surprise for _, req in samples) <= _SURPRISED * len(samples):
@@ -508,7 +516,7 @@ class EngineCore:
         return self.scheduler.has_prompts(self._full // 2)
 
     def _land(self) -> None:
-        """Delivers the pass in flight, if there is one."""
+        """Deliver the pass in flight, if there is one."""
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
@@ -520,7 +528,8 @@ class EngineCore:
         self._deliver(work, output)
 
     def _record(self, work: Pass, seconds: float) -> None:
-        """For the pace of the next ones, and a trace, if somebody makes one: the pass that has just ended on the device."""
+        """Record the pass that has just ended on the device, for the pace of the next ones, and for a trace if one is
+        being recorded."""
         self.scheduler.learn(work.rows, seconds)
         ended = time.perf_counter()
         if self._recorded and work.rows == len(work.draws) == len(work.samples) + len(work.checks) and not work.first:
@@ -574,7 +583,7 @@ class EngineCore:
         self._finish_ready(work.unsampled)
 
     def _verify(self, req: Request, place: int, draft: Draft, checked: Sequence[tuple[int, TokenLogprob | None]]) -> None:
-        """Goes on by what was drawn behind the tokens of a draft, as far as these are what the answer has from `place` on."""
+        """Continue by the tokens drawn after those of a draft, as far as the answer has these from `place` on."""
         req.drafted += len(draft.ids)
         self._drafted += len(draft.ids)
         for i, token in enumerate(draft.ids.tolist()):
@@ -582,7 +591,7 @@ class EngineCore:
                 return
             behind = place + i + 1
             if behind < req.length and req.is_scored:
-                return  # it is forced, and how likely it is its row tells once more
+                return  # it is forced, and its row gives its score again
             self.scheduler.accept(req)
             req.accepted += 1
             self._accepted += 1
@@ -591,7 +600,7 @@ class EngineCore:
                 self._push(req, behind, *checked[draft.first + i])
 
     def _speak(self) -> None:
-        """Tells the text of what was delivered."""
+        """Emit the text of delivered tokens."""
         untold, self._untold = self._untold, []
         for req in untold:
             if not req.done and req.answer is not None and req.answer.late:
@@ -605,7 +614,7 @@ class EngineCore:
         if token == BROKEN:
             raise BackendError(_BROKEN)
         req.first_at = req.first_at or time.perf_counter()
-        if place == req.length - 1:  # nothing that is in flight goes on from it
+        if place == req.length - 1:  # nothing in flight extends it
             sampled, token = token, answer.steered(token)
             if logprob is not None and token != sampled:
                 logprob = TokenLogprob(token, _UNLIKELY)
@@ -623,10 +632,10 @@ class EngineCore:
             self._end(req)
 
     def _force(self, req: Request) -> Ending | None:
-        """Goes on by the tokens that the constraint leaves no choice of; the ending, if one of them ends the answer."""
+        """Continue by the tokens that the constraint forces; return the ending, if one of them ends the answer."""
         assert req.answer is not None
         if req.params.logit_bias and not req.answer.is_steered:
-            return None  # who weighs single tokens cares how a text is cut into them
+            return None  # biased tokens make the tokenization matter
         tokens, ending = req.answer.follow()
         if tokens:
             req.withdraw()
@@ -637,7 +646,7 @@ class EngineCore:
         return ending
 
     def _finish_ready(self, requests: Iterable[Request]) -> None:
-        """Ends requests that sample nothing and have all they wanted."""
+        """End requests that sample nothing and have all they wanted."""
         for req in self.scheduler.take_completed():
             self._done(req)
         for req in requests:
@@ -647,7 +656,7 @@ class EngineCore:
                 assert req.answer is not None
                 req.ending = req.answer.empty()
                 self._end(req)
-            elif req.ending is not None and req.extend_len == 0:  # scores of forced tokens were all it waited for
+            elif req.ending is not None and req.extend_len == 0:  # it only waited for scores of forced tokens
                 req.passes += 1
                 self._end(req)
             elif req.kind is Kind.SCORE and req.next_row == len(req.trie.ids):
@@ -663,7 +672,7 @@ class EngineCore:
         self._end(req)
 
     def _guarded(self, req: Request, action: Callable[[], None]) -> None:
-        """A request that fails does not take its batch along."""
+        """Run an action so that a failing request does not take its batch along."""
         if req.done:
             return
         try:
@@ -672,7 +681,7 @@ class EngineCore:
             self._drop(req, _as_backend_error(error))
 
     def _end(self, req: Request) -> None:
-        """Keeps the KV of the prompt and of the answer up to its cut."""
+        """End a request: keep the KV of the prompt and of the answer up to its cut."""
         if not req.is_sure:
             self.scheduler.lengths.learn(req.gen, req.length - req.prompt_len)
         if req.kind is Kind.GENERATE:
@@ -688,7 +697,7 @@ class EngineCore:
     # -- on the loop's thread ----------------------------------------------------------------------------------
 
     def start(self, req: Request) -> None:
-        """Takes a request in; on the loop's thread."""
+        """Take a request in; on the loop's thread."""
         if self.broken is not None:
             req.error, req.done = self.broken, True
             return _tell(req)
@@ -708,7 +717,7 @@ class EngineCore:
             req.run.on_end(partial(_run_ended, weakref.ref(self), req.run.number))
 
     def _open(self, req: Request) -> None:
-        """What the constraint forces from the start needs no pass of its own: it belongs to the head."""
+        """Add the tokens forced from the start to the head: they need no pass of their own."""
         req.ending = self._force(req)
         req.head_len = req.wanted_len
         if req.answer is not None and req.answer.late:
@@ -720,7 +729,7 @@ class EngineCore:
             self._done(req)
 
     def _cancel(self, req: Request) -> None:
-        if req in self._live and not req.done:  # a prefill in flight may be done and its listener not know it yet
+        if req in self._live and not req.done:  # a prefill in flight may be done without its listener knowing
             self._drop(req, CancelledError("the request was cancelled before its answer was complete"))
 
     def _drop(self, req: Request, error: BaseException) -> None:
@@ -729,10 +738,10 @@ class EngineCore:
         self._done(req)
 
     def _fail_all(self, error: BaseException | None) -> None:
-        """Fails every request and starts from an empty pool: after an exception nothing in it can be trusted."""
+        """Fail every request and start with an empty pool: after an exception its contents cannot be trusted."""
         self._speak()
         failed, self._live, self._flying = list(self._live), {}, None
-        if self.broken is None:  # else what it holds is on a device that refuses everything
+        if self.broken is None:  # otherwise its contents are on a device that refuses everything
             self.scheduler.reset()
         for req in failed:
             req.error, req.done = _as_backend_error(error), True
@@ -740,15 +749,16 @@ class EngineCore:
 
 
 def _run_ended(core: weakref.ref[EngineCore], number: int) -> None:
-    """From any thread, at any moment."""
+    """Record a run's end. From any thread, at any moment."""
     found = core()
     if found is not None:
         found.post(lambda: found.scheduler.end_run(number))
 
 
 def _tell(req: Request) -> None:
-    """Tells the listener once, and lets go of it: a finished request must keep nothing alive. A listener that fails with an
-    answer is told of that failure instead, so that nobody waits for ever; others go on."""
+    """Complete the request: notify the listener once, and release it: a finished request must keep nothing alive. A
+    listener that fails on an answer is notified of that failure instead, so that nothing waits forever; others
+    continue."""
     listener, req.on_done = req.on_done, _nothing
     try:
         return listener(req)

@@ -3,11 +3,12 @@
     Image ──prepare (caller's thread)──► Shown: inputs of the tower, how many tokens ──► Picture: that and a number
     Picture ──► ids [number] · count, in prompts ──rows of a pass──► features by the tower, or the pool, in the place of embeddings
 
-A picture's *number* is an id above every vocabulary. It stands for the 128-bit hash of what the tower sees (pixels after
-preprocessing; an engine has one model and one processor): equal pictures have one number, different ones never, so that the radix
-tree, which compares ids, shares KV of equal pictures token by token and needs to know nothing of pictures. A run of one id is
-pictures one behind the other, each of `count` tokens; so ids alone say which row of which picture a token is. What differs between
-models (several pictures of tiles for one image, positions on three axes, tokens that see each other) is in `Shown`.
+A picture's *number* is an id above every vocabulary. It represents the 128-bit hash of the tower's input (pixels after
+preprocessing; an engine has one model and one processor): equal pictures have one number, different ones never, so that
+the radix tree, which compares ids, shares KV of equal pictures token by token without knowing of pictures. A run of one
+id is consecutive pictures, each of `count` tokens; so ids alone determine which row of which picture a token is.
+Differences between models (several pictures of tiles for one image, positions on three axes, tokens that see each
+other) are in `Shown`.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Pillow
     from torch import Tensor
 
-_REMEMBERED = 1 << 17  # hashes whose number is known although nobody holds the picture: KV of it may still be cached
+_REMEMBERED = 1 << 17  # numbered hashes of unreferenced pictures, whose KV may still be cached
 _POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """What a tower is shown at once: an image, a tile of one, or a video.
+    """One input of a tower: an image, a tile of one, or a video.
 
-    count   tokens that it becomes
+    count   its number of tokens
     inputs  of the tower
-    axes    [3, count] int64: where the tokens are in time, height and width, from the position of the first on; None: each token is
-            one position behind the last, as in texts
-    extent  positions from the first token to what follows
-    mutual  its tokens see each other, and not only what is before them
-    moving  of a video: another token of the vocabulary stands for it
+    axes    [3, count] int64: where the tokens are in time, height and width, from the position of the first on;
+            None: each token is one position after the last, as in texts
+    extent  positions from the first token to the following text
+    mutual  its tokens see each other, not only earlier ones
+    moving  of a video: it has another placeholder token in the vocabulary
     """
 
     count: int
@@ -67,14 +68,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Picture:
-    """What is shown, in a prompt's run of literal parts."""
+    """A tower input with its number, in a prompt's run of literal parts."""
 
     number: int
     shown: Shown
 
     @property
     def count(self) -> int:
-        """Tokens."""
+        """Return its number of tokens."""
         return self.shown.count
 
 
@@ -83,27 +84,28 @@ class Sight(Protocol):
 
     name: str
     width: int  # of the decoder's hidden states
-    token: int  # what stands for a picture's tokens where a vocabulary's ids are wanted
-    before: tuple[Part, ...]  # what the chat template writes around a picture
+    token: int  # placeholder for a picture's tokens where ids of the vocabulary are needed
+    before: tuple[Part, ...]  # parts that the chat template writes around a picture
     after: tuple[Part, ...]
     video_token: int | None  # that of videos; None: it takes none
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
-        """An image as parts of a prompt: what the tower is shown, with the texts that the model's processor writes between. From any
-        thread."""
+        """Return an image as parts of a prompt: the tower's inputs, with the texts that the model's processor writes
+        between. From any thread."""
         ...
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
-        """The frames of a video that are looked at, in order."""
+        """Return the indices of a video's frames to show, in order."""
         ...
 
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
-        """A video as parts of a prompt, with what the chat template writes around it. From any thread."""
+        """Return a video as parts of a prompt, with the parts that the chat template writes around it. From any
+        thread."""
         ...
 
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
-        """Features of each, [count, (1 + deeper) · hidden_size]: in the place of embeddings, then what is added behind the first,
-        second, … layer."""
+        """Return features of each, [count, (1 + deeper) · hidden_size]: in place of embeddings, then those added after
+        the first, second, … layer."""
         ...
 
 
@@ -124,12 +126,12 @@ class Laid(NamedTuple):
 
     @property
     def lift(self) -> int:
-        """How much higher than their indices the positions of the tokens behind it are."""
+        """Return how much higher than their indices the positions of the tokens after it are."""
         return self.position + self.picture.shown.extent - self.end
 
 
 class Eyes:
-    """A model's sight, with what it has seen. `prepare` from any thread, `features` on the engine's."""
+    """A model's vision, with its cached pictures. `prepare` from any thread, `features` on the engine's."""
 
     def __init__(self, sight: Sight, pool: int = _POOL) -> None:
         self.sight, self._room = sight, pool
@@ -146,11 +148,12 @@ class Eyes:
 
     @property
     def width(self) -> int:
-        """Of features that take an embedding's place; what is behind them in a row is for the layers."""
+        """Return the width of features that replace an embedding; the rest of a row is for the layers."""
         return self.sight.width
 
     def parts(self, image: Image, most: int) -> tuple[Part | Picture, ...]:
-        """A picture or a video with what the model's template writes around it. Raises what is wrong with it; it has at most `most` tokens."""
+        """Return a picture or a video with the parts that the model's template writes around it. Raises its errors; it
+        has at most `most` tokens."""
         parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
         if (count := sum(part.count for part in parts if isinstance(part, Shown))) >= most:
             what = "a picture" if image.frames is None else "a video"
@@ -187,7 +190,7 @@ class Eyes:
             ) from error
 
     def spelled(self, ids: np.ndarray) -> list[int]:
-        """Ids of the vocabulary: those of pictures as the token that stands for them."""
+        """Return ids of the vocabulary: pictures as their placeholder token."""
         found = ids.copy()
         for number in np.unique(ids[ids >= PICTURE]).tolist():
             picture = self._alive.get(number)
@@ -211,7 +214,7 @@ class Eyes:
             return found
 
     def _forget_one(self) -> None:
-        """The hash seen longest ago of a picture that is in no prompt; should it come again, it has a new number."""
+        """Forget the least recently seen hash of a picture that is in no prompt; if it recurs, it gets a new number."""
         for key, number in self._numbers.items():
             if number not in self._alive:
                 del self._numbers[key]
@@ -220,7 +223,7 @@ class Eyes:
     # -- in passes ---------------------------------------------------------------------------------------------
 
     def features(self, pictures: Iterable[Picture]) -> dict[int, Tensor]:
-        """Of each picture, by its number; those that are not in the pool go through the tower together."""
+        """Return the features of each picture, by its number; those not in the pool go through the tower together."""
         wanted = {picture.number: picture for picture in pictures}
         found: dict[int, Tensor] = {}
         missing: list[Picture] = []
@@ -244,24 +247,24 @@ class Eyes:
     def _keep(self, number: int, seen: Tensor) -> None:
         self._features[number] = seen
         self._held += seen.nbytes
-        while self._held > self._room and len(self._features) > 1:  # a video may be more than all the room, and is read chunk by chunk
+        while self._held > self._room and len(self._features) > 1:  # a video may exceed the whole room, and is read chunk by chunk
             _, gone = self._features.popitem(last=False)
             self._held -= gone.nbytes
 
     def flush(self) -> None:
-        """Forgets all features, on the engine's thread."""
+        """Forget all features, on the engine's thread."""
         self._features.clear()
         self._held = 0
 
     # -- counts ------------------------------------------------------------------------------------------------
 
     def count(self, pictures: int) -> None:
-        """An answer's prompt had so many."""
+        """Count the pictures of an answer's prompt."""
         with self._lock:
             self._asked += pictures
 
     def counters(self, others: Counters) -> Counters:
-        """The same with what was seen."""
+        """Return the counters with those of pictures."""
         from dataclasses import replace
 
         with self._lock:
@@ -269,7 +272,7 @@ class Eyes:
 
 
 def _hash(shown: Shown) -> bytes:
-    """128 bits of what a tower sees, and of where in time."""
+    """Return a 128-bit hash of a tower's input, and of its position in time."""
     found = hashlib.blake2b(digest_size=16)
     found.update(b"video" if shown.moving else b"")
     for name, array in sorted((shown.inputs if shown.axes is None else {**shown.inputs, "": shown.axes}).items()):
@@ -279,10 +282,10 @@ def _hash(shown: Shown) -> bytes:
 
 
 def laid(ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Laid, ...]:
-    """Where the pictures of a prompt begin, which are given in its order."""
+    """Return where the pictures of a prompt, which are given in order, begin."""
     found: list[Laid] = []
     places = np.flatnonzero(ids >= PICTURE)
-    at = lift = 0  # `at` is among the places
+    at = lift = 0  # `at` indexes `places`
     for picture in pictures:
         start = int(places[at])
         assert ids[start] == picture.number, "pictures out of order"
@@ -294,13 +297,13 @@ def laid(ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Laid, ...]:
 
 
 def lift(pictures: Sequence[Laid]) -> int:
-    """How much farther than its tokens a prompt's positions go; 0 where they do not."""
+    """Return how much further than its tokens a prompt's positions go; 0 where they do not."""
     return max(0, pictures[-1].lift) if pictures else 0
 
 
 def within(pictures: Sequence[Laid], begin: int, end: int) -> Iterator[tuple[Laid, int, int, int]]:
-    """Pictures with tokens among [begin, end) of a sequence: each with its first and last of them (exclusive), and the place of the
-    first behind `begin`."""
+    """Yield pictures with tokens among [begin, end) of a sequence: each with the first and last of them (exclusive),
+    and the offset of the first from `begin`."""
     for at in pictures:
         first, last = max(at.start, begin), min(at.end, end)
         if first < last:
@@ -308,7 +311,8 @@ def within(pictures: Sequence[Laid], begin: int, end: int) -> Iterator[tuple[Lai
 
 
 def positions(pictures: Sequence[Laid], begin: int, end: int) -> np.ndarray:
-    """Of the tokens [begin, end) of a sequence, int64; a picture's own tokens may have others, on three axes."""
+    """Return positions of the tokens [begin, end) of a sequence, int64; a picture's own tokens may have others, on
+    three axes."""
     found = np.arange(begin, end)
     for at in reversed(pictures):
         if at.end < end:

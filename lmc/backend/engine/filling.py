@@ -1,8 +1,9 @@
-"""A pass being filled: rows for what running requests know and have not computed, in slots that they were promised.
+"""Batch builder of a pass: rows for the known but uncomputed tokens of running requests, in slots that they reserved.
 
-Two requests never compute the same prompt token: one with rows in this pass *claims* (place, next token), and another that
-needs the same token *follows* it, in this very pass: its rows attend to the slots that the other's rows write, and go on
-where the two prompts part. So the trie of a cold batch takes as many passes as its rows do, not as it is deep.
+Two requests never compute the same prompt token: one with rows in this pass *claims* (place, next token), and another
+that needs the same token *follows* it, in this very pass: its rows attend to the slots that the other's rows write, and
+continue where the two prompts diverge. So the trie of a cold batch takes as many passes as its rows need, not as many
+as it is deep.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from lmc.backend.engine.waiting import Waiting
 from lmc.backend.engine.work import Draft, Pass, Rows, Score
 
 FREE_ROWS = 188
-"""Rows of a pass that are nearly free: below it, reading the weights takes the time (docs/performance.md)."""
+"""Rows of a pass that are nearly free: up to it, reading the weights dominates (docs/performance.md)."""
 
 Place = Node | tuple[Request, int]
-"""Where a prompt goes on: behind a node of the tree, or behind so many tokens of a request that has rows in this pass."""
+"""Position from which a prompt continues: after a node of the tree, or after so many tokens of a request that has rows
+in this pass."""
 
 
 class Start(NamedTuple):
-    """Where a request's own rows begin: behind what is cached, and what others compute in this pass.
+    """Start of a request's own rows: after cached tokens, and those that others compute in this pass.
 
-    node    where what is cached ends
-    at      tokens of its head that it need not compute;  leader: who computes the last of them; None: they are cached
+    node    where the cached prefix ends
+    at      tokens of its head that it need not compute;  leader: the request that computes the last of them;
+            None: they are cached
     """
 
     node: Node
@@ -39,47 +42,48 @@ class Start(NamedTuple):
 
 
 class Filling:
-    """work: the pass. room: rows that prompts and forced runs may still have in it."""
+    """Builds a pass, `work`. room: rows left for prompts and forced runs."""
 
     def __init__(self, held: Holdings, waiting: Waiting, chunk: int) -> None:
         self.work, self.room = Pass(), chunk
         self._shares = held.policy.cache == "tree"
-        self._allowed: dict[Request, int] = {}  # rows that prompts may have which compete for them
+        self._allowed: dict[Request, int] = {}  # rows allowed for each competing prompt
         self._chunk, self._held, self._waiting = chunk, held, waiting
-        self._claims: dict[tuple[Place, int], Request] = {}  # who computes the token after a place
-        self._planned: dict[Request, int] = {}  # how much of its head a request will have computed
+        self._claims: dict[tuple[Place, int], Request] = {}  # the request that computes the token after a place
+        self._planned: dict[Request, int] = {}  # tokens of its head that a request will have computed
 
     @property
     def batch(self) -> int:
-        """Sequences that run together once it is over."""
+        """Return the sequences that run together after the pass."""
         return len(self._held.running) + sum(len(req.twins) for _, req in self.work.first)
 
     def limit(self, rows: int) -> None:
-        """The pass has no more rows of prompts and forced runs."""
+        """Limit the pass: no more rows for prompts and forced runs."""
         self.room = self._chunk = rows
 
     def allow(self, req: Request, rows: int) -> None:
-        """A prompt has no more in this pass."""
+        """Limit the rows of a prompt in this pass."""
         self._allowed[req] = rows
 
     def allowed(self, req: Request) -> int:
         return self._allowed.get(req, 0)
 
     def room_of(self, req: Request) -> int:
-        """What is spare has the free rows of a pass that others run in anyway."""
+        """Return the rows left for a request: low-priority ones get the free rows of a pass that others run in
+        anyway."""
         room = min(self.room, FREE_ROWS - self.work.rows) if req.spare else self.room
         return min(room, self._allowed.get(req, room)) if self._allowed else room
 
     def planned(self, req: Request) -> int:
-        """How much of its head a request that has rows of it in this pass will have computed."""
+        """Return how much of its head a request with rows in this pass will have computed."""
         return self._planned[req]
 
     def begins(self, req: Request) -> bool:
-        """Whether its answer begins in this pass."""
+        """Return whether its answer begins in this pass."""
         return any(other is req for _, other in self.work.first)
 
     def start(self, req: Request) -> Start:
-        """How much of a waiting request's head is cached or computed in this pass, and by whom."""
+        """Return how much of a waiting request's head is cached or computed in this pass, and by which request."""
         node = self._waiting.cached(req)
         at, place, leader = node.end, node, None
         while self._shares and at < req.head_len and (ahead := self._claims.get((place, int(req.ids[at])))) is not None:
@@ -88,8 +92,9 @@ class Filling:
         return Start(node, at, place, leader)
 
     def decode(self, decoding: Sequence[Request], drafts: Mapping[Request, np.ndarray]) -> None:
-        """The rows of sampled tokens, and as many as there is room for of the tokens forced behind them. The last row of each
-        gives the next sample, unless the answer has ended and only waits for scores. Behind that are the rows of its draft."""
+        """Add the rows of sampled tokens, and as many of the tokens forced after them as there is room for. The last
+        row of each gives the next sample, unless the answer has ended and only waits for scores. The rows of its draft
+        follow."""
         room, counts = self.room, list[int]()
         for req in decoding:
             known = req.extend_len
@@ -110,12 +115,12 @@ class Filling:
             if draft is not None:
                 self.work.drafts[req] = Draft(draft, len(self.work.checks))
                 self.work.checks += [(start + n + i, view) for i, view in enumerate(drafted(req, draft))]
-        self.room -= sum(counts) - len(decoding)  # drafts have rows that nobody else wants
-        self.room -= min(len(self.work.samples), self.room, self._chunk // 2)  # products of matrices like a whole chunk
+        self.room -= sum(counts) - len(decoding)  # drafts use rows that no other request wants
+        self.room -= min(len(self.work.samples), self.room, self._chunk // 2)  # GEMMs like a whole chunk
 
     def _drafts(self, drafts: Mapping[Request, np.ndarray], counts: Mapping[Request, int]) -> dict[Request, np.ndarray]:
-        """Those that there are slots for which nobody was promised and nothing is evicted for; they are promised them now, and keep them
-        as far as they are drawn."""
+        """Return drafts with slots that are unreserved and need no eviction; these are reserved now, and kept as far as
+        they are drawn."""
         promises, found = self._held.promises, dict[Request, np.ndarray]()
         free, spare = self._held.pool.free_count - sum(counts.values()), promises.spare
         for req, draft in drafts.items():
@@ -132,7 +137,7 @@ class Filling:
         return found
 
     def advance(self, req: Request, place: Place) -> None:
-        """The next chunk of the head, behind `place`, and the branches once it is complete."""
+        """Add the next chunk of the head, after `place`, and the branches once it is complete."""
         n, row = _uncut(req, max(0, min(req.head_len - req.device_len, self.room_of(req)))), -1
         planned = req.device_len + n
         if n > 0:
@@ -150,7 +155,8 @@ class Filling:
             self._choices(req)
 
     def _choices(self, req: Request) -> None:
-        """Rows of the choices' trie, run by run; they see the prompt, and those above them, also in this very pass."""
+        """Add rows of the choices' trie, run by run; they see the prompt, and those above them, also in this very
+        pass."""
         trie, promises = req.trie, self._held.promises
         while req.next_row < len(trie.ids):
             first = req.next_row
@@ -170,7 +176,7 @@ class Filling:
             self.room -= n
 
     def _place(self, req: Request, slots: np.ndarray) -> int:
-        """Rows for the next known tokens, one a slot that it was promised; scores for those behind them that are known too."""
+        """Add rows for the next known tokens, one per reserved slot; scores for those after them that are known too."""
         at, n = req.device_len, len(slots)
         end = at + n
         req.slots[at:end] = slots
@@ -178,7 +184,7 @@ class Filling:
         start = self.work.add(Rows(req, req.ids[at:end], at, req.slots[:end], None, req.is_far))
         if req.is_scored:
             for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):
-                if req.ids[p + 1] < PICTURE:  # how likely a picture is, no model says
+                if req.ids[p + 1] < PICTURE:  # pictures have no log-probability
                     self.work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
         return start
 
@@ -188,7 +194,7 @@ class Filling:
         return self._held.alloc(n)
 
     def done(self) -> Pass | None:
-        """The pass; None if there is nothing to compute."""
+        """Return the pass; None if there is nothing to compute."""
         work = self.work
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
             work.samples += [(row, req), *((row, twin) for twin in req.twins)]
@@ -196,8 +202,8 @@ class Filling:
 
 
 def _uncut(req: Request, n: int) -> int:
-    """How many of the next `n` rows of a head to run, or how many more, so that tokens of a picture that see each other are in one
-    pass. What of them is cached was computed so."""
+    """Return how many of the next `n` rows of a head to run, or how many more, so that tokens of a picture that see
+    each other are in one pass. Cached ones were computed this way."""
     end = req.device_len + n
     for at in req.pictures if n else ():
         if at.picture.shown.mutual and at.start < end < at.end:

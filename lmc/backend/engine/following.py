@@ -1,10 +1,10 @@
-"""Answers that a device follows through their token automata, so that nobody waits between two of their tokens.
+"""Device automata: answers that a device follows through their token automata, without the host between two tokens.
 
     pass N      close what is not legal ──► draw ──► advance ──┐ states
     pass N+1    close what is not legal ──► draw ──► advance ◄─┘     of answers whose last token the host knows, it says them
 
-Automata come to the device when they are first needed, and their rows of bits are made there when the host first meets a state.
-A state that it has not met yet needs no row (kernels/automata.py).
+Automata are copied to the device on first use, and their rows of bits are built there when the host first reaches a
+state. A state it has not reached yet needs no row (kernels/automata.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from lmc.fsm.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from lmc.backend.engine.kernels.automata import Answers, Automaton, Spelling
 
-_MOST_BYTES = 64 << 20  # of automata and rows; beyond it no rows are made, and automata that were not needed last go
+_MOST_BYTES = 64 << 20  # of automata and rows; beyond it no rows are built, and LRU automata are evicted
 
 
 class Kernels(NamedTuple):
-    """Of kernels/automata.py and, for what the host follows, `close_bits` of kernels/mask.py; or the references there."""
+    """Kernels of kernels/automata.py and, for answers that the host follows, `close_bits` of kernels/mask.py; or the
+    references there."""
 
     close: Callable[[torch.Tensor, Answers, Spelling], None]
     fill: Callable[[torch.Tensor, Answers, Spelling], None]
@@ -39,19 +40,19 @@ class Kernels(NamedTuple):
 
 
 class Following:
-    """Of one engine, whose constraints have one vocabulary. Not thread-safe."""
+    """Device automata of one engine, whose constraints have one vocabulary. Not thread-safe."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._held: WeakKeyDictionary[TokenAutomaton, _Held] = WeakKeyDictionary()
         self._clock = 0
         self._spelling: Spelling | None = None
-        self._before: torch.Tensor | None = None  # int32: the states behind what was drawn last
-        self._places: dict[Request, int] = {}  # where in it
+        self._before: torch.Tensor | None = None  # int32: the states after the last drawn tokens
+        self._places: dict[Request, int] = {}  # index in it
 
     def close(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> Answers | None:
-        """Closes in `logits` [N, V], a row for each of `requests`, what their constraints do not allow. Those that `advance` wants
-        to know the tokens of, if there are some."""
+        """Mask in `logits` [N, V], a row for each of `requests`, the tokens that their constraints do not allow. Return
+        the requests whose tokens `advance` needs, if any."""
         rows: list[int] = []
         followed: list[Request] = []  # of these
         told: list[int] = []
@@ -75,7 +76,7 @@ class Following:
         return answers
 
     def advance(self, answers: Answers, tokens: torch.Tensor) -> None:
-        """Each by what was drawn for it, of `tokens` [N] int64."""
+        """Advance each by the token drawn for it, of `tokens` [N] int64."""
         assert self._spelling is not None
         self._before = self._kernels.advance(answers, tokens, self._spelling)
 
@@ -95,7 +96,7 @@ class Following:
 
     @property
     def nbytes(self) -> int:
-        """Memory of automata and rows on the device; the vocabulary's is not counted."""
+        """Return the memory of automata and rows on the device; the vocabulary's is not counted."""
         return sum(held.nbytes for held in self._held.values())
 
     def _answers(self, rows: Sequence[int], requests: Sequence[Request], like: torch.Tensor) -> Answers:
@@ -133,7 +134,7 @@ class Following:
             held.filled[state] = row
 
     def _hold(self, automaton: TokenAutomaton, like: torch.Tensor) -> _Held:
-        """The automaton on the device; sent if it is not there."""
+        """Return the automaton on the device; copy it if needed."""
         held = self._held.get(automaton)
         if held is None:
             if self._spelling is None:
@@ -145,7 +146,7 @@ class Following:
         return held
 
     def _make_room(self) -> None:
-        """Without automata that were needed longest ago, as far as there is no room for them."""
+        """Evict automata that were needed longest ago, while there is no room for them."""
         size = self.nbytes
         for automaton, held in sorted(self._held.items(), key=lambda item: item[1].used):
             if size > _MOST_BYTES and held.used < self._clock:
@@ -154,7 +155,7 @@ class Following:
 
 
 class _Held:
-    """An automaton on the device. used: the pass that needed it last; filled: states with a row of bits, which is kept here."""
+    """An automaton on the device. used: the pass that needed it last; filled: states that have a row of bits here."""
 
     def __init__(self, arrays: Automaton) -> None:
         self.arrays, self.used = arrays, 0
@@ -174,7 +175,7 @@ def _place(req: Request) -> tuple[TokenAutomaton, int]:
 
 
 def on_device(automaton: TokenAutomaton, like: torch.Tensor) -> Automaton:
-    """On the device of `like`, without rows of bits."""
+    """Copy to the device of `like`, without rows of bits."""
     from lmc.backend.engine.kernels.automata import Automaton
 
     dfa = automaton.dfa
@@ -184,7 +185,7 @@ def on_device(automaton: TokenAutomaton, like: torch.Tensor) -> Automaton:
 
 
 def spelling(vocabulary: Vocabulary, like: torch.Tensor) -> Spelling:
-    """On the device of `like`."""
+    """Copy the spelling to the device of `like`."""
     from lmc.backend.engine.kernels.automata import END, Spelling
 
     text, begins, lengths = vocabulary.spelled

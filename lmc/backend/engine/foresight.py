@@ -1,14 +1,14 @@
-"""Foresight: what answers will need next of their constraints is built while the model computes.
+"""Mask prefetching: the next rows and forced runs of answers' constraints are built while the model computes.
 
-    answers stand in   s            rows of s            needed at the next sample
+    answers are in     s            rows of s            needed at the next sample
                        │ any token
                        ▼
-                       t            forced runs of t     needed right behind it
+                       t            forced runs of t     needed right after it
                        │ forced
                        ▼
                        u            rows of u            needed one pass later; and so once more, when nothing is urgent
 
-So a step finds what it needs, and what it does not find it builds itself: results never depend on this thread.
+So a step finds what it needs, and builds anything missing itself: results never depend on this thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lmc.fsm.tokens import TokenAutomaton
 
 log = logging.getLogger("lmc.engine")
 
-_LINGERS = 1.0  # seconds that the thread waits for more
-_MOST = 4096  # states of one constraint that are looked ahead of
-_RUNS, _ROWS = 256, 32  # states behind one that are: where something is forced, and where nothing is
+_LINGERS = 1.0  # seconds that the thread waits for more work
+_MOST = 4096  # most states of one constraint to prefetch
+_RUNS, _ROWS = 256, 32  # and after one state: with forced text, and without
 
 
 @dataclass(eq=False)
 class Ahead:
-    """One constraint, and its states that were or will be looked at."""
+    """One constraint, and its states that were or will be visited."""
 
     automaton: TokenAutomaton
     forced: ForcedTokens | None
@@ -48,18 +48,18 @@ class Foresight:
 
     def __init__(self) -> None:
         self._urgent: deque[tuple[Ahead, int]] = deque()  # states that answers are in
-        self._later: deque[tuple[Ahead, int]] = deque()  # states that they may be in behind one token more
+        self._later: deque[tuple[Ahead, int]] = deque()  # states that they may be in after one more token
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._working = False  # on what is in neither queue any more
+        self._working = False  # on an entry taken from either queue
 
     def want(self, ahead: Ahead, state: int) -> None:
-        """An answer is in `state`, behind all that is forced, and waits for its next token."""
+        """Request the data for an answer in `state`, after all forced tokens, which waits for its next token."""
         if state in ahead.urgent or len(ahead.urgent) >= _MOST:
             return
         ahead.urgent.add(state)
         self._urgent.append((ahead, state))
-        if not self._working:  # else it looks again before it sleeps
+        if not self._working:  # otherwise it checks again before it sleeps
             self._wake()
 
     def _wake(self) -> None:
@@ -70,12 +70,12 @@ class Foresight:
             self._changed.notify_all()
 
     def settle(self) -> None:
-        """Waits until all that was wanted is built."""
+        """Wait until everything requested is built."""
         with self._changed:
             self._changed.wait_for(lambda: self.idle)
 
     def close(self) -> None:
-        """Drops what is not begun, and waits for what is. `want` can be called again."""
+        """Drop work that has not begun, and wait for the rest. `want` can be called again."""
         with self._changed:
             self._urgent.clear()
             self._later.clear()
@@ -83,12 +83,12 @@ class Foresight:
 
     @property
     def thread(self) -> threading.Thread | None:
-        """The one that builds, if there is one now: its processor time is not the engine's."""
+        """Return the thread that builds, if there is one now: its CPU time is not the engine's."""
         return self._thread
 
     @property
     def idle(self) -> bool:
-        """All that was wanted is built."""
+        """Return whether everything requested is built."""
         return self._is_empty and not self._working
 
     @property
@@ -108,7 +108,7 @@ class Foresight:
                 self._changed.notify_all()
 
     def _next(self) -> tuple[Ahead, int, bool] | None:
-        """What to build, and whether an answer waits for it; None when it is time to end."""
+        """Return the next work, and whether an answer waits for it; None when it is time to end."""
         with self._changed:
             self._working = False
             self._changed.notify_all()
@@ -125,7 +125,7 @@ class Foresight:
         if automaton.is_done(state):
             return
         try:
-            if not isinstance(automaton.dfa, ArrayDFA):  # to look ahead would make states that no answer comes to
+            if not isinstance(automaton.dfa, ArrayDFA):  # prefetching would create states that no answer reaches
                 automaton.row(state)
                 if ahead.canonical is not None:
                     ahead.canonical.prepare(state)
@@ -134,12 +134,12 @@ class Foresight:
             if ahead.canonical is not None:
                 ahead.canonical.prepare(state)
         except ConstraintError:
-            return  # who needs that row asks again, and reports it
+            return  # the step that needs that row builds it again, and reports the error
         forcing = automaton.dfa.singular[behind]
         for target in (*behind[forcing][:_RUNS].tolist(), *behind[~forcing][:_ROWS].tolist()):
             if ahead.forced is not None:
                 target = ahead.forced.prepare(target).state
-                time.sleep(0)  # lets the engine's thread in, between what may take a millisecond each
+                time.sleep(0)  # lets the engine's thread in, between steps of up to a millisecond
             if urgent and target not in ahead.later:
                 ahead.later.add(target)
                 self._later.append((ahead, target))

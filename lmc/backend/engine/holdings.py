@@ -1,10 +1,10 @@
-"""Holdings: who has which slots of the KV pool, and how they change hands.
+"""Slot ownership: the owner of each slot of the KV pool, and transfers between owners.
 
     free ──alloc──► a running request ──give──► the radix tree ──evict──► free
                             └───────────leave───────────────────────────────┘
 
-What the tree has stays as long as a running request, a lease of its run (runs.py) or a pin locks it, and after that until its room is needed. Changes
-hands; who runs, and what is computed, is decided by others.
+The tree's slots stay as long as a running request, a lease of its run (runs.py) or a pin locks them, and after that
+until their room is needed. Only transfers ownership; scheduling is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
 from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.runs import Runs
 
-_LEFT = 8  # the share of the pool that is left to answers that grow when something is fetched before it is asked for
+_LEFT = 8  # 1/n of the pool left to growing answers when prefixes are fetched ahead
 
 _TREES: Mapping[str, Callable[[], RadixCache]] = {"tree": RadixCache, "table": TableCache, "off": NoCache}
 
 
 class Holdings:
-    """Of one pool.
+    """Slot ownership of one pool.
 
     running    requests that have slots, in order of admission
-    pins       finished prefills, and where what they keep in the tree ends
-    completed  prefills that ended; the engine takes them from here
-    changes    how often something was given up: what did not fit before may fit now
+    pins       finished prefills, and the end of what they keep in the tree
+    completed  ended prefills; collected by the engine
+    changes    number of releases: a request that did not fit before may fit now
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Holdings:
         self.changes = 0
 
     def abandon(self) -> None:
-        """Nothing here is looked at any more, by whoever still has a name of it."""
+        """Mark as abandoned: nothing here is used any longer, even if it is still referenced."""
         if self.host is not None:
             self.host.close()
         self.tree.give_up()
@@ -62,24 +62,24 @@ class Holdings:
     # -- free slots --------------------------------------------------------------------------------------------
 
     def lacks(self, n: int) -> bool:
-        """Whether something is evicted for so many slots."""
+        """Return whether so many slots require an eviction."""
         return self.pool.free_count < n
 
     def alloc(self, n: int) -> np.ndarray:
-        """`n` slots [n] int64 that running requests were promised; what is cached goes for them."""
+        """Allocate `n` reserved slots [n] int64 for running requests, evicting cached KV."""
         if self.lacks(n):
             self.pool.free(self.tree.evict(n - self.pool.free_count))
         return self.pool.alloc(n)
 
-    # -- a request's way ---------------------------------------------------------------------------------------
+    # -- a request's life cycle ---------------------------------------------------------------------------------------
 
     def enter(self, req: Request) -> None:
-        """It runs from now on; its node is locked, and it was promised what it needs first."""
+        """Start running a request; its node is locked, and its first need is reserved."""
         self.running[req] = None
         self.promises.watch(req)
 
     def leave(self, req: Request, keep: int) -> None:
-        """It is preempted: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        """Preempt it: KV of `ids[:keep]` goes to the tree, the rest is freed."""
         node = self._detach(req, keep)
         if self.host is not None:
             self.host.save(node, req.space)
@@ -87,9 +87,9 @@ class Holdings:
         self.runs.interrupted(req)
 
     def _detach(self, req: Request, keep: int) -> Node:
-        """It runs no more; where what it leaves in the tree ends. That is still locked."""
+        """Stop running a request; return the end of what it leaves in the tree, still locked."""
         assert req.node is not None and not req.twins
-        if req.arriving is not None:  # the fetch keeps its slots until they are written
+        if req.arriving is not None:  # the fetch owns its slots until they are written
             req.arriving.request = req.arriving = None
             req.device_len = keep = req.cached_len
         if keep > req.cached_len:
@@ -100,7 +100,7 @@ class Holdings:
         req.row_slots[:] = -1
         node, req.node = req.node, None
         self.tree.mark_end(node)
-        if req.kept is None and req.cached_len <= keep:  # and not cut before tokens that were forced, or computed again
+        if req.kept is None and req.cached_len <= keep:  # unless cut before tokens that were forced, or recomputed
             req.kept = weakref.ref(node)
         self.promises.end(req)
         del self.running[req]
@@ -108,10 +108,10 @@ class Holdings:
         return node
 
     def finish(self, req: Request, keep: int) -> None:
-        """Ends a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        """End a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
         node = self._detach(req, keep)
         winner = req.kept and req.kept() if req.kind is Kind.SCORE and req.owner is not None else None
-        if winner is not None and winner.parent is not None and winner.end > node.end:  # the run goes on behind it
+        if winner is not None and winner.parent is not None and winner.end > node.end:  # the run continues after it
             self.tree.lengthen(node, winner)
             node = winner
         self.runs.finished(req, node)
@@ -122,7 +122,7 @@ class Holdings:
             self.pool.tidy()
 
     def give(self, req: Request, upto: int) -> int:
-        """Moves slots [cached_len, upto) to the tree; returns how many tokens were new to it, ever."""
+        """Move slots [cached_len, upto) to the tree; return how many of its tokens were new to it, ever."""
         assert req.node is not None
         a = req.cached_len
         done = self.tree.insert(req.node, req.ids[a:upto], req.slots[a:upto])
@@ -135,7 +135,7 @@ class Holdings:
         return new - self.tree.evicted_before(done.node, new)
 
     def take_over(self, req: Request, upto: int) -> None:
-        """What others computed for it, up to there, is in the tree now: its lock reaches as far."""
+        """Adopt the prefix that others computed for it, up to there, from the tree: its lock covers it now."""
         assert req.node is not None
         node = self.tree.match(req.ids[: req.head_len], upto, req.space, req.node)
         assert node.end == upto, f"request {req.order} follows {upto} tokens, of which {node.end} are there"
@@ -144,7 +144,7 @@ class Holdings:
         self.tree.write_slots(node, req.slots)
 
     def release_twins(self, req: Request) -> None:
-        """Its head is complete, and so theirs is: they run from now on."""
+        """Start the twins of a request whose head is complete: theirs is complete, too."""
         assert req.node is not None
         for twin in req.twins:
             self.tree.lock(req.node)
@@ -154,7 +154,7 @@ class Holdings:
         req.twins = []
 
     def drop_draft(self, req: Request) -> None:
-        """What is left of its draft was not drawn: it is promised the slots again."""
+        """Drop the rest of its draft, which was not drawn: its slots are reserved again."""
         self.pool.free(req.slots[req.device_len : req.draft_end])
         self.promises.make(req, req.draft)
         req.draft = 0
@@ -163,11 +163,12 @@ class Holdings:
 
     @property
     def copies(self) -> bool:
-        """Whether copies between device and host are being made: what they hold comes free by itself."""
+        """Return whether copies between device and host are running: their slots become free by themselves."""
         return self.host is not None and self.host.busy
 
     def fetch(self, req: Request, upto: int) -> None:
-        """It has just been admitted; what the host has of its head, up to there, comes to slots of its own. If that cannot be begun, it computes all."""
+        """Fetch the host's part of a just admitted request's head to slots of its own. If that cannot begin, all of it
+        is computed."""
         assert self.host is not None
         at, n = req.device_len, upto - req.device_len
         req.slots[at:upto] = self.alloc(n)
@@ -179,7 +180,7 @@ class Holdings:
             self.promises.make(req, n)
 
     def fetch_ahead(self) -> None:
-        """What runs will go on from that are expected back comes to the device, where there is room that nobody needs now."""
+        """Fetch prefixes of runs that are expected back to the device, if there is room that no request needs now."""
         host = self.host
         if host is None or not host.rates.favour_copies:
             return
@@ -189,18 +190,18 @@ class Holdings:
             n = lease.copy.end - parent.end
             if self.promises.spare - lease.copy.end < self.pool.num_slots // _LEFT:
                 return
-            if not n:  # nothing of it has left
+            if not n:  # all of it is still on the device
                 host.is_at(parent, lease.copy)
                 self.runs.back(lease, parent)
                 continue
             lease.coming = True
-            self.tree.lock(parent)  # what is evicted for it is not what it goes behind
+            self.tree.lock(parent)  # its parent must not be evicted for it
             slots = self.alloc(n)
             host.fetch_ahead(lease.copy, parent, slots, lambda node, lease=lease: self.runs.back(lease, node))
             self.tree.unlock(parent)
 
     def land_copies(self) -> None:
-        """What has been copied by now is there."""
+        """Complete copies that are done by now."""
         if self.host is None or not self.copies:
             return
         for req in self.host.landed():
@@ -214,7 +215,7 @@ class Holdings:
     # -- choices -----------------------------------------------------------------------------------------------
 
     def keep_branch(self, req: Request, index: int) -> None:
-        """The winner of a SCORE: KV of its rows, as far as it is still there, goes to the tree below the prompt."""
+        """Give the winner of a SCORE: KV of its rows, as far as it still exists, to the tree below the prompt."""
         if req.node is None:
             return
         rows, branch = np.array(req.trie.rows[index], np.int64), req.branches[index]
@@ -230,8 +231,8 @@ class Holdings:
         req.kept = weakref.ref(done.node)
 
     def drop_choices(self, req: Request) -> None:
-        """Frees rows of choices that were scored while others have to wait for the next pass, but for those that the
-        next ones see."""
+        """Free rows of choices scored while others have to wait for the next pass, except those that the next ones
+        see."""
         kept = req.trie.above(req.next_row)
         dropped = np.setdiff1d(req.held_rows, kept)
         self.pool.free(req.row_slots[dropped])
@@ -242,7 +243,7 @@ class Holdings:
     # -- pins --------------------------------------------------------------------------------------------------
 
     def complete(self, req: Request) -> None:
-        """A prefill is complete: its lock passes to a pin, unless it is only made in passing."""
+        """Complete a prefill: its lock passes to a pin, unless it is only made in passing."""
         assert req.node is not None
         if not req.passing:
             self.pins[req] = req.node
@@ -253,7 +254,7 @@ class Holdings:
         self.completed.append(req)
 
     def unpin(self, req: Request) -> None:
-        """Ends the pin of a finished prefill; nothing happens if it was broken or ended before."""
+        """End the pin of a finished prefill; do nothing if it was broken or ended before."""
         node = self.pins.pop(req, None)
         req.pinned = False
         if node is not None:
@@ -261,7 +262,7 @@ class Holdings:
             self.changes += 1
 
     def flush(self) -> None:
-        """Drops all cached KV that nothing running needs, pins and leases included."""
+        """Drop all cached KV that no running request needs, pins and leases included."""
         for req in list(self.pins):
             self.unpin(req)
         self.give_up_leases()
@@ -270,14 +271,14 @@ class Holdings:
             self.host.forget()
 
     def give_up_leases(self) -> None:
-        """What runs would use again stays cached until its room is needed."""
+        """End all leases: the prefixes stay cached until their room is needed."""
         self.runs.drop_leases()
         self.changes += 1
 
-    # -- truth -------------------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises AssertionError if a slot leaks, is owned twice, or a lock or promise has no owner."""
+        """Raise AssertionError if a slot leaks, is owned twice, or a lock or reservation has no owner."""
         self.tree.check()
         for req in self.running:
             req.check()

@@ -1,11 +1,12 @@
-"""The host tier: KV of prefixes that may have to leave the device, in host memory, and its way back.
+"""The host tier: KV of prefixes in host memory, for when they are evicted from the device, and its way back.
 
     a request ends ──save──► a copy out ──► the host's tree ──least recently used──► gone
                                                  └──fetch──► a copy in, for a request that was admitted ──► the radix tree
 
-A copy takes time, beside passes. What is copied out stays locked in the radix tree until that is done, so that its slots are not
-used again before; what is copied in belongs to the fetch until then, and the request has no rows meanwhile. Whole prefixes are saved, of
-which only the end is new, and their eviction from the device costs nothing. Bookkeeping on token ids and slots; a *mover* copies.
+A copy takes time, overlapping passes. A prefix being copied out stays locked in the radix tree until that is done, so
+that its slots are not reused before; slots being copied in belong to the fetch until then, and the request has no rows
+meanwhile. Whole prefixes are saved, of which only the end is new, and their eviction from the device costs nothing.
+Bookkeeping on token ids and slots; a *mover* copies.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from lmc.backend.engine.request import Request
 
 log = logging.getLogger("lmc.engine")
 
-LEAST = 16  # tokens that are worth a copy in; out goes all, or what is parked would have to be computed in part
-_IN_USE = 0.5  # the share of the pool that is in use before anything is saved
-_REMEMBERED = 4096  # ends of prefixes that are saved once the pool fills up
+LEAST = 16  # least tokens worth a copy in; out goes everything, or a parked prefix would have to be recomputed in part
+_IN_USE = 0.5  # share of the pool in use below which nothing is saved
+_REMEMBERED = 4096  # remembered prefix ends, saved once the pool fills up
 
 
 class Copy(Protocol):
-    """One that was begun. `seconds`: how long it took, once it is done."""
+    """A copy that was begun. `seconds`: how long it took, once it is done."""
 
     @property
     def seconds(self) -> float: ...
@@ -44,9 +45,9 @@ class Copy(Protocol):
 
 
 class Mover(Protocol):
-    """Copies KV between slots of the device and of the host, in the order in which it is told, behind all passes that were launched.
+    """Copies KV between slots of the device and of the host, in the order of calls, after all launched passes.
 
-    capacity  host slots that there will be;  ready: so many, the first ones, are there by now
+    capacity  final number of host slots;  ready: number of leading slots available by now
     token_bytes  of one token's KV
     """
 
@@ -61,18 +62,18 @@ class Mover(Protocol):
     def back(self, host: np.ndarray, device: np.ndarray) -> Copy: ...
 
     def settle(self) -> None:
-        """Waits for what was begun."""
+        """Wait for the copies begun."""
         ...
 
 
 class Rates:
-    """Whether a copy is cheaper than computing again: tokens per second of either, as measured."""
+    """Comparison of copying and recomputation: tokens per second of either, as measured."""
 
     def __init__(self) -> None:
         self.prefill = self.copy = 0.0  # 0: not known yet
 
     def learn_pass(self, rows: int, seconds: float) -> None:
-        if rows >= 64 and seconds > 0:  # others read the weights, whatever they compute
+        if rows >= 64 and seconds > 0:  # smaller passes are bound by reading the weights
             self.prefill = _smoothed(self.prefill, rows / seconds)
 
     def learn_copy(self, tokens: int, seconds: float) -> None:
@@ -90,7 +91,7 @@ def _smoothed(before: float, now: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Save:
-    """A copy out: `ids` end at `node`, which is locked; the last of them are new, and go behind `found`."""
+    """A copy out: `ids` end at `node`, which is locked; the last of them are new, and go after `found`."""
 
     copy: Copy
     node: Node
@@ -101,9 +102,10 @@ class Save:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A copy in: `ids` go behind `parent`, which is locked, to slots that belong to the request, or to the fetch if that is gone, or there was none.
+    """A copy in: `ids` go after `parent`, which is locked, to slots that belong to the request, or to the fetch if the
+    request is gone, or there was none.
 
-    landed  called with where it ends in the tree, if it was made for no request
+    landed  called with its end in the tree, if it was made for no request
     """
 
     copy: Copy
@@ -116,11 +118,11 @@ class Fetch:
 
 
 class HostTier:
-    """Beside one radix tree.
+    """The host tier of one radix tree.
 
-    saved, fetched   tokens that were copied out, and in
-    ahead            copies in that were made before a request came
-    failed           copies that there was no room for, or that could not be made: what they were for is computed again
+    saved, fetched   tokens copied out, and in
+    ahead            copies in made before a request arrived
+    failed           copies without room, or that could not be made: their tokens are recomputed
     """
 
     def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: Rates, promises: Promises) -> None:
@@ -130,7 +132,7 @@ class HostTier:
         self._ready = 0
         self._copies: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()  # of nodes of the device's tree
         self._kept: Counter[Node] = Counter()  # copies that are locked for runs
-        self._unsaved: dict[Node, str] = {}  # while there is room for all
+        self._unsaved: dict[Node, str] = {}  # unsaved while there is room for all
         self._saves: list[Save] = []
         self._fetches: list[Fetch] = []
         self.saved = self.fetched = self.saves = self.fetches = self.failed = self.ahead = 0
@@ -141,18 +143,19 @@ class HostTier:
 
     @property
     def capacity(self) -> int:
-        """Tokens that it has room for by now."""
+        """Return the tokens that it has room for by now."""
         return self._mover.ready
 
     @property
     def size(self) -> int:
-        """Tokens that it has."""
+        """Return the tokens that it holds."""
         return self._host.size
 
     # -- out ---------------------------------------------------------------------------------------------------
 
     def save(self, node: Node, space: str) -> None:
-        """Begins to copy the prefix that ends at `node`, as far as the host lacks it; as soon as enough of the pool is in use."""
+        """Begin to copy the prefix that ends at `node`, as far as the host lacks it; as soon as enough of the pool is
+        in use."""
         if not self.rates.favour_copies:
             return
         self._unsaved[node] = space
@@ -209,16 +212,16 @@ class HostTier:
             return None
 
     def has(self, node: Node) -> bool:
-        """Whether the prefix that ends at `node` was saved, and is here."""
+        """Return whether the prefix that ends at `node` was saved, and is still here."""
         copy = self._copies.get(node)
         return copy is not None and copy.parent is not None
 
     def is_at(self, node: Node, copy: Node) -> None:
-        """What `copy` ends is what ends at `node` on the device."""
+        """Record that `copy` ends where `node` ends on the device."""
         self._copies[node] = copy
 
     def keep(self, node: Node) -> Node:
-        """Locks what `has` is here, until its `release`."""
+        """Lock the copy that `has` found, until its `release`."""
         copy = self._copies[node]
         self._host.lock(copy)
         self._kept[copy] += 1
@@ -233,18 +236,20 @@ class HostTier:
     # -- back --------------------------------------------------------------------------------------------------
 
     def found(self, req: Request, at: int) -> int:
-        """Up to where the head of a waiting request, of which `at` tokens are cached, would be if what is here were fetched."""
+        """Return where the head of a waiting request, of which `at` tokens are cached, would end if everything here
+        were fetched."""
         if not self._host.size or not self.rates.favour_copies:
             return at
         end = self._host.match(req.ids, req.match_limit, req.space).end
         return end if end - at >= LEAST else at
 
     def is_coming(self, node: Node, token: int) -> bool:
-        """Whether what goes on behind `node` with that token is being fetched."""
+        """Return whether the continuation of `node` by that token is being fetched."""
         return any(fetch.parent is node and int(fetch.ids[0]) == token for fetch in self._fetches)
 
     def fetch(self, req: Request, upto: int) -> bool:
-        """Begins to copy what is here of a request that has just been admitted to its own slots, up to there. Whether that could be begun."""
+        """Begin to copy a just admitted request's prefix here to its own slots, up to `upto`. Return whether that could
+        begin."""
         at = req.device_len
         assert req.node is not None and req.node.end == at
         found = self._host.match(req.ids, upto, req.space)
@@ -263,7 +268,8 @@ class HostTier:
         return True
 
     def fetch_ahead(self, copy: Node, parent: Node, slots: np.ndarray, landed: Callable[[Node], None]) -> None:
-        """Begins to copy what is here up to `copy`, of which the device has what ends at `parent`, to slots that are the tier's from now on."""
+        """Begin to copy the prefix up to `copy`, of which the device has what ends at `parent`, to slots that are the
+        tier's from now on."""
         begun = self._begun(self._mover.back, self._host.slots_to(copy)[parent.end :], slots)
         if begun is None:
             self.failed += 1
@@ -276,17 +282,18 @@ class HostTier:
         self.ahead += 1
 
     def ids_to(self, copy: Node) -> np.ndarray:
-        """The tokens of a prefix that `keep` keeps."""
+        """Return the tokens of a prefix locked by `keep`."""
         return self._host.ids_to(copy)
 
     def seconds(self, tokens: int) -> float:
-        """What copying so many takes, as measured; 0 where that is not known."""
+        """Return how long copying so many takes, as measured; 0 if unknown."""
         return tokens / self.rates.copy if self.rates.copy else 0.0
 
-    # -- what is done ------------------------------------------------------------------------------------------
+    # -- completed copies ------------------------------------------------------------------------------------------
 
     def landed(self) -> Iterator[Request | None]:
-        """Ends copies that are done: each time something was unlocked, and the request that can go on, if there is one."""
+        """Complete finished copies: yield each time something was unlocked, and the request that can continue, if there
+        is one."""
         for save in [save for save in self._saves if save.copy.done()]:
             self._saves.remove(save)
             self.rates.learn_copy(len(save.slots), save.copy.seconds)
@@ -301,7 +308,7 @@ class HostTier:
             self.rates.learn_copy(len(fetch.slots), fetch.copy.seconds)
             self._host.unlock(fetch.found)
             req = fetch.request
-            if req is None:  # cancelled or preempted: it is cached all the same
+            if req is None:  # cancelled or preempted: it is cached anyway
                 done = self._tree.insert(fetch.parent, fetch.ids, fetch.slots)
                 self._pool.free(fetch.slots[: done.present])
                 if fetch.landed is not None:
@@ -313,32 +320,32 @@ class HostTier:
             yield req
 
     def wait(self) -> None:
-        """Until a copy is done, one in if there is one."""
+        """Wait until a copy is done, one in if there is one."""
         for one in (*self._fetches, *self._saves)[:1]:
             one.copy.wait()
 
     def forget(self) -> None:
-        """Drops all that is here and not being copied."""
+        """Drop everything here that is not being copied."""
         self._slots.free(self._host.clear())
 
     def close(self) -> None:
-        """Waits for copies; nothing here is looked at any more."""
+        """Wait for copies; nothing here is used any longer."""
         self._mover.settle()
         self._host.give_up()
 
-    # -- truth -------------------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------------------
 
     def locked(self) -> Iterator[Node]:
-        """Nodes of the radix tree that copies have locked."""
+        """Return nodes of the radix tree that copies have locked."""
         yield from (save.node for save in self._saves)
         yield from (fetch.parent for fetch in self._fetches)
 
     def orphans(self) -> Iterator[np.ndarray]:
-        """Slots of the device that belong to fetches whose requests are gone."""
+        """Return slots of the device that belong to fetches whose requests are gone."""
         yield from (fetch.slots for fetch in self._fetches if fetch.request is None)
 
     def check(self) -> None:
-        """Raises AssertionError if a host slot leaks or is owned twice."""
+        """Raise AssertionError if a host slot leaks or is owned twice."""
         self._host.check()
         owned = [n.slots for n in self._host.nodes()] + [save.slots for save in self._saves]
         self._slots.check([*owned, np.arange(self._ready, self._mover.capacity, dtype=np.int64)])

@@ -19,15 +19,15 @@ from lmc.backend.engine.kv_pool import KVPool, LayerShape
 
 log = logging.getLogger("lmc.engine")
 
-_PIECE = 256 << 20  # bytes of host memory that are allocated, and pinned, in one go
-_STAGE = 64 << 20  # bytes that are gathered in one go
+_PIECE = 256 << 20  # bytes of host memory allocated, and pinned, at a time
+_STAGE = 64 << 20  # bytes gathered at a time
 
 
 class KVMover:
-    """A `Mover` (host_tier.py) of a pool. host_bytes: how much of the host's memory it may have.
+    """A `Mover` (host_tier.py) of a pool. host_bytes: the host memory that it may use.
 
-    A host row holds K and V of all layers of one token. Memory is allocated by a thread, in pieces: on a GPU it is pinned, which takes
-    seconds for some GiB. If a piece cannot be had, it stays at what it has.
+    A host row holds K and V of all layers of one token. Memory is allocated by a thread, in pieces: on a GPU it is
+    pinned, which takes seconds for some GiB. If a piece cannot be allocated, it keeps those it has.
     """
 
     def __init__(self, pool: KVPool, layers: Sequence[LayerShape], host_bytes: int) -> None:
@@ -48,7 +48,7 @@ class KVMover:
                 pass
 
     def grow(self) -> bool:
-        """One piece more; False if there are all that there will be."""
+        """Allocate one more piece; return False if all exist."""
         at = self.ready
         if at >= self.capacity:
             return False
@@ -108,7 +108,7 @@ class KVMover:
             store.index_copy_(0, slots, part)
 
     def _columns(self, stage: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each K and V of each layer: its part of the rows, and the pool's."""
+        """Yield, for each K and V of each layer, its part of the rows, and the pool's."""
         at = 0
         for i, layer in enumerate(self._layers):
             for store, dim in ((self._pool.key(i), layer.key_dim), (self._pool.value(i), layer.value_dim)):
@@ -117,7 +117,7 @@ class KVMover:
                 at += width
 
     def _runs(self, host: np.ndarray) -> Iterator[tuple[torch.Tensor, int, int]]:
-        """Consecutive host rows, and where they stand among those that are copied."""
+        """Yield consecutive host rows, and their positions among those that are copied."""
         cuts = np.flatnonzero((np.diff(host) != 1) | (host[1:] % self._rows == 0)) + 1
         for a, b in itertools.pairwise([0, *cuts.tolist(), len(host)]):
             piece, row = divmod(int(host[a]), self._rows)
@@ -125,13 +125,13 @@ class KVMover:
 
 
 def _grow(mover: weakref.ref[KVMover]) -> None:
-    """Until it has all, or nobody needs it any more."""
+    """Allocate until all pieces exist, or it is no longer needed."""
     while (found := mover()) is not None and found.grow():
         del found
 
 
 class Copied:
-    """A copy that is done."""
+    """A completed copy."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -143,7 +143,7 @@ class Copied:
 
 
 class CopiedByDevice(Copied):
-    """One that a stream makes."""
+    """A copy made on a stream."""
 
     def __init__(self, begun: torch.cuda.Event, ended: torch.cuda.Event) -> None:
         super().__init__(0.0)

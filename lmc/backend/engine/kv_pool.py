@@ -1,4 +1,4 @@
-"""The KV pool: which slots are free, and where their keys and values live.
+"""The KV pool: free slots, and the storage of their keys and values.
 
 A slot holds K and V of one token in every layer (page size 1). Who owns a slot:
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SlotAllocator:
-    """A stack of free slots in [0, num_slots). Pure bookkeeping: knows nothing of what the slots hold."""
+    """A stack of free slots in [0, num_slots). Pure bookkeeping, independent of the slots' contents."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -31,13 +31,13 @@ class SlotAllocator:
         return self._count
 
     def alloc(self, n: int) -> np.ndarray:
-        """`n` free slots [n] int64, in ascending order where they were freed so; the caller owns them."""
+        """Return `n` free slots [n] int64, in ascending order if they were freed so; the caller owns them."""
         assert n <= self._count, f"KV pool exhausted: {n} slots wanted, {self._count} free"
         self._count -= n
         return self._stack[self._count : self._count + n][::-1].copy()
 
     def free(self, slots: np.ndarray) -> None:
-        """Gives slots back; each must be owned by the caller."""
+        """Free slots; each must be owned by the caller."""
         n = len(slots)
         assert self._count + n <= self.num_slots, "more slots freed than there are"
         self._stack[self._count : self._count + n] = slots[::-1]
@@ -45,18 +45,18 @@ class SlotAllocator:
         self._freed += n
 
     def tidy(self) -> None:
-        """Sorts the free slots once many were freed: consecutive slots are views of the store, others are copies."""
+        """Sort the free slots once many were freed: consecutive slots are views of the store, others are copies."""
         if self._freed * 8 >= self.num_slots:
             every = self._count == self.num_slots
             self._stack[: self._count] = np.arange(self._count)[::-1] if every else np.sort(self._stack[: self._count])[::-1]
             self._freed = 0
 
     def free_slots(self) -> np.ndarray:
-        """The free slots, for checks."""
+        """Return the free slots, for checks."""
         return self._stack[: self._count].copy()
 
     def check(self, owned: Sequence[np.ndarray]) -> None:
-        """Raises unless free slots and `owned` together are each slot exactly once."""
+        """Raise unless free slots and `owned` together are each slot exactly once."""
         every = np.concatenate([self.free_slots(), *owned])
         seen = np.bincount(every, minlength=self.num_slots)
         if len(seen) != self.num_slots or not (seen == 1).all():
@@ -65,7 +65,7 @@ class SlotAllocator:
 
 
 class LayerShape(NamedTuple):
-    """What one token has in one layer: K [num_kv_heads, key_dim], V [num_kv_heads, value_dim]."""
+    """The shape of one token in one layer: K [num_kv_heads, key_dim], V [num_kv_heads, value_dim]."""
 
     num_kv_heads: int
     key_dim: int
@@ -73,7 +73,7 @@ class LayerShape(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Return its number of elements."""
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
@@ -87,7 +87,7 @@ class KVPool:
 
     @classmethod
     def of(cls, layers: Sequence[LayerShape], num_slots: int, dtype: torch.dtype, device: str = "cpu") -> KVPool:
-        """For layers that need not be alike."""
+        """Create for layers that may differ."""
         pool = cls.__new__(cls)
         pool._allocate(layers, num_slots, dtype, device)
         return pool
@@ -98,7 +98,7 @@ class KVPool:
         def zeros(heads: int, dim: int) -> torch.Tensor:  # an unwritten slot must never be NaN
             return torch.zeros((num_slots + 1, heads, dim), dtype=dtype, device=device)
 
-        self.scratch = num_slots  # where rows that only fill up a pass write; nobody reads it
+        self.scratch = num_slots  # written by padding rows of a pass; never read
         self._keys = [zeros(layer.num_kv_heads, layer.key_dim) for layer in layers]
         self._values = [zeros(layer.num_kv_heads, layer.value_dim) for layer in layers]
 

@@ -1,16 +1,16 @@
-"""How long answers become, by what the answers to the same gen were. A guess: being wrong costs time, never text.
+"""Expected lengths of answers, from earlier answers to the same gen. An estimate: being wrong costs time, never text.
 
-SGLang promises a share of `max_tokens` that all requests have in common, vLLM nothing. A program asks at the same places of its
-source again and again, and what is asked at one place is answered at about the same length.
+SGLang reserves a share of `max_tokens` that is the same for all requests, vLLM nothing. A program makes requests at the
+same places of its source again and again, and answers at one place have about the same length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-_UNKNOWN = 128.0  # tokens expected of a gen that nobody has answered yet
-_RECENT = 32  # the mean is over about so many answers, so that it follows what changes
-_GENS = 1024  # remembered, those that were met last
+_UNKNOWN = 128.0  # tokens expected of a gen without answers so far
+_RECENT = 32  # window of the running mean, so that it follows changes
+_GENS = 1024  # remembered gens, the most recent ones
 
 
 class Lengths:
@@ -20,11 +20,11 @@ class Lengths:
         self._seen: dict[Hashable, tuple[float, int]] = {}  # mean, answers that it is over; in the order of the last answer
 
     def expected(self, gen: Hashable) -> int:
-        """Tokens that an answer to `gen` is expected to have."""
+        """Return the expected number of tokens of an answer to `gen`."""
         return round(self._seen.get(gen, (_UNKNOWN, 0))[0])
 
     def learn(self, gen: Hashable, tokens: int) -> None:
-        """An answer to `gen` has ended after so many."""
+        """Record the length of an ended answer to `gen`."""
         mean, count = self._seen.pop(gen, (0.0, 0))
         count = min(count + 1, _RECENT)
         self._seen[gen] = mean + (tokens - mean) / count, count

@@ -1,7 +1,7 @@
 """Log-probabilities: the model's own, of tokens that were sampled or scored and of the likeliest beside them.
 
-All that a pass asks for are one tensor, which stays on the device until somebody reads it. Of equally likely tokens those of
-the lower id come first, so that what else is in a pass does not matter.
+All log-probabilities of a pass are one tensor, which stays on the device until it is read. Of equally likely tokens
+those of the lower id come first, so that the rest of a pass does not matter.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from lmc.backend.engine.request import TokenLogprob, Top
 from lmc.backend.engine.transfer import to_device, to_host
 
-_AT_ONCE = 1 << 26  # logits looked at together
+_AT_ONCE = 1 << 26  # logits processed at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of N tokens.
+    """Log-probabilities of N tokens.
 
-    found   [N, 1 + 2 most] float64: of each its own, the `most` greatest of its row, and whose these are
+    found   [N, 1 + 2 most] float64: by token: its own, the `most` greatest of its row, and their ids
     wanted  [N] how many of these are
     """
 
@@ -30,7 +30,7 @@ class Logprobs:
     wanted: Sequence[int]
 
     def leave(self) -> Logprobs:
-        """On their way to the host: readable once the device has come this far."""
+        """Start the copy to the host: readable once the device has come this far."""
         return Logprobs(to_host(self.found), self.wanted)
 
     def read(self) -> list[tuple[float, Top]]:
@@ -41,7 +41,8 @@ class Logprobs:
         ]
 
     def of_samples(self, at: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprob | None]:
-        """For each of a pass's samples, where these are those `at`: None for the others, and where none was sampled."""
+        """Return one for each of a pass's samples, where these are those `at`: None for the others, and where none was
+        sampled."""
         found: list[TokenLogprob | None] = [None] * len(tokens)
         for i, (own, top) in zip(at, self.read(), strict=True):
             if tokens[i] >= 0:
@@ -52,7 +53,8 @@ class Logprobs:
 def logprobs(
     logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, wanted: Sequence[int] | None = None
 ) -> Logprobs:
-    """Of tokens [N] int64, each in its row of `logits` [R, V], and the `wanted` [N] likeliest beside each; none by default."""
+    """Compute log-probabilities of tokens [N] int64, each in its row of `logits` [R, V], and the `wanted` [N] likeliest
+    beside each; none by default."""
     wanted = wanted or [0] * len(rows)
     most, step = max(wanted, default=0), max(1, _AT_ONCE // logits.shape[1])
     parts = [
@@ -73,8 +75,8 @@ def _some(logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, most:
 
 
 def likeliest(logits: torch.Tensor, n: int) -> torch.Tensor:
-    """[R, n] int64: the ids of the `n` greatest of each row of `logits` [R, V] float32, best first, the first of equals before
-    the others."""
+    """Return [R, n] int64: the ids of the `n` greatest of each row of `logits` [R, V] float32, best first, the first of
+    equals before the others."""
     if not logits.is_cuda:
         least = logits.topk(n).values[:, -1]
         return torch.from_numpy(np.stack([_best(*row, n) for row in zip(logits.numpy(), least.numpy(), strict=True)]))
@@ -84,11 +86,12 @@ def likeliest(logits: torch.Tensor, n: int) -> torch.Tensor:
 def _best(row: np.ndarray, least: np.float32, n: int) -> np.ndarray:
     some = np.flatnonzero(row >= least)
     best = some[np.argsort(-row[some], kind="stable")[:n]]
-    return best if len(best) == n else np.arange(n)  # some are no numbers
+    return best if len(best) == n else np.arange(n)  # some are NaN
 
 
 def ordered(logits: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of `logits` [R, V], of equals the first column's the greatest: V - 1 - column in the low half."""
+    """Return integers in the order of `logits` [R, V], with the first column the greatest of equals: V - 1 - column in
+    the low half."""
     bits = logits.view(torch.int32)
     high = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
     return high | torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)

@@ -1,12 +1,12 @@
-"""Masking: what constraints leave of rows of logits. The best legal token of a row, and rows closed for drawing.
+"""Masking: rows of logits under constraints. The best legal token of a row, and rows masked for drawing.
 
-Each pass over a row costs as much as the model's own choice from it, so a row is looked at as seldom as can be:
+Each pass over a row costs as much as the model's own choice from it, so rows are read as rarely as possible:
 
     few tokens are legal      these alone are gathered
-    the model's best is       it is taken; else the next best is asked for, once more where most tokens are legal
+    the model's best is       it is taken; else the next best is tried, once more where most tokens are legal
     else                      the row is closed, by adding 0 and -inf or, where few tokens are illegal, one by one
 
-A model that was refused twice in a row probably will be again: then the row is closed at once, two times out of three.
+A model that was refused twice in a row probably will be again: then the row is masked at once, two times out of three.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lmc.errors import ConstraintError
 _FLAGS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)
 _CLOSED = np.where(_FLAGS, np.float32(0), np.float32(-np.inf))  # [256, 8]: what a byte of a mask adds to eight logits
 
-_TRIES = 2  # best tokens looked at before the row is closed, where most are legal
-_FIRMLY = 2  # from here on a model is expected to be refused
+_TRIES = 2  # best tokens tried before the row is masked, where most are legal
+_FIRMLY = 2  # refusals after which another is expected
 _MOST_FIRMLY = 3
 
 
@@ -33,26 +33,26 @@ def is_constrained(req: Sampled) -> bool:
 
 
 def step_of(req: Sampled) -> int:
-    """How many tokens the answer has before this one."""
+    """Return how many tokens the answer has before this one."""
     return req.length - req.prompt_len
 
 
 class Closing:
-    """Masks as what is added to logits. Made anew in one buffer, which takes no longer than to fetch a kept one from memory;
-    for one thread."""
+    """Masks as addends to logits. Rebuilt in one buffer, which is as fast as fetching a cached one from memory; for one
+    thread."""
 
     def __init__(self) -> None:
         self._of, self._added = np.zeros(0, np.uint32), np.zeros((0, 8), np.float32)
 
     def close(self, row: np.ndarray, bits: np.ndarray) -> None:
-        """Closes in `row`, float32 [V], what `bits`, uint32 [words], do not allow, in place."""
+        """Mask in `row`, float32 [V], the tokens that `bits`, uint32 [words], do not allow, in place."""
         added = self.added(bits)
         n = min(len(row), len(added))
         row[:n] += added[:n]
         row[n:] = -np.inf
 
     def added(self, bits: np.ndarray) -> np.ndarray:
-        """float32 [32 * words]: 0 where `bits` allow, -inf elsewhere; until the next call."""
+        """Return float32 [32 * words]: 0 where `bits` allow, -inf elsewhere; valid until the next call."""
         if bits is not self._of or bits.flags.writeable:  # rows of an automaton are never written to
             if len(self._added) != 4 * len(bits):
                 self._added = np.empty((4 * len(bits), 8), np.float32)
@@ -62,8 +62,9 @@ class Closing:
 
 
 def greediest(logits: torch.Tensor, requests: Sequence[Sampled], greedy: Sequence[bool], closing: Closing) -> list[int]:
-    """For each greedy row of `logits` [N, V]: the token with the highest logit of those its request allows, the first
-    of equals; STUCK where it allows none, BROKEN where the logits are no numbers. Rows may be written to. 0 for the others."""
+    """Return, for each greedy row of `logits` [N, V], the token with the highest logit of those its request allows, the
+    first of equals; STUCK where it allows none, BROKEN where the logits are NaN. Rows may be written to. 0 for the
+    others."""
     if logits.device.type == "cpu":  # row by row in numpy: torch's argmax takes ten times as long on a CPU
         every = logits.numpy()
         found = [_best_on_cpu(row, req, closing) if wanted else 0 for row, req, wanted in zip(every, requests, greedy, strict=True)]
@@ -105,15 +106,15 @@ def _best_on_cpu(row: np.ndarray, req: Sampled, closing: Closing) -> int:
     if not _close(row, req, closing):
         return STUCK
     token = int(row.argmax())
-    return token if row[token] > -np.inf else int(_legal(req, len(row)).argmax())  # the logits themselves close all
+    return token if row[token] > -np.inf else int(_legal(req, len(row)).argmax())  # the logits themselves mask all
 
 
 def few_of(req: Sampled, logits: torch.Tensor) -> np.ndarray | None:
-    """Ascending ids of the legal tokens, where they are few and `logits` on the CPU; else the row is to be masked."""
+    """Return ascending ids of the legal tokens, if few and `logits` is on the CPU; else the row is to be masked."""
     if not is_constrained(req) or logits.device.type != "cpu" or _too_early(req):
         return None
     try:
-        _ = _matcher(req).bits  # with it, what is few is known
+        _ = _matcher(req).bits  # with it, the few tokens are known
     except ConstraintError:  # as in `_legal`
         return None
     known = _matcher(req).row
@@ -121,8 +122,8 @@ def few_of(req: Sampled, logits: torch.Tensor) -> np.ndarray | None:
 
 
 def mask(row: torch.Tensor, req: Sampled, closing: Closing) -> bool:
-    """Closes what the constraint does not allow, in place on `row` [V]. False, and nothing closed, if it allows nothing:
-    there is no drawing from an empty row, and the rows beside it go on."""
+    """Mask disallowed tokens, in place on `row` [V]. Return False, with nothing masked, if none is allowed: an empty
+    row cannot be drawn from, and the rows beside it continue."""
     if row.device.type == "cpu":
         return _close(row.numpy(), req, closing)
     legal = _legal(req, len(row))
@@ -133,7 +134,7 @@ def mask(row: torch.Tensor, req: Sampled, closing: Closing) -> bool:
 
 
 def _close(row: np.ndarray, req: Sampled, closing: Closing) -> bool:
-    """`mask` on the CPU."""
+    """Run `mask` on the CPU."""
     bits = legal_bits(req, len(row))
     known = None if _too_early(req) else _matcher(req).row
     if known is None:
@@ -152,7 +153,7 @@ def _close(row: np.ndarray, req: Sampled, closing: Closing) -> bool:
 
 
 def legal_bits(req: Sampled, size: int) -> np.ndarray:
-    """What the constraint allows next, a bit a token, [⌈size / 32⌉] uint32; not to be written to."""
+    """Return the allowed next tokens, a bit a token, [⌈size / 32⌉] uint32; read-only."""
     try:
         bits = _matcher(req).bits
     except ConstraintError:  # as in `_legal`
@@ -166,10 +167,10 @@ def legal_bits(req: Sampled, size: int) -> np.ndarray:
 
 
 def _legal(req: Sampled, size: int) -> np.ndarray:
-    """bool [size], the caller's own."""
+    """Return bool [size], owned by the caller."""
     try:
         bits = _matcher(req).bits
-    except ConstraintError:  # no token of the vocabulary; `Answer.stuck` asks again and reports it
+    except ConstraintError:  # no token of the vocabulary; `Answer.stuck` tries again and reports it
         return np.zeros(size, bool)
     legal = np.unpackbits(bits.view(np.uint8), count=size, bitorder="little").view(bool)
     legal[list(_too_early(req))] = False
@@ -184,7 +185,8 @@ _NO_TOKENS: frozenset[int] = frozenset()
 
 
 def _too_early(req: Sampled) -> frozenset[int]:
-    """Tokens that would end the answer before its minimum length, unless the constraint lets nothing else follow."""
+    """Return tokens that would end the answer before its minimum length, unless the constraint lets nothing else
+    follow."""
     least = req.params.min_new_tokens
     if not least or step_of(req) >= least or _matcher(req).done:
         return _NO_TOKENS

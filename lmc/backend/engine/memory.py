@@ -1,4 +1,4 @@
-"""How much memory is free, and whether a model's weights and a KV pool fit into it."""
+"""Memory checks: free memory, and whether a model's weights and a KV pool fit into it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free for use on `device`; 4 GiB where the system does not say. A container's limit counts."""
+    """Return the free bytes on `device`; 4 GiB if the system does not tell. A container's limit counts."""
     if device.type == "cuda":
         import torch
 
-        torch.cuda.empty_cache()  # what engines before this one have left with the allocator
+        torch.cuda.empty_cache()  # memory that earlier engines left with the allocator
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_of_machine(), *_free_of_groups())
 
@@ -40,7 +40,8 @@ def _free_of_machine() -> int:
 
 
 def _free_of_groups() -> Iterator[int]:
-    """What each limit of a control group, version 2, that this process is in leaves; cached files can be dropped for more."""
+    """Yield what each limit of this process's control groups, version 2, leaves; cached files can be dropped for
+    more."""
     yield sys.maxsize
     try:
         own = next((line[3:] for line in _OWN.read_text().splitlines() if line.startswith("0::")), "/")
@@ -57,11 +58,12 @@ def _free_of_groups() -> Iterator[int]:
             yield max(0, int(limit) - used + int(stat["inactive_file"]) + int(stat["active_file"]))
 
 
-_ROOM = 0.85  # of a GPU's free memory: the share that weights may take where they are spread, so that KV and passes have some
+_ROOM = 0.85  # of a GPU's free memory: share for sharded weights, leaving some to KV and passes
 
 
 def check_fits(path: Path, need: int, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> None:
-    """Refuses weights that take `need` bytes as `dtype` and have no room on `device`. `ranks`: over so many devices they are spread."""
+    """Refuse weights of `need` bytes as `dtype` that do not fit on `device`. `ranks`: number of devices they are
+    sharded over."""
     free = free_memory(device)
     if need > free:
         smaller = "" if dtype.itemsize <= 2 else 'dtype="bfloat16" needs half; or '
@@ -73,7 +75,8 @@ def check_fits(path: Path, need: int, dtype: torch.dtype, device: torch.device, 
 
 
 def spreading(need: int, free: int, device: torch.device, ranks: int) -> str:
-    """What `tp` would do for weights of `need` bytes in all, on devices with `free` bytes each; "" where it would do nothing."""
+    """Return a hint on `tp` for weights of `need` bytes in all, on devices with `free` bytes each; "" if it would not
+    help."""
     if device.type != "cuda" or free <= 0:
         return ""
     import torch
@@ -87,29 +90,30 @@ def spreading(need: int, free: int, device: torch.device, ranks: int) -> str:
 
 
 def kv_bytes(loaded: LoadedModel) -> int:
-    """Of one token, on one device."""
+    """Return the KV bytes of one token, on one device."""
     return sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize
 
 
-_POOL_CAP = 3 << 29  # bytes of KV that a pool takes on a CPU without being told: 1.5 GiB
+_POOL_CAP = 3 << 29  # default size of a pool on a CPU in bytes: 1.5 GiB
 
 
 def default_pool(loaded: LoadedModel, ranks: int = 1) -> int:
-    """Tokens that fit a quarter of the free memory (at most 1.5 GiB, of all ranks together) on a CPU, 85 % of it on a GPU."""
+    """Return the tokens that fit a quarter of the free memory (at most 1.5 GiB, of all ranks together) on a CPU, 85 %
+    of it on a GPU."""
     free = free_memory(loaded.device)
     room = int(free * _ROOM) if loaded.device.type == "cuda" else min(free // 4, _POOL_CAP) // ranks
     return max(1024, room // kv_bytes(loaded))
 
 
 def check_host(size: int) -> None:
-    """Refuses a host tier of so many bytes that this machine has not free."""
+    """Refuse a host tier of so many bytes if this machine has not as much free."""
     free = min(_free_of_machine(), *_free_of_groups()) if size else 0
     if size > free:
         raise ParameterError(f"Engine: host_memory of {size / _GIB:.1f} GiB, and this machine has {free / _GIB:.1f} GiB free")
 
 
 def check_pool(tokens: int, per_token: int, device: torch.device) -> None:
-    """Refuses a KV pool that has no room on `device`. `per_token`: bytes."""
+    """Refuse a KV pool that does not fit on `device`. `per_token`: bytes."""
     free = free_memory(device)
     if tokens * per_token > free:
         raise ParameterError(

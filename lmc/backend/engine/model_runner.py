@@ -1,4 +1,4 @@
-"""The runner: a pass as the scheduler sees it becomes tensors, goes through the model, and comes back as tokens."""
+"""The runner: turns the scheduler's pass into tensors, runs the model, and returns tokens."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ModelRunner:
         return PassOutput(tokens, told, *read(scores))
 
     def _scores(self, logits: torch.Tensor, work: Pass, index: dict[int, int]) -> Logprobs | None:
-        """What the pass scores; on the device."""
+        """Return the scores of the pass; on the device."""
         if not work.scores:
             return None
         tokens = to_device([s.token for s in work.scores], logits)
         return logprobs(logits, [index[s.row] for s in work.scores], tokens, [s.top for s in work.scores])
 
     def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
-        """Logits of the rows `wanted`, [len(wanted), vocab] float32."""
+        """Return logits of the rows `wanted`, [len(wanted), vocab] float32."""
         return self._model.forward(self._batch(work, wanted), self._kv)
 
     def _batch(self, work: Pass, wanted: list[int]) -> ForwardBatch:
@@ -65,10 +65,10 @@ class ModelRunner:
         )
 
     def _seen(self, spans: Sequence[Rows]) -> Seen | None:
-        """Rows of pictures, and what is seen there; the tower runs now, if it has to."""
+        """Return rows of pictures, and their features; the tower runs now, if needed."""
         if self._eyes is None:
             return None
-        found: list[tuple[Laid, int, int, int]] = []  # with the row of the pass that the first is
+        found: list[tuple[Laid, int, int, int]] = []  # with the row of the pass of its first
         start = 0
         for s in spans:
             if s.branch is None and s.request.pictures:
@@ -83,7 +83,7 @@ class ModelRunner:
         return Seen(self._tensor(rows), first, tuple(deeper), self._axes(found))
 
     def _axes(self, found: Sequence[tuple[Laid, int, int, int]]) -> torch.Tensor | None:
-        """Positions on three axes, where the model has them."""
+        """Return positions on three axes, if the model has them."""
         axes = [at.position + shown.axes[:, first:last] for at, first, last, _ in found if (shown := at.picture.shown).axes is not None]
         return self._tensor(np.concatenate(axes, 1)) if axes else None
 
@@ -92,7 +92,7 @@ class ModelRunner:
 
 
 def tokens_of(spans: Sequence[Rows]) -> np.ndarray:
-    """Ids of the rows, [rows] int32; 0 where a picture's features stand."""
+    """Return ids of the rows, [rows] int32; 0 for a picture's features."""
     ids = np.concatenate([s.ids for s in spans])
     ids[ids >= PICTURE] = 0
     return ids
@@ -105,13 +105,13 @@ def adapters_of(spans: Sequence[Rows]) -> np.ndarray | None:
 
 
 def positions_of(rows: Rows) -> np.ndarray:
-    """Of the rows, int64; of choices that do not see the prompt, as if there were none."""
+    """Return positions of the rows, int64; of choices that do not see the prompt, as if there were none."""
     alone = rows.branch is not None and not rows.request.trie.prompt_length(rows.branch)
     return positions(() if alone else rows.request.pictures, rows.position, rows.position + len(rows.ids))
 
 
 def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
-    """Where in their sequence pictures begin and end that have rows here, and whose tokens see each other."""
+    """Return begin and end in their sequence of pictures with rows here whose tokens see each other."""
     if rows.branch is not None or not rows.request.pictures:
         return ()
     found = within(rows.request.pictures, rows.position, rows.position + len(rows.ids))
@@ -119,12 +119,12 @@ def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
 
 
 def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:
-    """The rows whose logits are wanted, in order, and the place of each among them."""
+    """Return the rows whose logits are wanted, in order, and the index of each among them."""
     wanted = sorted({row for row, _ in work.draws} | {s.row for s in work.scores})
     return wanted, {row: i for i, row in enumerate(wanted)}
 
 
 def read(scores: Logprobs | None) -> tuple[list[float], list[Top]]:
-    """A pass's scores, and the likeliest tokens beside each."""
+    """Read a pass's scores, and the likeliest tokens beside each."""
     found = [] if scores is None else scores.read()
     return [score for score, _ in found], [top for _, top in found]

@@ -1,6 +1,7 @@
-"""What is made once a key and shared: by the thread that asks first, while others that want the same wait and the rest go on.
+"""Single-flight cache: the first thread that needs a key makes its value, while others with the same key wait and the
+rest continue.
 
-Bounded by weight: the least recently used go. What was handed out lives on with who has it.
+Bounded by weight: the least recently used are evicted. A value in use outlives its eviction.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ V = TypeVar("V")
 
 
 class Once(Generic[K, V]):
-    """A cache of made things. Thread-safe; its lock is never held while something is made.
+    """A cache. Thread-safe; its lock is never held while a value is made.
 
-    make    makes the value of a key; what it raises is raised to all who wait, and the next one tries again
-    weigh   what a value counts, fixed when it comes in
-    limit   of the weights of all together; the newest stays whatever it weighs
-    gone    told of each that goes
+    make    makes the value of a key; its exception is raised to all waiters, and the next caller tries again
+    weigh   weight of a value, fixed on insertion
+    limit   of the total weight; the newest stays whatever its weight
+    gone    called with each evicted value
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Once(Generic[K, V]):
         return making.result()
 
     def forget(self, key: K) -> None:
-        """It is made again when it is needed next."""
+        """Drop a key; it is made again when needed."""
         with self._lock:
             found = self._made.pop(key, None)
             if found is not None:
@@ -59,7 +60,7 @@ class Once(Generic[K, V]):
             self._gone(key, found[0])
 
     def replace(self, key: K, value: V) -> None:
-        """Put a better value in the place of one that is kept; nothing where it has gone meanwhile."""
+        """Replace a cached value by a better one; do nothing if it was evicted meanwhile."""
         weight = self._weigh(value)
         with self._lock:
             if key not in self._made:
@@ -71,7 +72,7 @@ class Once(Generic[K, V]):
             self._gone(old, left)
 
     def items(self) -> list[tuple[K, V]]:
-        """What there is now."""
+        """Return the current items."""
         with self._lock:
             return [(key, value) for key, (value, _) in self._made.items()]
 

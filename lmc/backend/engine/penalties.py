@@ -1,8 +1,9 @@
-"""Penalties on what an answer has said: n × frequency_penalty + presence_penalty off the logit of a token said n times.
+"""Penalties on an answer's tokens so far: n × frequency_penalty + presence_penalty off the logit of a token that
+occurred n times.
 
-Where passes are launched ahead, each answer's tokens are counted on the device: there what a pass samples is counted before
-anybody on the host knows it, and what the host knows first (forced tokens, those of passes that were waited for) is sent with the
-next pass. So no pass has to be waited for, and none sends more than it adds.
+Where passes are launched ahead, each answer's tokens are counted on the device: a pass's samples are counted there
+before the host knows them, and tokens that the host knows first (forced tokens, those of passes that were waited for)
+are sent with the next pass. So no pass has to be waited for, and none sends more than it adds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LEAST = 8  # answers that there is room for from the start; twice as many each 
 
 
 def penalise(logits: torch.Tensor, requests: Sequence[Sampled]) -> None:
-    """The requests' rows of `logits` [N, V] on a CPU, in place; all that they said is known."""
+    """Penalize the requests' rows of `logits` [N, V] on a CPU, in place; all their tokens are known."""
     for row, req in zip(logits.numpy(), requests, strict=True):
         if is_penalised(p := req.params):
             ids, counts = np.unique(req.ids[req.prompt_len : req.length], return_counts=True)
@@ -40,7 +41,7 @@ class Penalised(NamedTuple):
 
 
 class Penalties:
-    """Of the running answers of one engine. An answer that ended gives its place to the next one."""
+    """Penalties of the running answers of one engine. An ended answer's row is reused."""
 
     def __init__(self) -> None:
         self._counts: torch.Tensor | None = None  # [places, V] float32: exact as far as answers can be long
@@ -71,15 +72,15 @@ class Penalties:
         return Penalised(rows, places * width)
 
     def _count_drafts(self, asked: Sequence[Sampled], less: torch.Tensor) -> None:
-        """Adds to the rows of drafts what is said there beyond what is known: [len(asked), V] counts."""
+        """Add to the rows of drafts the tokens there beyond the known ones: [len(asked), V] counts."""
         said = [req.ids[_whole(req).length : req.length] + np.int64(i * less.shape[1]) for i, req in enumerate(asked) if isinstance(req, Drafted)]
         if said:
             where = to_device(np.concatenate(said), less)
             less.view(-1).index_add_(0, where, torch.ones_like(where, dtype=torch.float32))
 
     def expect(self, rows: Penalised, requests: Sequence[Sampled], tokens: torch.Tensor) -> None:
-        """Counts what was sampled for `requests`, [N] int64 on the device; one below 0 ends its answer, whatever is counted. What is drawn
-        behind drafts the host says once it is known to be right."""
+        """Count the samples of `requests`, [N] int64 on the device; one below 0 ends its answer, whatever is counted.
+        Draws after drafts are counted by the host once they are verified."""
         assert self._counts is not None
         own = [req for req in requests if isinstance(req, Request) and is_penalised(req.params)]
         n = len(own)  # samples come before rows of drafts
@@ -89,7 +90,7 @@ class Penalties:
             self._counted[req] += 1
 
     def _held(self, asked: Sequence[Request], logits: torch.Tensor) -> torch.Tensor:
-        """The counts of all places, with those of `asked` as far as the host knows them."""
+        """Return the counts of all rows, with those of `asked` as far as the host knows them."""
         new = [req for req in asked if req not in self._places]
         if new:
             self._forget()
@@ -103,7 +104,7 @@ class Penalties:
         return counts
 
     def _roomy(self, logits: torch.Tensor) -> torch.Tensor:
-        """The counts, with room for all places."""
+        """Return the counts, with room for all rows."""
         counts, least = self._counts, max(self._places.values()) + 1
         if counts is None or least > len(counts):
             grown = logits.new_zeros(max(_LEAST, 1 << (least - 1).bit_length()), logits.shape[1])
@@ -113,11 +114,11 @@ class Penalties:
         return counts
 
     def _count(self, asked: Sequence[Request], counts: torch.Tensor) -> None:
-        """What became known since it was counted last."""
+        """Count the tokens that became known since the last count."""
         said: list[np.ndarray] = []
         for req in asked:
             start, end = req.prompt_len + self._counted[req], req.length
-            assert start <= end, f"request {req.order}: more was counted than was said"
+            assert start <= end, f"request {req.order}: more tokens were counted than sampled"
             if start < end:
                 known = req.ids[start:end]
                 assert known[-1] != PENDING, "sampled ahead, and not counted there"
@@ -128,7 +129,7 @@ class Penalties:
             counts.view(-1).index_add_(0, where, torch.ones_like(where, dtype=torch.float32))
 
     def _forget(self) -> None:
-        """Answers that have ended; and the memory, once no answer is left."""
+        """Forget ended answers; and the memory, once no answer is left."""
         for req in [req for req in self._places if req.done]:
             del self._places[req], self._counted[req]
         if not self._places:

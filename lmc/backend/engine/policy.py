@@ -1,4 +1,4 @@
-"""What an engine goes by: its own way, and others to compare with (the paper's ablations, Figure 8c)."""
+"""Policies of an engine: its own, and others to compare with (the paper's ablations, Figure 8c)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Begin = Literal["cost", "fit"]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """schedule  who is admitted next: "program" (runs as wholes, the longest cached prefix first among those that fit), "lpm" (requests, the
-                 longest cached prefix first), "fcfs" (in order of arrival), "random"
-    cache        "tree" (all that prompts have in common), "table" (what whole earlier requests left), "off"
-    eviction     "next-use" (what is known to be used again stays), "lru" (the least recently used goes)
+    """schedule  admission order: "program" (runs as wholes, the longest cached prefix first among those that fit),
+                 "lpm" (requests, the longest cached prefix first), "fcfs" (in order of arrival), "random"
+    cache        "tree" (all common prefixes), "table" (only whole earlier requests), "off"
+    eviction     "next-use" (prefixes known to be used again stay), "lru" (the least recently used is evicted)
     admission    which runs begin: "fit" (those that fit beside the open ones), "cost" (also those in whose place others compute again what costs less than
                  another run in flight gains)
     """
@@ -42,7 +42,7 @@ class Policy:
 
     @property
     def leases(self) -> bool:
-        """Runs keep what they will use again."""
+        """Return whether runs keep the prefixes that they will use again."""
         return self.schedule == "program" and self.eviction == "next-use" and self.cache != "off"
 
 
@@ -52,7 +52,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 
 
 def host_size(said: int | str | None, policy: Policy) -> int:
-    """Bytes of the host tier that somebody has asked for: a number of them, or one with a unit; 0: none."""
+    """Return bytes of the configured host tier: a number, or one with a unit; 0: none."""
     if said is None:
         return 0
     found = _SIZE.fullmatch(said.strip()) if isinstance(said, str) else None

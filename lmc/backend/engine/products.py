@@ -1,7 +1,7 @@
-"""Which way cuBLAS multiplies: each size of products by the way that was measured to be the fastest here.
+"""GEMM autotuning: each size is multiplied by the cuBLAS algorithm that was measured to be fastest here.
 
-Measured where a graph of the size is captured first, and kept on disk by GPU and version, so that every process with the same
-cache multiplies in the same way. Without measurements PyTorch multiplies as it always does.
+Measured when a graph of the size is first captured, and kept on disk by GPU and version, so that all processes with the
+same cache use the same algorithms. Without measurements PyTorch uses its default.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ log = logging.getLogger("lmc.engine")
 Size = tuple[int, int, int]  # rows of x; rows and columns of w
 
 _FORMAT = 1
-_NEAR = 1.7  # sizes whose proposals are tried: up to so many times as many rows, or as few
-_FINALISTS = 4  # ways that are measured again, in turns with PyTorch's own
+_NEAR = 1.7  # proposals of sizes with up to this ratio of rows are tried
+_FINALISTS = 4  # algorithms measured again, alternating with PyTorch's own
 _ROUNDS = 7
-_GAIN = 0.99  # of PyTorch's time that a way takes at most, to be worth while
-_WRONG = 0.02  # relative difference to PyTorch's result beyond which a way is none
-_MATRICES = 6  # of a shape, multiplied in turns: one alone would be found in the GPU's cache
+_GAIN = 0.99  # largest share of PyTorch's time at which an algorithm is worthwhile
+_WRONG = 0.02  # relative difference to PyTorch's result beyond which an algorithm is rejected
+_MATRICES = 6  # matrices of a shape, multiplied in turns: a single one would stay in the GPU's cache
 
 
 class Products:
-    """Multiplies rows by matrices of the dtype; sizes that were not measured as PyTorch does.
+    """Multiplies rows by matrices of the dtype; unmeasured sizes as PyTorch does.
 
-    path    where measurements are kept; None: nowhere
+    path    file of measurements; None: not stored
     """
 
     def __init__(self, cublas: Cublas, path: Path | None) -> None:
@@ -49,7 +49,7 @@ class Products:
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype) -> Products | None:
-        """None where cuBLAS cannot be asked."""
+        """Create it; None where cuBLAS cannot be queried."""
         try:
             cublas = Cublas(device, dtype)
         except CublasError as error:
@@ -59,7 +59,7 @@ class Products:
         return cls(cublas, _folder_file(f"{name}-{cublas.version}-{str(dtype).removeprefix('torch.')}.json"))
 
     def __call__(self, matrix: Linear, x: Tensor) -> Tensor:
-        """x [rows, columns] times a matrix."""
+        """Return x [rows, columns] times a matrix."""
         if isinstance(matrix, Dense) and matrix.bias is None:
             n, k = matrix.weight.shape
             way = self._ways.get((len(x), n, k))
@@ -70,7 +70,7 @@ class Products:
         return matrix(x)
 
     def measure(self, matrices: Iterable[Linear], sizes: Sequence[int]) -> None:
-        """Finds the ways for products of so many rows by these matrices, unless they are known."""
+        """Find the algorithms for GEMMs of so many rows by these matrices, unless they are known."""
         shapes: dict[tuple[int, int], list[Tensor]] = {}
         for matrix in matrices:
             if isinstance(matrix, Dense) and matrix.bias is None and matrix.weight.is_contiguous():
@@ -95,7 +95,7 @@ class Products:
         for way in dict.fromkeys(ways):
             if not self._cublas.can(way, rows, n, k):
                 continue
-            self._cublas.multiply(way, x, weights[0], y)  # the first time it is loaded
+            self._cublas.multiply(way, x, weights[0], y)  # its first call loads it
             if (y.float() - right).norm() <= _WRONG * right.norm():
                 found[way] = _seconds(lambda way=way: self._each(way, x, weights, y))
         best = sorted(found, key=found.__getitem__)[:_FINALISTS]
@@ -140,7 +140,7 @@ def _folder_file(name: str) -> Path | None:
 
 
 def _read(path: Path | None) -> dict[Size, bytes | None]:
-    """What is not there, of another format or damaged is measured again."""
+    """Read measurements; missing, damaged or other-format files are measured again."""
     if path is None or not path.exists():
         return {}
     try:
@@ -164,7 +164,7 @@ def _way(text: str) -> bytes:
 
 
 def _write(path: Path | None, ways: dict[Size, bytes | None]) -> None:
-    """With what others have written meanwhile; one log line if that is not possible."""
+    """Write, merged with what other processes have written meanwhile; one log line if that is not possible."""
     if path is None:
         return
     rows = [[*size, None if way is None else way.hex()] for size, way in sorted((_read(path) | ways).items())]

@@ -1,11 +1,12 @@
 """The radix tree: token sequences whose KV is in the pool, shared by all requests (RadixAttention, arXiv 2312.07104).
 
-An edge carries a run of token ids and, in the same order, the slots of their KV. The tree owns its slots.
-`lock` keeps a node and all its ancestors from eviction; what is unlocked is evicted from the ends of leaves, least
-recently used first; `touch` is for what is known to be used next, `forget` for what is known not to be. A node object always keeps its *end*: when an edge is
-split, the new object is the upper part, so that whoever holds a node holds the same prefix for as long as it is locked.
+An edge carries a run of token ids and, in the same order, the slots of their KV. The tree owns its slots. `lock`
+protects a node and all its ancestors from eviction; unlocked tokens are evicted from the ends of leaves, least recently
+used first; `touch` marks prefixes known to be used next, `forget` those known not to be. A node object always keeps its
+*end*: when an edge is split, the new object is the upper part, so that a reference to a node means the same prefix for
+as long as it is locked.
 
-Namespaces have nothing in common: each is a tree of its own, for as long as it has tokens or somebody holds its root.
+Namespaces have nothing in common: each is a tree of its own, for as long as it has tokens or its root is referenced.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 _BASE = 0x9E3779B97F4A7C15 | 1  # odd: invertible modulo 2**64
-_NEVER = 1 << 60  # ticks by which what is not used again is older than all else
+_NEVER = 1 << 60  # ticks by which unused prefixes are older than all others
 _AT_ONCE = 64  # tokens of a leaf that are evicted together
 _GHOSTS = 4_000_000  # remembered evicted tokens before the memory is dropped
 
@@ -35,17 +36,17 @@ class Node:
         self.children: dict[int, Node] = {}
         self.locks = 0
         self.last_use = 0
-        self.offered: int | None = None  # its stamp in the heap of leaves that may be evicted; None: it is not there
+        self.offered: int | None = None  # its stamp in the heap of leaves that may be evicted; None: not in the heap
         self.ended_at = 0  # the tick at which a request ended here last; 0: none did
-        self.salt = parent.salt if parent is not None else 0  # of the namespace
-        self.hash: int | None = None if parent is not None else 0  # of the prefix, once it was needed
+        self.salt = parent.salt if parent is not None else 0  # hash of the namespace
+        self.hash: int | None = None if parent is not None else 0  # hash of the prefix, once computed
 
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
 
     def goes_on(self, token: int) -> bool:
-        """Whether a longer prefix than this one is known by the token behind it; also once this one is gone."""
+        """Return whether a longer prefix with this next token is known; also after eviction of this node."""
         return token in self.children or (self.parent is None and len(self.ids) > 0)
 
     def __repr__(self) -> str:
@@ -76,7 +77,7 @@ class RadixCache:
     # -- look-up -----------------------------------------------------------------------------------------------
 
     def _root(self, namespace: str) -> Node:
-        """Where the sequences of a namespace begin."""
+        """Return the root of a namespace."""
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(None, np.empty(0, np.int32), np.empty(0, np.int64), 0)
@@ -86,8 +87,9 @@ class RadixCache:
     def match(
         self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None
     ) -> Node:
-        """The node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside. `after`: where a
-        shorter prefix of the same sequence ended some time ago, to go on from if it is still there, and of this namespace."""
+        """Return the node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside.
+        `after`: the end of a shorter prefix of the same sequence, as a starting point if it is still in the tree, and
+        of this namespace."""
         limit = len(ids) if limit is None else limit
         root = self._root(namespace) if namespace else self.root
         if after is None or after.parent is None or after.end > limit or after.salt != root.salt:
@@ -108,17 +110,17 @@ class RadixCache:
         return node
 
     def slots_to(self, node: Node) -> np.ndarray:
-        """Slots of the whole prefix that ends at `node`, [node.end] int64."""
+        """Return the slots of the whole prefix that ends at `node`, [node.end] int64."""
         parts = [n.slots for n in self._path(node)]
         return np.concatenate(parts[::-1]) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.int64)
 
     def ids_to(self, node: Node) -> np.ndarray:
-        """Token ids of the whole prefix that ends at `node`, [node.end] int32."""
+        """Return the token ids of the whole prefix that ends at `node`, [node.end] int32."""
         parts = [n.ids for n in self._path(node)]
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
     def write_slots(self, node: Node, out: np.ndarray) -> None:
-        """The same into `out[: node.end]`."""
+        """Write the same into `out[: node.end]`."""
         while (parent := node.parent) is not None:
             out[node.start : node.start + len(node.slots)] = node.slots
             node = parent
@@ -126,7 +128,7 @@ class RadixCache:
     # -- growth ------------------------------------------------------------------------------------------------
 
     def insert(self, node: Node, ids: np.ndarray, slots: np.ndarray) -> Inserted:
-        """Adds the run `ids` below `node`. The tree takes over `slots` of the tokens it lacked; slots of tokens
+        """Add the run `ids` below `node`. The tree takes ownership of `slots` of the tokens it lacked; slots of tokens
         that were present stay the caller's, to be freed."""
         begin, end = node.end, node.end + len(ids)
         now = next(self._clock)
@@ -154,11 +156,11 @@ class RadixCache:
         return child
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cuts the edge of `node` after `at` tokens; returns the new upper node."""
+        """Cut the edge of `node` after `at` tokens; return the new upper node."""
         parent = node.parent
         assert parent is not None and 0 < at < len(node.ids)
         upper = Node(parent, node.ids[:at], node.slots[:at], node.start)
-        upper.locks, upper.last_use = node.locks, node.last_use  # whoever holds the end holds the beginning
+        upper.locks, upper.last_use = node.locks, node.last_use  # a lock of the end locks the beginning
         parent.children[int(upper.ids[0])] = upper
         node.ids, node.slots, node.start, node.parent = node.ids[at:], node.slots[at:], node.start + at, upper
         upper.children[int(node.ids[0])] = node
@@ -167,7 +169,7 @@ class RadixCache:
     # -- locks and eviction ------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> None:
-        """Keeps the prefix that ends at `node`."""
+        """Lock the prefix that ends at `node`."""
         while (parent := node.parent) is not None:
             if node.locks == 0:
                 self.evictable -= len(node.ids)
@@ -185,7 +187,7 @@ class RadixCache:
             node = parent
 
     def freed_by(self, nodes: Iterable[Node]) -> int:
-        """Tokens that could be evicted, besides those that can be, if one lock on each of these nodes ended."""
+        """Return the tokens that would become evictable if one lock on each of these nodes ended."""
         ended, found = Counter[Node](), 0
         for node in nodes:
             while (parent := node.parent) is not None:
@@ -204,12 +206,12 @@ class RadixCache:
         return found
 
     def touch(self, node: Node) -> None:
-        """As if the prefix that ends at `node` had just been used."""
+        """Mark the prefix that ends at `node` as just used."""
         node.last_use = next(self._clock)
 
     def forget(self, node: Node, tokens: int) -> None:
-        """The last `tokens` of the prefix that ends at `node` are not expected to be used again: they are evicted first, but for
-        what others go on from."""
+        """Expect no further use of the last `tokens` of the prefix that ends at `node`: they are evicted first, except
+        those that others extend."""
         start, stamp, most = node.end - tokens, next(self._clock) - _NEVER, 0
         while node.parent is not None and node.start >= start and not node.locks and len(node.children) <= most:
             node.last_use = stamp
@@ -217,11 +219,12 @@ class RadixCache:
             node, most = node.parent, 1
 
     def mark_end(self, node: Node) -> None:
-        """A request has ended here."""
+        """Record that a request has ended here."""
         node.ended_at = next(self._clock)
 
     def away(self, node: Node) -> int:
-        """Ticks since a request ended at `node` or before it: what goes on from there has come back after so long. 0: none did."""
+        """Return the ticks since a request ended at `node` or before it, after which an extension has come back. 0:
+        none did."""
         while node.parent is not None:
             if node.ended_at:
                 return next(self._clock) - node.ended_at
@@ -229,11 +232,11 @@ class RadixCache:
         return 0
 
     def expect(self, node: Node, ticks: int) -> None:
-        """As if the prefix that ends at `node` were used in so many ticks."""
+        """Set the prefix that ends at `node` as used in so many ticks."""
         node.last_use = next(self._clock) + ticks
 
     def lengthen(self, held: Node, node: Node) -> None:
-        """A lock on `held` becomes one on `node`, which goes on from it."""
+        """Turn a lock on `held` into one on `node`, which extends it."""
         while node is not held:
             parent = node.parent
             assert parent is not None, "a lock can only be moved down"
@@ -243,14 +246,14 @@ class RadixCache:
             node = parent
 
     def evict(self, want: int) -> np.ndarray:
-        """Removes ends of unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
-        returns the slots, which are the caller's now. Of a long leaf no more goes than is wanted, or a few."""
+        """Remove ends of unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
+        return the slots, which are the caller's now. A long leaf is cut to about the wanted number."""
         freed: list[np.ndarray] = []
         count = 0
         while count < want and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
             if node.offered != stamp:
-                continue  # it was offered again, to go earlier
+                continue  # it was offered again, with an earlier stamp
             node.offered = None
             if node.locks or node.children or node.parent is None:
                 continue  # locked, grown or gone since it was offered
@@ -259,7 +262,7 @@ class RadixCache:
                 continue
             rest = len(node.ids) - max(want - count, _AT_ONCE)
             if rest > 0:
-                self._split(node, rest)  # which is a leaf as soon as its end is gone
+                self._split(node, rest)  # becomes a leaf once its end is gone
             count += len(node.ids)
             freed.append(self._remove(node))
         return _joined(freed)
@@ -272,7 +275,7 @@ class RadixCache:
         self._ghosts.update(self._hashes(leaf))
         del parent.children[int(leaf.ids[0])]
         leaf.parent = None
-        parent.last_use = max(parent.last_use, leaf.last_use)  # who uses the end uses the beginning
+        parent.last_use = max(parent.last_use, leaf.last_use)  # using the end uses the beginning
         self.size -= len(leaf.ids)
         self.evictable -= len(leaf.ids)
         if not parent.children and not parent.locks:
@@ -287,20 +290,20 @@ class RadixCache:
             heapq.heappush(self._leaves, (node.last_use, next(self._ties), node))
 
     def clear(self) -> np.ndarray:
-        """Evicts everything that is not locked and forgets what was evicted; returns the slots."""
+        """Evict everything that is not locked and forget evicted hashes; return the slots."""
         freed = self.evict(self.size)
         self._ghosts.clear()
         return freed
 
     def give_up(self) -> None:
-        """Ends the tree, whoever holds what of it: a node that is gone is not gone on from."""
+        """End the tree, regardless of references: an evicted node is never extended."""
         for node in list(self.nodes()):
             node.parent = None
 
-    # -- what was here once ------------------------------------------------------------------------------------
+    # -- evicted prefixes ------------------------------------------------------------------------------------
 
     def evicted_before(self, node: Node, count: int) -> int:
-        """How many of the last `count` tokens of the prefix ending at `node` had been cached and evicted."""
+        """Return how many of the last `count` tokens of the prefix ending at `node` had been cached and evicted."""
         if not self._ghosts:
             return 0
         seen = 0
@@ -312,14 +315,14 @@ class RadixCache:
         return seen
 
     def _hashes(self, node: Node) -> list[int]:
-        """One hash per token of the edge, of the whole prefix up to it."""
+        """Return one hash per token of the edge, of the whole prefix up to it."""
         assert node.parent is not None
         found = prefix_hashes(node.ids, node.start, self._hash_at(node.parent))
         node.hash = int(found[-1])
         return (found ^ np.uint64(node.salt)).tolist()
 
     def _hash_at(self, node: Node) -> int:
-        """The hash of the prefix that ends at `node`, which is the same for as long as the node is there."""
+        """Return the hash of the prefix that ends at `node`, constant while the node is in the tree."""
         missing: list[Node] = []
         while node.hash is None:
             missing.append(node)
@@ -334,13 +337,13 @@ class RadixCache:
 
     @staticmethod
     def _path(node: Node) -> Iterator[Node]:
-        """From `node` up, without the root."""
+        """Yield nodes from `node` up, without the root."""
         while node.parent is not None:
             yield node
             node = node.parent
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots."""
+        """Yield every node but the roots."""
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -348,7 +351,7 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def check(self) -> None:
-        """Raises unless the counters and the links tell the truth."""
+        """Raise unless the counters and the links are consistent."""
         size = evictable = 0
         offered = [node for stamp, _, node in self._leaves if node.offered == stamp]
         listed = set(offered)
@@ -371,11 +374,11 @@ class RadixCache:
 
 
 class TableCache(RadixCache):
-    """Finds what a whole earlier request left and nothing that two of them merely have in common (to compare with)."""
+    """Finds only prefixes of whole earlier requests, not common ones (to compare with)."""
 
     def match(self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None) -> Node:
         node = super().match(ids, limit, namespace, after)
-        if node.end == limit:  # all that may come from the cache: a row is left for the logits
+        if node.end == limit:  # everything that may come from the cache: a row is left for the logits
             return node
         while node.parent is not None and not node.ended_at and node is not after:
             node = node.parent
@@ -390,7 +393,7 @@ class NoCache(RadixCache):
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the longest common prefix. Equality first: the position is looked for only after a miss."""
+    """Return the length of the longest common prefix. Equality first: the position is searched only after a miss."""
     n = min(len(a), len(b))
     if n == 0 or a[0] != b[0]:
         return 0
@@ -400,7 +403,8 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def prefix_hashes(ids: np.ndarray, start: int = 0, before: int = 0) -> np.ndarray:
-    """[n] uint64: a hash of `ids[: i + 1]` for each i, behind a prefix of `start` tokens whose hash is `before`."""
+    """Return [n] uint64: a hash of `ids[: i + 1]` for each i, after a prefix of `start` tokens whose hash is
+    `before`."""
     terms = (ids.astype(np.uint64) + np.uint64(1)) * _powers(start + len(ids))[start:]
     return np.cumsum(terms, dtype=np.uint64) + np.uint64(before)
 
@@ -409,7 +413,7 @@ _POWERS = np.ones(1, np.uint64)
 
 
 def _powers(n: int) -> np.ndarray:
-    """[n] uint64: powers of the base, from the first on."""
+    """Return [n] uint64: powers of the base, from the first on."""
     global _POWERS
     if len(_POWERS) < n:
         _POWERS = np.cumprod(np.full(max(n, 2 * len(_POWERS)), _BASE, np.uint64), dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""A request: one sequence on its way through the engine, and which of its slots belong to whom."""
+"""A request: one sequence on its way through the engine, and the ownership of its slots."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class TokenLogprob:
     top: Top = ()
 
 
-STUCK = -1  # from the sampler: the constraint lets no token come next
-BROKEN = -2  # from the sampler: the logits are no numbers
-PENDING = -1  # in `ids`: a token that is on its way from the device
+STUCK = -1  # from the sampler: the constraint allows no next token
+BROKEN = -2  # from the sampler: the logits are NaN
+PENDING = -1  # in `ids`: a token not yet received from the device
 PICTURE = 1 << 30
-"""From here on an id is a picture's (eyes.py), and no token of the vocabulary."""
+"""Ids from here on are pictures (eyes.py), not tokens of the vocabulary."""
 SHORT = 128
-"""Tokens up to which an answer is promised room for all that it may have: to promise less would save little."""
+"""Limit up to which an answer reserves all its slots: reserving less would save little."""
 
 _order = itertools.count()
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Group:
-    """Asks of siblings, which are admitted together: in one pass, if there is room for all of them.
+    """Requests of siblings, which are admitted together: in one pass, if there is room for all of them.
 
-    missing  how many asks have not arrived yet
+    missing  how many have not arrived yet
     waiting  requests that arrived and were not admitted
     entered  number of the pass that admitted the first of them; split: later ones had to admit others
     """
@@ -69,7 +69,7 @@ class Group:
     split: bool = False
 
     def arrive(self) -> None:
-        """One more ask has all its requests here, or will never have any."""
+        """Record that all sequences of one more request have arrived, or will never arrive."""
         self.missing -= 1
 
 
@@ -79,15 +79,15 @@ class Request:
 
         slots   [0, cached_len)          in the radix tree, locked through `node`
                 [cached_len, device_len) ours: KV computed, given to the tree or freed on finish
-                [device_len, draft_end)  ours while a pass with a draft is in flight: what is not drawn is given back
-                [draft_end, kv_max)      not allocated yet; the first `reserved` of them are promised
+                [device_len, draft_end)  ours while a pass with a draft is in flight: undrawn ones are returned
+                [draft_end, kv_max)      not allocated yet; the first `reserved` of them are reserved
 
-    What is promised is all of it where the length is known or small. Where it is neither, more is promised as the answer
-    grows; where there is no more, a request is *preempted*: its KV goes to the tree, as far as there is room for that,
-    and it waits with all it has said for its turn to go on, with `ids[:length]` as its head.
+    All slots are reserved if the length is known or small. If it is neither, more are reserved as the answer grows; if
+    there are no more, a request is *preempted*: its KV goes to the tree, as far as there is room for that, and it waits
+    with its answer so far to be resumed, with `ids[:length]` as its head.
 
-    `ids[:length]` are known tokens: the prompt, what was sampled, and what the constraint forced behind it. While
-    decoding, the last sampled one and those forced behind it are not computed yet. `ids[:head_len]` is computed before
+    `ids[:length]` are known tokens: the prompt, sampled tokens, and those that the constraint forced after them. While
+    decoding, the last sampled one and those forced after it are not computed yet. `ids[:head_len]` is computed before
     the first sample: the prompt, and the forced beginning of the answer.
     """
 
@@ -106,16 +106,16 @@ class Request:
     near: int | None = None  # tokens beyond which the model turns the positions of all of a sequence otherwise (longrope)
     gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
-    spare: bool = False  # PREFILL: in rows that are nearly free, until somebody needs it
-    passing: bool = False  # PREFILL: not pinned once it is there, and given up if there is no room
-    run: ProgramRun | None = None  # that it belongs to
-    growth: int | None = None  # tokens by which that grows at most behind the answer, where the plan knows
+    spare: bool = False  # PREFILL: in rows that are nearly free, until a request needs it
+    passing: bool = False  # PREFILL: not pinned when done, and dropped if there is no room
+    run: ProgramRun | None = None  # its run
+    growth: int | None = None  # most tokens by which the run grows after the answer, if planned
     weight: float = 1.0  # its share where others compete with it
-    account: str = ""  # whose share that is
-    watched: bool = False  # somebody reads the answer while it grows
+    account: str = ""  # owner of that share
+    watched: bool = False  # the answer is read while it grows
     pictures: tuple[Laid, ...] = ()  # of the prompt
-    script: np.ndarray | None = None  # what it answers, whatever the model draws: to measure with
-    guess: bool = False  # asked ahead of a decision: behind all that is not, and the first to give up what it has
+    script: np.ndarray | None = None  # fixed answer, whatever the model draws, for benchmarks
+    guess: bool = False  # made ahead of a decision: after all others, and preempted first
 
     # identity and outcome
     order: int = field(default_factory=lambda: next(_order))
@@ -128,16 +128,16 @@ class Request:
     node_logprobs: list[float] = field(default_factory=list)  # SCORE: per node of the trie; unscored is 0
     passes: int = 0
     forced: int = 0  # tokens of the answer that were not sampled
-    drafted: int = 0  # tokens of drafts that were run,
-    accepted: int = 0  # and those of them that were drawn
-    admitted_at: float = 0.0  # by `time.perf_counter()`: when it was admitted first,
-    first_at: float = 0.0  # and when its first token was there; 0: not yet
+    drafted: int = 0  # tokens of drafts that were run
+    accepted: int = 0  # of those, tokens that were drawn
+    admitted_at: float = 0.0  # by `time.perf_counter()`: when it was first admitted
+    first_at: float = 0.0  # and when its first token arrived; 0: not yet
 
-    is_scored: bool = field(init=False)  # log-probabilities of tokens that are known before their rows are run are wanted
+    is_scored: bool = field(init=False)  # wants log-probabilities of tokens known before their rows run
     _free: bool = field(init=False)
-    """Its next sample needs nothing that the host learns from the last one, so it may be planned before that is known: it has no
-    constraint, or one that a device follows by itself (following.py). Tokens that are forced behind the last one are a surprise:
-    they take the place of that sample, which nobody takes. Not where the answer is steered (`runs_free`)."""
+    """Its next sample does not depend on the host's processing of the last one, so it may be planned before that is
+    known: it has no constraint, or one that a device follows by itself (device_automata.py). Tokens forced after the
+    last one replace that sample, which is discarded. Not if the answer is steered (`runs_free`)."""
 
     # progress
     ids: np.ndarray = field(init=False)
@@ -148,25 +148,25 @@ class Request:
     device_len: int = 0
     hit_len: int = 0  # prompt tokens that were cached at admission
     node: Node | None = None
-    behind: Node | None = None  # until it is admitted: where a prefix of it was left in the tree
-    kept: weakref.ref[Node] | None = None  # where what it left in the tree ended
-    found: Node | None = None  # while it waits: where its longest cached prefix ended when it was last looked for,
-    found_next: int = -1  # and the token behind it; -1: no more may come from the cache
+    behind: Node | None = None  # until it is admitted: end of a prefix of it left in the tree
+    kept: weakref.ref[Node] | None = None  # end of what it left in the tree
+    found: Node | None = None  # while it waits: end of its longest cached prefix when last matched
+    found_next: int = -1  # and the token after it; -1: no more may come from the cache
     reserved: int = 0
-    owner: OpenRun | None = None  # its run, once it is here
-    lease: Lease | None = None  # while it waits: what its run keeps for it
-    charged: int = 0  # slots that count to its run while it runs
-    away: int = 0  # if it belongs to no run: ticks of the tree since what it goes on from was left
-    started: int = 0  # tokens that were there before its run brought in the rest
-    wants: tuple[int, int] = (0, 0)  # spare slots for lack of which its run was not opened, now and at its peak,
-    shared: int = 0  # and cached tokens beside them
-    arriving: Fetch | None = None  # while what it goes on from is copied to its slots: it has no rows
+    owner: OpenRun | None = None  # its run, once it has arrived
+    lease: Lease | None = None  # while it waits: the lease its run holds for it
+    charged: int = 0  # slots charged to its run while it runs
+    away: int = 0  # if it belongs to no run: ticks of the tree since its prefix was left
+    started: int = 0  # tokens present before its run added the rest
+    wants: tuple[int, int] = (0, 0)  # unreserved slots that its run lacked to be opened, now and at its peak
+    shared: int = 0  # and cached tokens in addition
+    arriving: Fetch | None = None  # while its prefix is copied to its slots: it has no rows
     looked_at: bool = False  # it was held back before
     since: int = 0  # the pass number when it began to wait
-    is_far: bool = False  # its positions are turned as those of a sequence of more than `near` tokens
+    is_far: bool = False  # its positions are rotated as those of more than `near` tokens
     preempted: int = 0  # times
-    computed: int = 0  # tokens whose rows had been run when it was preempted last: their log-probabilities are known
-    trie: Trie = field(init=False)  # SCORE: what the branches have in common once
+    computed: int = 0  # tokens whose rows had run when it was last preempted: already scored
+    trie: Trie = field(init=False)  # SCORE: the branches merged
     next_row: int = 0  # of the trie; those before it are computed
     row_slots: np.ndarray = field(init=False)  # [rows of the trie] int64, ours; -1: none, or none any more
     awaited: bool = False  # its last token is being sampled: a place is kept for it
@@ -177,7 +177,7 @@ class Request:
     vain: int = 0  # tokens in a row without such a place,
     idle: int = 0  # and tokens for which none is looked for
     in_flight: int = 0  # passes with rows or samples of it that were launched and not delivered
-    twins: list[Request] = field(default_factory=list)  # within a pass: they sample from our last prompt row too
+    twins: list[Request] = field(default_factory=list)  # within a pass: they sample from our last prompt row, too
 
     def __post_init__(self) -> None:
         self.ids = np.empty(self.prompt_len + self.max_new, np.int32)
@@ -188,13 +188,13 @@ class Request:
         self.row_slots = np.full(len(self.trie.ids), -1, np.int64)
         p, matcher = self.params, self.answer.matcher if self.answer is not None else None
         self.is_scored = self.score_from is not None or (self.kind is Kind.GENERATE and p.return_logprob)
-        changes = p.frequency_penalty or p.presence_penalty or p.min_new_tokens  # by what is sampled, or by how much was
+        changes = p.frequency_penalty or p.presence_penalty or p.min_new_tokens  # by the samples, or their number
         self._free = matcher is None or (matcher.place is not None and not self.is_scored and not changes)
         self.node_logprobs = [0.0] * self.trie.nodes
 
     @property
     def runs_free(self) -> bool:
-        """Whether its next sample needs nothing that the host learns from the last one."""
+        """Return whether its next sample does not depend on the host's processing of the last one."""
         return self._free and not self.draft and (self.answer is None or not self.answer.is_near)
 
     @property
@@ -207,39 +207,39 @@ class Request:
 
     @property
     def kv_max(self) -> int:
-        """Most tokens of this sequence that can ever have KV; the last sampled one needs none."""
+        """Return the most tokens of this sequence that can ever have KV; the last sampled one needs none."""
         return self.prompt_len + max(0, self.max_new - 1)
 
     @property
     def branch_reserve(self) -> int:
-        """Slots with which the trie can be scored path by path."""
+        """Return the slots with which the trie can be scored path by path."""
         return max((b.rows for b in self.branches), default=0)
 
     @property
     def branch_logprobs(self) -> list[list[float]]:
-        """Per branch and token; unscored is 0."""
+        """Return log-probabilities per branch and token; unscored is 0."""
         return [[self.node_logprobs[node] for node in place] for place in self.trie.places]
 
     @property
     def held_rows(self) -> np.ndarray:
-        """Rows of the trie whose KV is ours."""
+        """Return rows of the trie whose KV is ours."""
         return np.flatnonzero(self.row_slots >= 0)
 
     @property
     def need(self) -> int:
-        """Slots it needs with nothing cached."""
+        """Return the slots it needs with nothing cached."""
         return self.kv_max + self.branch_reserve
 
     @property
     def match_limit(self) -> int:
-        """How much of the head may come from the cache: a row must be left for each logit that is wanted."""
+        """Return how much of the head may come from the cache: a row must be left for each wanted logit."""
         if self.kind is Kind.PREFILL:
             return self.prompt_len
         return max(0, min(self.head_len, self.first_scored) - 1)
 
     @property
     def first_scored(self) -> int:
-        """From this position on, the log-probability of a token that is known before its row is run is wanted."""
+        """Return the position from which log-probabilities of tokens known before their rows run are wanted."""
         if not self.is_scored:
             return len(self.ids)
         first = self.prompt_len if self.score_from is None else self.score_from
@@ -247,7 +247,8 @@ class Request:
 
     @property
     def is_sure(self) -> bool:
-        """Whether all it may need is promised before it begins: its answer is short, or only its limit can end it."""
+        """Return whether everything it may need is reserved before it begins: its answer is short, or only its limit
+        can end it."""
         if self.max_new <= SHORT:
             return True
         p, matcher = self.params, self.answer.matcher if self.answer is not None else None
@@ -259,27 +260,28 @@ class Request:
 
     @property
     def unpromised(self) -> int:
-        """Slots that it may come to need and was not promised."""
+        """Return slots that it may come to need and has not reserved."""
         return max(0, self.kv_max - self.draft_end - self.reserved)
 
     @property
     def missing(self) -> int:
-        """Slots of known tokens that it was not promised."""
+        """Return slots of known tokens that it has not reserved."""
         return max(0, min(self.wanted_len, self.kv_max) - self.draft_end - self.reserved)
 
     @property
     def seniority(self) -> tuple[bool, tuple[int, ...], int]:
-        """Its place in the order in which requests may keep what they have: guesses last, then the plan's, then that of arrival."""
+        """Return its rank in the order in which requests may keep their memory: guesses last, then the plan's order,
+        then arrival."""
         return self.guess, self.priority, self.order
 
     @property
     def is_of_open_run(self) -> bool:
-        """It belongs to a run that has its memory."""
+        """Return whether it belongs to a run that has its memory."""
         return self.owner is not None and self.owner.is_open
 
     @property
     def party(self) -> Hashable:
-        """Requests of one party get on together: of a batch, or by itself."""
+        """Return its party, whose requests progress together: its batch, or itself."""
         return self if self.owner is None else self.owner.batch
 
     @property
@@ -290,14 +292,15 @@ class Request:
 
     @property
     def is_outgrown(self) -> bool:
-        """It has become longer than `near`: all of it has to be computed again. A select's choices are turned like the longest."""
+        """Return whether it has grown beyond `near`: all of it has to be recomputed. A select's choices are rotated
+        like the longest."""
         if self.near is None or self.is_far:
             return False
         return max((b.base + len(b.ids) for b in self.branches), default=self.wanted_len) > self.near
 
     @property
     def lone_is_far(self) -> bool:
-        """The same of choices that do not see the prompt."""
+        """Return the same for choices that do not see the prompt."""
         return self.near is not None and any(not b.base and len(b.ids) > self.near for b in self.branches)
 
     @property
@@ -306,30 +309,30 @@ class Request:
 
     @property
     def wanted_len(self) -> int:
-        """Known tokens that need a row: all, but for the last of an answer that has ended."""
+        """Return known tokens that need a row: all, except the last of an answer that has ended."""
         return self.length - (self.ending is not None)
 
     @property
     def extend_len(self) -> int:
-        """Rows that are known and not computed."""
+        """Return the number of rows that are known but not computed."""
         return self.wanted_len - self.device_len
 
     @property
     def needs_no_model(self) -> bool:
-        """The constraint has spoken the whole answer, and nobody asks how likely it was."""
+        """Return whether the constraint has forced the whole answer, and no scores are wanted."""
         return self.ending is not None and self.first_scored >= self.length
 
     @property
     def surprise(self) -> float:
-        """How likely the token that is being sampled makes the sample behind it useless, 0 to 1."""
+        """Return the probability that the token being sampled makes the next sample useless, 0 to 1."""
         if not self.awaited or self.done or self.answer is None or self.answer.matcher is None:
             return 0.0
         return self.answer.matcher.surprise if self.runs_free else 1.0
 
     @property
     def is_landing(self) -> bool:
-        """All that can be said of it is in flight: its last token is being sampled, or the last of its rows is computed, or
-        what comes next depends on the token that is being sampled."""
+        """Return whether its rest is in flight: its last token is being sampled, or the last of its rows is computed,
+        or its next step depends on the token being sampled."""
         if not self.in_flight:
             return False
         last = self.awaited and (not self.runs_free or self.length == len(self.ids))
@@ -344,24 +347,24 @@ class Request:
         self.length += len(tokens)
 
     def expect(self) -> int:
-        """Keeps a place for the token that is being sampled; returns its position."""
+        """Reserve a place for the token being sampled; return its position."""
         assert not self.awaited or self.runs_free
         self.append(PENDING)
         self.awaited = True
         return self.length - 1
 
     def awaits(self, position: int) -> bool:
-        """Whether the token at `position` is being sampled; not if what is forced has taken its place."""
+        """Return whether the token at `position` is being sampled; not if a forced one has replaced it."""
         return position < self.length and self.ids[position] == PENDING
 
     def withdraw(self) -> None:
-        """The token that is being sampled is not what comes next."""
+        """Withdraw the token being sampled: it is not what comes next."""
         if self.awaited:
             self.length -= 1
             self.awaited = False
 
     def learn(self, position: int, token: int) -> None:
-        """The token that was expected at `position`."""
+        """Set the token that was expected at `position`."""
         assert self.ids[position] == PENDING
         self.ids[position] = token
         self.awaited = position < self.length - 1
@@ -373,7 +376,7 @@ class Request:
         assert self.node is None or self.node.end == self.cached_len
 
     def is_twin_of(self, other: Request) -> bool:
-        """Whether the last row of `other`'s head also gives our first sample."""
+        """Return whether the last row of `other`'s head also gives our first sample."""
         return (
             self.kind is other.kind is Kind.GENERATE
             and self.first_scored >= self.length
@@ -383,11 +386,11 @@ class Request:
 
 
 NOBODY = Request(Kind.PREFILL, np.zeros(1, np.int32), lambda _: None)
-"""Whose rows are where it does not matter, or is not known."""
+"""The request of rows whose owner is irrelevant or unknown."""
 
 
 class DraftedAnswer(NamedTuple):
-    """What a sampler needs of an answer."""
+    """The part of an answer that a sampler needs."""
 
     matcher: Matcher | None
     stop_ids: frozenset[int]
@@ -395,7 +398,7 @@ class DraftedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """An answer as it will be if the tokens of its draft, up to `length`, are what is drawn: the one behind them is sampled by it."""
+    """An answer assuming that the tokens of its draft, up to `length`, are drawn: the next one is sampled by it."""
 
     request: Request
     length: int
@@ -433,11 +436,11 @@ class Drafted:
 
 
 Sampled = Request | Drafted
-"""Whose next token is drawn."""
+"""Requests whose next token is drawn."""
 
 
 def drafted(req: Request, draft: np.ndarray) -> list[Drafted]:
-    """The answer behind the first, the first two, … tokens of a draft, which stand behind its own in `ids`."""
+    """Return the answer after the first, the first two, … tokens of a draft, which follow its own in `ids`."""
     answer = req.answer
     assert answer is not None
     found: list[Drafted] = []

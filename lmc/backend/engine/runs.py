@@ -1,8 +1,9 @@
-"""Runs: whose memory the pool is. Which programs' runs are open, what each may come to need, and what it will use again.
+"""Runs: ownership of the pool's memory by program runs. Open runs, their expected needs, and the prefixes they will use
+again.
 
     a request of a run ──ends──► a *lease* on its KV ──the run goes on──► the next request
                                       ├── the run ends · its time is well over · an older run needs the room ──► the cache
-                                      └── the host has it, and others need the room ──► *parked* until the run goes on
+                                      └── the host has it, and others need the room ──► *parked* until the run resumes
 
 A run is *open* while a request of it runs or it has a lease, be it parked. A new one opens when it is expected to fit beside the open ones
 until its end, as all of them grow and those that are nearest to their ends give back what they have (forecast.py). It also opens if the room that it lacks can be
@@ -11,7 +12,8 @@ runs are away behind a gen (in a tool, with a person) and whether they come back
 and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing.
 If it has come back to what an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
 
-Leases are locks, so the tree counts what they share once. Bookkeeping on the loop's thread; what is computed is decided by others.
+Leases are locks, so the tree counts shared prefixes once. Bookkeeping on the loop's thread; scheduling is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -30,23 +32,23 @@ from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
 
-_GROWS = 1.0  # times its first prompt, beyond what its first request needs: by what a run of an unknown program is expected to grow
-_AWAY = 2.0  # seconds that a run may be away from a place that nothing is known of
+_GROWS = 1.0  # expected growth of a run of an unknown program, in multiples of its first prompt
+_AWAY = 2.0  # seconds that a run may be away from an unknown place
 _WELL_OVER, _SLACK = 3, 1.0  # a lease ends after so many times the usual time, but not before so many seconds beyond it
 _BEYOND, _FADES = 1.5, 0.99  # nor before so many times the longest time lately, which counts for less with every later one
-_LONGEST = 60.0  # seconds: who is usually away for longer (a person) has no room kept, and nobody has it longer for one such time
-_FOR_OTHERS = 128  # passes that a run that goes on waits for others to end, before they give up what they have for it
-_SELDOM, _ENOUGH = 0.1, 8  # the share of runs that come back below which none is expected to, once there were so many
-_RECENT, _PLACES = 32, 1024  # means are over about so many; remembered are so many programs and places
+_LONGEST = 60.0  # seconds: no lease for runs usually away longer (with a person), nor longer after one such time
+_FOR_OTHERS = 128  # passes that a continuing run waits for others to end, before it takes their leases
+_SELDOM, _ENOUGH = 0.1, 8  # share of returning runs below which none is expected to, once there were so many
+_RECENT, _PLACES = 32, 1024  # window of the means; number of remembered programs and places
 
 
 class Lease:
     """KV that a run will use again, up to and including `node`, which it locks.
 
-    own     tokens of it that the run has brought in
+    own     tokens of it that the run added
     until   when its time is well over
-    wanted  requests of the run that wait to go on from it
-    copy    while it is parked: where the host has it, locked there;  coming: it is being copied back
+    wanted  requests of the run that wait to extend it
+    copy    while parked: its end on the host, locked there;  coming: it is being copied back
     space   of the radix tree
     """
 
@@ -63,14 +65,14 @@ class OpenRun:
     """A run that has requests here, or leases.
 
     seniority  of its first request
-    requests   that wait or run; `running`: of those, what has slots
-    lapsed     its lease whose time was over last, until it comes back after all
-    parked     leases that lock nothing: the host tier has what they are on; `away`: tokens of it that the run has brought in
-    held       slots of it that are leased, or that its running requests have or were promised; `peak`: the most so far
-    places     where it has asked
+    requests   that wait or run; `running`: those with slots
+    lapsed     its last expired lease, until it returns after all
+    parked     leases that lock nothing: the host tier has their prefixes; `away`: tokens of these that the run added
+    held       its leased slots, and those held or reserved by its running requests; `peak`: the most so far
+    places     places of its requests
     first      slots that its first request needed
-    expected   what it is expected to hold at its peak; `growth`: what of that it does not hold yet, while it is open
-    peaks      of earlier runs, that this is known from; None: of none
+    expected   its expected peak; `growth`: the part of that it does not hold yet, while it is open
+    peaks      of earlier runs, the basis of the estimate; None: there are none
     """
 
     __slots__ = ("away", "batch", "ended", "expected", "first", "growth", "held", "lapsed", "leases", "number", "parked", "peak", "peaks", "places", "program", "requests", "running", "seniority", "was_open")
@@ -92,12 +94,13 @@ class OpenRun:
 
 
 def _site(place: Hashable) -> Hashable:
-    """The line of a place, whose every turn is one: a loop's first turns tell of later ones."""
+    """Return the line of a place, the same in every turn: a loop's first turns predict later ones."""
     return place[0] if isinstance(place, tuple) and place else place
 
 
 class _Seen(NamedTuple):
-    """What is known of a place: how often runs have left there and come back, and the seconds they were away, on average, at most, and lately."""
+    """Statistics of a place: how often runs have left there and returned, and the seconds they were away, on average,
+    at most, and lately."""
 
     left: int
     back: float
@@ -115,11 +118,11 @@ class Runs:
     ) -> None:  # fmt: skip
         self._tree, self._promises, self._capacity, self._leases, self._now = tree, promises, capacity, leases, now
         self._load = Load() if priced else None
-        self._host, self._away_tokens = host, 0  # of all that is parked
+        self._host, self._away_tokens = host, 0  # of all parked leases
         self._runs: dict[int, OpenRun] = {}
         self._open: dict[OpenRun, None] = {}
-        self.must_admit = False  # nothing runs, and nobody is expected back who has memory: the next request has its way
-        self.over: list[OpenRun] = []  # runs that have ended, and of whose requests the last has, too
+        self.must_admit = False  # nothing runs, no run with memory is expected back: must admit the next request
+        self.over: list[OpenRun] = []  # ended runs whose last request has ended, too
         self.growth = 0  # of all open runs
         self.running = 0  # requests of runs
         self._returning: dict[OpenRun, None] = {}  # that have given up all that they kept, and have requests
@@ -130,12 +133,12 @@ class Runs:
         self.parked = 0  # that were parked
         self.lapsed = 0  # because their time was over
         self._needs: OrderedDict[Hashable, Peaks] = OrderedDict()  # of a program's runs
-        self._arms: OrderedDict[Hashable, Peaks] = OrderedDict()  # of those that came by a place
-        self._largest: dict[Hashable, int] = {}  # the same of programs of which no run has ended: what one has held so far
+        self._arms: OrderedDict[Hashable, Peaks] = OrderedDict()  # of runs that passed a place
+        self._largest: dict[Hashable, int] = {}  # for programs without an ended run: the most that one has held so far
         self._places: OrderedDict[Hashable, _Seen] = OrderedDict()
 
     def learn_from(self, other: Runs) -> None:
-        """What programs need, how long they are away, and what passes cost is as it was."""
+        """Take over the statistics of needs, absences and the cost of passes."""
         self._needs, self._arms, self._places, self._load = other._needs, other._arms, other._places, other._load
 
     def learn_pass(self, rows: int, seconds: float, requests: int) -> None:
@@ -145,11 +148,11 @@ class Runs:
 
     @property
     def count(self) -> int:
-        """Open runs."""
+        """Return the number of open runs."""
         return len(self._open)
 
     def held_by_program(self) -> dict[str, int]:
-        """Slots that open runs hold, by the name of their program. From any thread."""
+        """Return the slots that open runs hold, by the name of their program. From any thread."""
         found: dict[str, int] = {}
         for run in list(self._open):
             name = str(run.program or "?")
@@ -162,7 +165,7 @@ class Runs:
     # -- a run's requests --------------------------------------------------------------------------------------
 
     def meet(self, req: Request) -> bool:
-        """A request has come. Whether it is the first of its run here."""
+        """Register an arrived request. Return whether it is the first of its run here."""
         source = req.run
         if source is None:
             return False
@@ -175,7 +178,7 @@ class Runs:
         if run.was_open and not run.is_open:
             self._returning[run] = None
         if req.kind is Kind.PREFILL:
-            return is_new  # the run is as far away as it was
+            return is_new  # the run stays away
         if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:
             req.lease = lease
             lease.wanted += 1
@@ -184,15 +187,15 @@ class Runs:
         elif run.parked and (lease := self._parked(req)) is not None:
             if lease.until < math.inf:
                 self._returned(lease)
-            lease.until = math.inf  # it is admitted in the end, or gone
-        elif run.lapsed is not None:  # or only those who come back early would be learned from
+            lease.until = math.inf  # until the request is admitted, or gone
+        elif run.lapsed is not None:  # or only early returns would be learned
             self._returned(run.lapsed)
             run.lapsed = None
         return is_new
 
     @staticmethod
     def _parked(req: Request) -> Lease | None:
-        """The parked lease of its run that it goes on from."""
+        """Return the parked lease of its run that it extends."""
         at = req.behind
         while at is not None and req.owner is not None:
             if (lease := req.owner.parked.get(at)) is not None:
@@ -202,7 +205,7 @@ class Runs:
 
     @staticmethod
     def _above(node: Node, run: OpenRun) -> Lease | None:
-        """The lease that keeps the longest prefix of what ends at `node`."""
+        """Return the lease that keeps the longest prefix of `node`."""
         at: Node | None = node
         while at is not None and at.parent is not None:
             if (lease := run.leases.get(at)) is not None:
@@ -211,7 +214,7 @@ class Runs:
         return None
 
     def gone(self, req: Request) -> None:
-        """It was cancelled while it waited."""
+        """Remove a request cancelled while it waited."""
         if (run := req.owner) is None:
             return
         self._waits_no_more(req)
@@ -228,17 +231,18 @@ class Runs:
             lease.until = max(lease.until, self._now() + _AWAY)
 
     def admitted(self, req: Request, need: int, at: int, node: Node) -> None:
-        """It runs from now on: so many more slots were promised to it, behind `at` tokens that were there, cached up to `node`."""
+        """Register a request that runs from now on: so many more slots are reserved for it, after `at` tokens that were
+        present, cached up to `node`."""
         run = req.owner
         if run is None:
             req.away = self._tree.away(node) if self._leases else 0
             return
         lease, taken, goes_on = req.lease, 0, req.kind is not Kind.PREFILL
-        if goes_on and lease is None and run.leases and (lease := self._above(node, run)) is not None:  # nobody knew before that it goes on from there
+        if goes_on and lease is None and run.leases and (lease := self._above(node, run)) is not None:  # only known now that it extends it
             self._returned(lease)
         if lease is not None:
             self._waits_no_more(req)
-            if lease.wanted <= 0 and run.leases.get(lease.node) is lease:  # its own lock reaches as far
+            if lease.wanted <= 0 and run.leases.get(lease.node) is lease:  # its own lock covers the lease
                 taken = min(lease.own, at)
                 self._drop(lease)
                 run.held -= lease.own
@@ -246,19 +250,19 @@ class Runs:
         if not (run.is_open or taken):
             run.expected, run.peaks = self._expected(run, req, need, at), self._peaks(req)
             run.was_open, run.first = True, run.first or need
-        elif goes_on and (req.growth is not None or (run.program, req.gen) in self._arms):  # it has taken this arm, say
+        elif goes_on and (req.growth is not None or (run.program, req.gen) in self._arms):  # e.g. it has taken this arm
             run.expected, run.peaks = max(self._expected(run, req, need, at), run.held), self._peaks(req)
         if goes_on and len(run.places) < _RECENT:
             run.places[req.gen] = None
         run.running += 1
         self.running += 1
         req.charged, req.started = need + taken, at - taken
-        if parked is not None:  # `need` has what comes back
+        if parked is not None:  # `need` includes the returning tokens
             self._unpark(parked)
         self._hold(run, req.charged)
 
     def interrupted(self, req: Request) -> None:
-        """It was preempted."""
+        """Register a preemption."""
         if (run := req.owner) is not None:
             run.running -= 1
             self.running -= 1
@@ -266,10 +270,10 @@ class Runs:
             req.charged = 0
 
     def finished(self, req: Request, node: Node) -> None:
-        """It has ended, with the KV of what it had up to `node`, on which it has a lock."""
+        """Register an ended request, with its KV up to `node`, on which it has a lock."""
         run = req.owner
         if run is None:
-            if req.away:  # a conversation, say: it may come back again after as long
+            if req.away:  # e.g. a conversation: it may return after the same time
                 self._tree.expect(node, _WELL_OVER * req.away)
             return self._tree.unlock(node)
         own = max(0, node.end - req.started)
@@ -278,7 +282,7 @@ class Runs:
         self.running -= 1
         run.held -= req.charged
         req.charged = 0
-        run.peak = max(run.peak, run.held + own)  # without what was promised in vain
+        run.peak = max(run.peak, run.held + own)  # without unused reservations
         if run.peak > self._largest.get(run.program, 0) and run.program not in self._needs:
             self._largest[run.program] = run.peak
         away = self._away(req.gen) if self._leases and req.kind is not Kind.PREFILL and node.parent is not None else None
@@ -295,7 +299,7 @@ class Runs:
         self._close_if_over(run)
 
     def end(self, number: int) -> None:
-        """A run has ended. What it has asked goes on, and so does what it has asked to follow that."""
+        """End a run. Its pending requests continue, and so do those already submitted to follow them."""
         run = self._runs.get(number)
         if run is not None:
             run.ended = True
@@ -306,7 +310,7 @@ class Runs:
             self.over.append(run)
 
     def close(self) -> bool:
-        """Closes runs that have ended, and have no requests any more: what they kept is not used again. Whether there were any."""
+        """Close ended runs without requests: their prefixes are not used again. Return whether there were any."""
         if not self.over:
             return False
         over, self.over = self.over, []
@@ -336,8 +340,8 @@ class Runs:
     # -- admission ---------------------------------------------------------------------------------------------
 
     def may_run(self, req: Request, need: int, at: int) -> bool:
-        """Whether a request may be promised so many slots behind `at` tokens: one of an open run may, another one if its run fits beside all open ones, or
-        what it costs them is worth it."""
+        """Return whether a request may reserve so many slots after `at` tokens: one of an open run may, another one if
+        its run fits beside all open ones, or is worth its cost to them."""
         run = req.owner
         if not self._open or self.must_admit or req.preempted or (run is not None and run.is_open):
             return True
@@ -350,36 +354,37 @@ class Runs:
     def _lack(self, need: int, peak: int, peaks: Peaks | None) -> int:
         """Slots that will be lacking until its end for a run that needs so much now, and comes to need its peak, beside all open ones; 0 or less: none."""
         room = self._promises.spare + (max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0)
-        if peak <= room - self.growth:  # even if all have their peaks at once
+        if peak <= room - self.growth:  # even if all peak at the same time
             return 0
         if self._forecast is None:
             self._forecast = Forecast([(run.held + run.away, run.growth, run.peaks is not None) for run in self._open])
         return self._forecast.peak_beside(need, max(0, peak - need), peaks is not None) - room
 
     def may_fit(self, req: Request) -> bool:
-        """Whether a request that was refused is worth another look."""
+        """Return whether a refused request is worth another try."""
         if req.preempted or not self._open or self.must_admit:
             return True
         need, peak = req.wants
         return self._has_room(req, need - req.shared, peak - req.shared)
 
     def refused(self, req: Request, need: int, at: int) -> None:
-        """What it would take."""
+        """Record what a refused request would take."""
         req.wants, req.shared = (need, self._wants(req, need, at)), at
 
     def _wants(self, req: Request, need: int, at: int) -> int:
         return need if req.owner is None else self._expected(req.owner, req, need, at)
 
     def _peaks(self, req: Request) -> Peaks | None:
-        """Of earlier runs that came by this place, or else of all of its program."""
+        """Return the peaks of earlier runs that passed this place, or else of all of its program."""
         program = req.owner.program if req.owner is not None else None
         return None if program is None else self._arms.get((program, req.gen)) or self._needs.get(program)
 
     def _expected(self, run: OpenRun, req: Request, need: int, at: int) -> int:
-        """Slots that it is expected to hold at its peak, by what runs needed that came by this place; `need`: for this request, behind `at` tokens."""
+        """Return the expected slots at its peak, from runs that passed this place; `need`: for this request, after `at`
+        tokens."""
         found = self._peaks(req)
         guess = max(need + (req.head_len - at) * _GROWS, self._largest.get(run.program, 0)) if found is None else found.above(need, run.first or need)
-        if req.growth is not None:  # the graph leaves no more
+        if req.growth is not None:  # the graph allows no more
             most = run.held + need + req.growth
             guess = most if found is None else min(guess, most)
         return min(self._capacity, max(round(guess), run.peak if run.was_open else 0, need))
@@ -389,7 +394,7 @@ class Runs:
         self._settle(run)
 
     def _settle(self, run: OpenRun) -> None:
-        """Whether it is open, and what it is expected to grow by, is as it must be."""
+        """Update whether it is open, and its expected growth."""
         growth, self._forecast, self._away_longest = 0, None, None
         if run.was_open and run.requests and not run.is_open:
             self._returning[run] = None
@@ -409,12 +414,12 @@ class Runs:
     # -- leases ------------------------------------------------------------------------------------------------
 
     def _lease(self, run: OpenRun, node: Node, own: int, req: Request, away: float) -> None:
-        """A request's lock becomes a lease."""
+        """Turn a request's lock into a lease."""
         now = self._now()
         until = now + max(away * _WELL_OVER, away + _SLACK, self._longest(req.gen))
         self._stay(run, until)
         held = run.leases.get(node)
-        if held is not None:  # siblings that end at the same place
+        if held is not None:  # siblings that end at the same node
             self._tree.unlock(node)
             held.until, held.own = until, held.own + own
         else:
@@ -424,12 +429,13 @@ class Runs:
 
     @staticmethod
     def _stay(run: OpenRun, until: float) -> None:
-        """It has just been here: what it keeps for later, while a sub-program asks, say, is not over before that."""
+        """Restart the run's leases: those for later, while e.g. a sub-program makes requests, must not expire
+        before."""
         for lease in itertools.chain(run.leases.values(), run.parked.values()):
             lease.until = max(lease.until, until)
 
     def _lengthen(self, lease: Lease, node: Node, own: int) -> None:
-        """It keeps what was computed behind it, too, up to `node`. The caller settles its run."""
+        """Extend its lease to the tokens computed after it, up to `node`. The caller settles its run."""
         self._tree.lengthen(lease.node, node)
         del lease.run.leases[lease.node]
         lease.node, lease.own = node, lease.own + own
@@ -446,7 +452,7 @@ class Runs:
         self._tree.unlock(lease.node)
 
     def _away(self, place: Hashable) -> float | None:
-        """Seconds that a run is usually away behind an answer; None: it does not come back, or not soon."""
+        """Return the seconds that a run is usually away after an answer; None: it does not return, or not soon."""
         seen = self._places.get(place) or self._places.get(_site(place))
         if seen is None or not seen.back:
             return None if seen is not None and seen.left >= _ENOUGH else _AWAY
@@ -455,7 +461,8 @@ class Runs:
         return seen.away if seen.away <= _LONGEST else None
 
     def _longest(self, place: Hashable) -> float:
-        """Seconds below which nobody is late who is away behind an answer: times of tools differ a hundredfold, and what is given up is computed again."""
+        """Return the seconds below which no absence counts as late: times of tools differ a hundredfold, and evicted
+        prefixes are recomputed."""
         seen = self._places.get(place), self._places.get(_site(place))
         return min(_BEYOND * max((x.longest for x in seen if x is not None), default=0.0), _LONGEST)
 
@@ -463,7 +470,7 @@ class Runs:
         self._learn(lease.place, self._now() - lease.since)
 
     def _learn(self, place: Hashable, away: float | None) -> None:
-        """A run was away for so long, or has ended (None)."""
+        """Record that a run was away for so long, or has ended (None)."""
         site = _site(place)
         if site != place:
             self._learn(site, away)
@@ -480,7 +487,8 @@ class Runs:
             self._places.popitem(last=False)
 
     def lapse(self) -> bool:
-        """Ends leases whose time is well over; not of runs that are here by other requests, a sub-program's, say. Whether there was one."""
+        """End leases whose time is well over; except of runs with other requests here, such as a sub-program's. Return
+        whether there was one."""
         if not self._open:
             return False
         now = self._now()
@@ -499,19 +507,20 @@ class Runs:
 
     @property
     def patience(self) -> float | None:
-        """Seconds until the lease of a run that is away as a whole is over; None: nobody is expected back. A run with a request that waits is not
-        away: what it keeps cannot be worth more to it than what it has come for."""
+        """Return the seconds until the lease of an entirely absent run ends; None: none is expected back. A run with a
+        waiting request is not absent: its leases cannot be worth more to it than that request."""
         until = [lease.until for run in self._open if not run.requests for lease in run.leases.values()]
         return max(0.0, min(until) - self._now()) if until else None
 
     def younger_leases(self, req: Request) -> list[Lease]:
-        """Of runs that are younger than the request's, those of the youngest first."""
+        """Return leases of runs younger than the request's, those of the youngest first."""
         seniority = req.owner.seniority if req.owner is not None else req.seniority
         younger = sorted((run for run in self._open if run.leases and run.seniority > seniority), key=lambda run: run.seniority, reverse=True)
         return [lease for run in younger for lease in run.leases.values()]
 
     def own_leases(self, req: Request) -> list[Lease]:
-        """Of its own run, but for the one that it goes on from: what is used again last first, what others wait to go on from at the end."""
+        """Return leases of its own run, except the one that it extends: the one used last first, those awaited by other
+        requests at the end."""
         if (run := req.owner) is None:
             return []
         goes_on_from = req.lease or (None if req.behind is None else self._above(req.behind, run))
@@ -519,9 +528,10 @@ class Runs:
         return sorted(found, key=lambda lease: (lease.wanted > 0, -lease.until))
 
     def reclaimable(self, req: Request, age: int) -> Iterator[Lease]:
-        """Leases that may end for a request that has waited for `age` passes, the first first: those that the host has, whoever has them, are only
-        parked; for what a run that has its memory needs, or where nobody is expected back, also those of younger runs, and its own. As long as
-        others get on it waits for them to end, but not for long: what is given up is computed again."""
+        """Return leases that may end for a request that has waited for `age` passes, in order: those that the host has,
+        of any run, are only parked; for a run that has its memory, or if none is expected back, also those of younger
+        runs, and its own. While others progress it waits for them to end, but not for long: released prefixes are
+        recomputed."""
         if req.guess and not self.must_admit:
             return
         if not req.guess:
@@ -533,8 +543,8 @@ class Runs:
     # -- the room of those that are away -----------------------------------------------------------------------
 
     def _is_worth(self, req: Request, lack: int, mean: float) -> bool:
-        """Whether a run that lacks so much room, and has `mean` slots on average, may begin in that of runs that are away. Those that were open and have lost
-        all come first."""
+        """Return whether a run that lacks so much room, and has `mean` slots on average, may begin in the room of runs
+        that are away. Open runs that have lost all their slots come first."""
         load = self._load
         if load is None or req.guess or (row := load.row) is None or (self._returning and req.owner not in self._returning):
             return False
@@ -580,14 +590,14 @@ class Runs:
         return sum(left) / len(left) if left else max(seen.lately) or None
 
     def parkable_leases(self) -> list[Lease]:
-        """That nobody waits for, and whose prefixes the host has: of all runs, what is used again last first."""
+        """Return leases with no waiting request whose prefixes the host has: of all runs, the one used last first."""
         if (host := self._host) is None:
             return []
         found = [lease for run in self._open for lease in run.leases.values() if not lease.wanted and host.has(lease.node)]
         return sorted(found, key=lambda lease: -lease.until)
 
     def make_room(self, need: int, leases: Iterable[Lease]) -> bool:
-        """Ends leases, the first first, until so many slots are spare; none where that is not enough."""
+        """End leases in order until so many slots are unreserved; none if that is not enough."""
         ending = list(dict.fromkeys(leases))
         if self._promises.spare + self._tree.freed_by(lease.node for lease in ending) < need:
             return False
@@ -599,7 +609,7 @@ class Runs:
         return True
 
     def break_any(self) -> bool:
-        """Ends a lease of the youngest run; False if there is none."""
+        """End a lease of the youngest run; return False if there is none."""
         leasing = [run for run in self._open if run.leases]
         if not leasing:
             return False
@@ -609,7 +619,7 @@ class Runs:
         return True
 
     def _break(self, lease: Lease, lack: int) -> None:
-        """Parks it, if the host has what it is on. Else it gives up as much of its end as is lacking: that is what is computed again."""
+        """Park it, if the host has its prefix. Else release as much of its end as is lacking: that is recomputed."""
         if self._host is None or lease.wanted or not self._host.has(lease.node):
             self.broken += 1
             return self._shorten(lease, lack)
@@ -625,7 +635,8 @@ class Runs:
         self._hold(run, -lease.own)
 
     def _shorten(self, lease: Lease, lack: int) -> None:
-        """Ends what it has on the last tokens that nobody else holds, as few as give what is lacking; all of it if they do not."""
+        """Release the last tokens of it that no other lock holds, as few as needed; all of it if they do not
+        suffice."""
         run, node, given = lease.run, lease.node, 0
         while given < lack and node.locks == 1 and node.parent is not None and lease.own > given:
             given += len(node.ids)
@@ -640,7 +651,7 @@ class Runs:
         self._hold(run, -given)
 
     def _unpark(self, lease: Lease) -> None:
-        """The caller settles its run."""
+        """Unpark a lease. The caller settles its run."""
         run = lease.run
         assert self._host is not None and lease.copy is not None
         self._host.release(lease.copy)
@@ -649,7 +660,7 @@ class Runs:
         self._away_tokens -= lease.own
 
     def expected_back(self) -> Iterator[Lease]:
-        """Parked leases whose runs are on their way back, by how long they are usually away; those that come first first."""
+        """Return parked leases whose runs are expected back, by their usual time away; the earliest first."""
         if not self._away_tokens or self._host is None:
             return
         now, found = self._now(), list[tuple[float, int, Lease]]()
@@ -662,11 +673,11 @@ class Runs:
         yield from (lease for *_, lease in sorted(found))
 
     def back(self, lease: Lease, node: Node) -> None:
-        """A parked lease is on the device again, up to `node`."""
+        """Handle that a parked lease is on the device again, up to `node`."""
         lease.coming = False
         run = lease.run
         if run.parked.get(lease.node) is not lease or node in run.leases:
-            return  # its run went on, ended or has lapsed meanwhile
+            return  # its run resumed, ended or lapsed meanwhile
         self._unpark(lease)
         lease.node, lease.copy = node, None
         self._tree.lock(node)
@@ -682,10 +693,10 @@ class Runs:
                 self._unpark(lease)
             self._settle(run)
 
-    # -- truth -------------------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------------------
 
     def check(self, waiting: list[Request], running: list[Request]) -> None:
-        """Raises AssertionError unless runs and their requests agree."""
+        """Raise AssertionError unless runs and their requests are consistent."""
         for run in self._runs.values():
             own = [req for req in running if req.owner is run]
             waits = [req for req in waiting if req.owner is run]
@@ -697,8 +708,8 @@ class Runs:
             assert run.growth == (max(0, run.expected - run.held - run.away) if run.is_open else 0)
             assert run.away == sum(lease.own for lease in run.parked.values())
             for node, lease in run.leases.items():
-                assert lease.node is node and node.locks > 0, "a lease on what is not locked"
-                assert lease.wanted == sum(req.lease is lease for req in waits), "a lease is waited for by nobody"
+                assert lease.node is node and node.locks > 0, "a lease on an unlocked node"
+                assert lease.wanted == sum(req.lease is lease for req in waits), "a lease's waiter count is wrong"
             assert run.requests or not run.ended or run in self.over, f"run {run.number} has ended"
         assert self.growth == sum(run.growth for run in self._runs.values())
         assert self._returning.keys() == {run for run in self._runs.values() if run.was_open and run.requests and not run.is_open}
@@ -709,7 +720,7 @@ class Runs:
 
 
 def _remember(peaks: OrderedDict[Hashable, Peaks], key: Hashable, run: OpenRun) -> None:
-    """One more run has ended."""
+    """Record one more ended run."""
     found = peaks.pop(key, None)
     found = peaks[key] = Peaks() if found is None else found
     found.add(run.first, run.peak)

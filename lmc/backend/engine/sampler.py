@@ -1,9 +1,9 @@
 """The sampler: a row of logits becomes a token, for all rows of a pass at once.
 
-Order of steps as in SGLang: penalties, logit bias, minimum length, constraint mask; then greedy, or temperature,
-top-k, top-p, min-p and a draw. What a constraint leaves of a row is masking.py's; where that are a few tokens, no others are
-drawn from. The draw is by inversion with one number that depends on nothing but the request's seed and the position, so
-that no batch composition changes a sample. Log-probabilities (logprobs.py) are the model's own: before all that.
+Order of steps as in SGLang: penalties, logit bias, minimum length, constraint mask; then greedy, or temperature, top-k,
+top-p, min-p and a draw. Masking is in masking.py; if few tokens are legal, only those are drawn from. The draw is by
+inversion with one number that depends on nothing but the request's seed and the position, so that no batch composition
+changes a sample. Log-probabilities (logprobs.py) are the model's own: before all that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from lmc.prompt import SamplingParams
 _MASK = (1 << 64) - 1
 
 class Drawn(NamedTuple):
-    """What was drawn ahead, on the device.
+    """Samples drawn ahead, on the device.
 
     tokens    [N] int64
-    asked     which of them have log-probabilities;  logprobs: these; None where nobody asks
+    asked     which of them have log-probabilities;  logprobs: these; None if not requested
     """
 
     tokens: torch.Tensor
@@ -39,7 +39,7 @@ class Drawn(NamedTuple):
     logprobs: Logprobs | None
 
     def leave(self) -> Drawn:
-        """On its way to the host: readable once the device has come this far."""
+        """Start the copy to the host: readable once the device has come this far."""
         return Drawn(to_host(self.tokens), self.asked, self.logprobs and self.logprobs.leave())
 
     def read(self) -> tuple[list[int], list[TokenLogprob | None]]:
@@ -50,7 +50,7 @@ class Drawn(NamedTuple):
 class Sampler:
     """vocab_size: of the tokenizer; logits beyond it are padding of the model and never sampled.
 
-    kernels   with which a device closes rows by itself; where samples are drawn ahead
+    kernels   for masking rows on the device; if samples are drawn ahead
     """
 
     def __init__(self, vocab_size: int, kernels: Kernels | None = None) -> None:
@@ -62,8 +62,8 @@ class Sampler:
     def sample(
         self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]
     ) -> tuple[list[int], list[TokenLogprob | None]]:
-        """Tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row); STUCK for one whose
-        constraint lets none come next, BROKEN where the logits are no numbers."""
+        """Sample tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row); STUCK for
+        one whose constraint allows none, BROKEN where the logits are NaN."""
         if not requests:
             return [], []
         own = _rows(logits, rows)
@@ -87,7 +87,7 @@ class Sampler:
             self._following.warm_up(logits, self._vocab_size)
 
     def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]) -> Drawn:
-        """The same, not waited for: what was drawn for these requests before need not be known."""
+        """Sample asynchronously: earlier draws for these requests need not be known."""
         own = _rows(logits, rows)
         asked, raw = _asked(own, requests)
         penalised = self._penalties.apply(own, requests)
@@ -106,7 +106,7 @@ class Sampler:
             assert not bound, "this sampler draws nothing constrained ahead"
         best, tokens = own.max(-1)
         greedy = [_is_greedy(r.params) for r in requests]
-        if bound and not all(greedy):  # nothing can be drawn from a row that is closed as a whole
+        if bound and not all(greedy):  # a fully masked row cannot be drawn from
             own = own.masked_fill((best == -torch.inf)[:, None], 0.0)
         for at, picked in _drawn(own, requests, [i for i, best in enumerate(greedy) if not best], {}):
             tokens[to_device(at, own)] = picked
@@ -122,7 +122,7 @@ class Sampler:
         return tokens
 
     def _adjust(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> None:
-        """Logit bias, and no end before the minimum; in place."""
+        """Apply logit bias, and no end before the minimum; in place."""
         logits[:, self._vocab_size :] = -torch.inf
         biased = [(i, *_bias(r.params.logit_bias)) for i, r in enumerate(requests) if r.params.logit_bias]
         if biased:
@@ -147,26 +147,26 @@ class Sampler:
                 continue
             drawn.append(i)
         for at, picked in _drawn(logits, requests, drawn, few):
-            best = logits[to_device(at, logits)].max(-1)[0].tolist()  # NaN, if one of them is
+            best = logits[to_device(at, logits)].max(-1)[0].tolist()  # NaN if any is NaN
             for i, token, most in zip(at, picked.tolist(), best, strict=True):
                 tokens[i] = token if most < math.inf else BROKEN
         return tokens
 
 
 def _scripted(requests: Sequence[Sampled]) -> list[tuple[int, int]]:
-    """Which of the requests answer what was recorded, and their next tokens."""
+    """Return which requests have a scripted answer, and their next tokens."""
     scripts = [(i, r, r.script) for i, r in enumerate(requests) if r.script is not None]
     return [(i, int(script[at])) for i, r, script in scripts if (at := step_of(r)) < len(script)]
 
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """logits[rows], itself where that is all of them in order."""
+    """Return logits[rows], `logits` itself if that is all of them in order."""
     same = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
     return logits if same else logits[to_device(rows, logits)]
 
 
 def _asked(own: torch.Tensor, requests: Sequence[Sampled]) -> tuple[list[int], torch.Tensor | None]:
-    """Whose log-probabilities are wanted, and a copy of their rows."""
+    """Return which requests want log-probabilities, and a copy of their rows."""
     asked = [i for i, r in enumerate(requests) if r.params.return_logprob]
     return asked, own[to_device(asked, own)] if asked else None
 
@@ -176,13 +176,13 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], request
     return logprobs(raw, range(len(asked)), tokens[to_device(asked, tokens)], wanted)
 
 
-_WIDTHS = (64, 512, FEW)  # to which few tokens are padded: how a row is drawn does not depend on others
+_WIDTHS = (64, 512, FEW)  # padded widths of few tokens: a row's draw does not depend on others
 
 
 def _drawn(
     logits: torch.Tensor, requests: Sequence[Sampled], rows: Sequence[int], few: Mapping[int, np.ndarray]
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Tokens for the requests of `rows`, some at a time. `few`: ids that alone are legal in a row."""
+    """Draw tokens for the requests of `rows`, some at a time. `few`: the only legal ids of a row."""
     alike: dict[tuple[bool, int], list[int]] = {}
     for i in rows:
         width = next(w for w in _WIDTHS if w >= len(few[i])) if i in few else 0
@@ -201,7 +201,7 @@ def _drawn(
 def _gathered(
     logits: torch.Tensor, listed: Sequence[tuple[int, np.ndarray]], width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row its listed tokens alone: logits [N, width], -inf behind them, and ids; on the CPU."""
+    """Return only the listed tokens of each row: logits [N, width], padded with -inf, and ids; on the CPU."""
     own, ids = np.full((len(listed), width), -np.inf, np.float32), np.zeros((len(listed), width), np.int64)
     every = logits.numpy()
     for n, (i, some) in enumerate(listed):
@@ -218,7 +218,7 @@ def _is_truncated(p: SamplingParams) -> bool:
 
 
 def uniform(seed: int, step: int) -> float:
-    """A number in [0, 1) for (seed, step): splitmix64, 53 bits."""
+    """Return a number in [0, 1) for (seed, step): splitmix64, 53 bits."""
     x = (seed * 0x9E3779B97F4A7C15 + (step + 1) * 0xD1B54A32D192ED03) & _MASK
     for _ in range(2):
         x = (x + 0x9E3779B97F4A7C15) & _MASK
@@ -229,11 +229,12 @@ def uniform(seed: int, step: int) -> float:
 
 
 def draw(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> torch.Tensor:
-    """[N] int64: one token per row of `logits` [N, V], by inversion of the row's distribution at `numbers` [N]."""
+    """Return [N] int64: one token per row of `logits` [N, V], by inversion of the row's distribution at `numbers`
+    [N]."""
     return _invert(_probabilities(logits, params), _column(numbers, logits))
 
 
-_FIRST = (64, 1024, 8192)  # best tokens looked at before the whole vocabulary is sorted
+_FIRST = (64, 1024, 8192)  # best tokens tried before the whole vocabulary is sorted
 
 
 def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> torch.Tensor:
@@ -247,9 +248,9 @@ def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbe
         _column(numbers, logits),
     ]
     enough = min(width, max(p.top_k if p.top_k > 0 else width for p in params))
-    tokens, left = None, None  # rows of which more must be looked at; None: all
+    tokens, left = None, None  # rows of which more are needed; None: all
     looks = [*(n for n in _FIRST if n < width), width]
-    if logits.is_cuda:  # to see whether it was enough, the device would have to be waited for
+    if logits.is_cuda:  # checking whether it was enough would synchronize with the device
         looks = [next(n for n in looks if n >= enough)]
     for looked_at in looks:
         found, more = _among_best(probs, looked_at, *limits)
@@ -266,7 +267,7 @@ def draw_truncated(logits: torch.Tensor, params: Sequence[SamplingParams], numbe
 def _among_best(
     every: torch.Tensor, looked_at: int, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, u: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N] tokens drawn from the best `looked_at` of each row; [N] whether more than these may be kept."""
+    """Return [N] tokens drawn from the best `looked_at` of each row; [N] whether more than these may be kept."""
     probs, order = torch.topk(every, looked_at, sorted=True)
     before = probs.cumsum(-1, dtype=torch.float64) - probs
     rank = torch.arange(looked_at, device=every.device)[None]
@@ -285,7 +286,7 @@ def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 
 def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """[N]: the first column where the running sum exceeds u × total; so never a column of weight zero."""
+    """Return [N]: the first column where the running sum exceeds u × total; so never a column of weight zero."""
     running = weights.cumsum(-1, dtype=torch.float64)
     total = running[:, -1:]
     target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -293,7 +294,7 @@ def _invert(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 
 def _is_too_early(req: Sampled) -> bool:
-    """Whether it may not end yet; where a constraint has a say in that, masking.py sees to it."""
+    """Return whether it may not end yet; constrained requests are handled by masking.py."""
     return step_of(req) < req.params.min_new_tokens and not is_constrained(req)
 
 
@@ -304,12 +305,12 @@ def _stops(req: Sampled) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def _bias(bias: tuple[tuple[int, float], ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids, each once, and what is added to each."""
+    """Return ids, each once, and the bias of each."""
     return np.array([token for token, _ in bias], np.int64), np.array([by for _, by in bias], np.float32)
 
 
 def _places(listed: Iterable[tuple[int, np.ndarray]]) -> np.ndarray:
-    """[2, n] int64: of each row with its columns."""
+    """Return [2, n] int64: of each row with its columns."""
     return np.concatenate([np.stack((np.full(len(ids), i), ids)) for i, ids in listed], 1)
 
 

@@ -1,14 +1,15 @@
-"""The scheduler: what runs in the next pass, in which slots.
+"""The scheduler: which rows run in the next pass, in which slots.
 
-    those short of slots are promised more, or the last are preempted ─► decoding rows ─► rows of prompts ─► admission
+    requests short of slots reserve more, else the last are preempted ─► decoding rows ─► rows of prompts ─► admission
                                                                                                                │
     waiting.py ── who is next ──► admission.py ── who joins ──► filling.py ── rows in slots ──► holdings.py ◄──┘
 
-Waiting requests are admitted longest cached prefix first, with a bound on waiting, and promised slots (promises.py); runs of
-programs as wholes, which keep what they will use again (runs.py). Passes are filled so that nobody waits for long behind a long
-prompt (pace.py). What needs more than that is promised more. Where there is no more, the last in the plan's order are preempted: what they have
-computed stays cached as long as there is room, and they go first as soon as there is room for more than they had. Each
-request is preempted a few times at most, the first in the order only by those that are promised everything, which end.
+Waiting requests are admitted longest cached prefix first, with a bound on waiting, and promised slots (promises.py);
+runs of programs as wholes, which keep what they will use again (runs.py). Passes are filled so that no request waits
+for long behind a long prompt (pace.py). Requests that need more slots reserve more. If there are none, the last in the
+plan's order are preempted: their KV stays cached while there is room, and they go first as soon as there is room for
+more than they had. Each request is preempted a few times at most, the first in the order only by fully reserved ones,
+which end.
 
 Pure bookkeeping on token ids and slots: no model, no text, no threads.
 """
@@ -32,12 +33,12 @@ from lmc.backend.engine.request import Kind, Request
 from lmc.backend.engine.waiting import Waiting
 from lmc.backend.engine.work import Pass, Tally
 
-_FOR_THE_FIRST = 4  # the part of a pass that prompts compete for is the first one's: this share of it
+_FOR_THE_FIRST = 4  # 1/n of the contested rows of a pass goes to the first prompt
 
 
 class Scheduler:
-    """max_batch: sequences that run together. chunk: rows of one pass, as far as sampled tokens leave half of it to known
-    text, prompts and forced runs. pace: how many of those a pass may have to be short enough. now: seconds."""
+    """max_batch: sequences that run together. chunk: rows of one pass; sampled tokens leave at least half of it to
+    known text, prompts and forced runs. pace: how many of those keep a pass short enough. now: seconds."""
 
     def __init__(
         self, num_slots: int, *, max_batch: int = 64, chunk: int = 512, policy: Policy = OWN, pace: Pace | None = None,
@@ -47,13 +48,13 @@ class Scheduler:
         self.pace = pace or Pace(chunk)
         self.drafts = drafts or Drafts("off", Costs(ahead=False, row=0.0))
         self.tally = Tally()
-        self._turns = False  # positions may have to be turned anew
+        self._turns = False  # positions may have to be rotated again
         self.lengths = Lengths()
         self._mover, self._rates = mover, Rates()
         self._begin_with(Holdings(num_slots, self.lengths, policy, now, mover, self._rates))
 
     def reset(self) -> None:
-        """Forgets everything, as after a failed pass: requests, pins, cached KV."""
+        """Forget everything, as after a failed pass: requests, pins, cached KV."""
         self._held.abandon()
         if self.drafts.model is not None:
             self.drafts.model.reset()
@@ -76,18 +77,20 @@ class Scheduler:
 
     @property
     def only_waiting(self) -> bool:
-        """Nothing runs yet, so that a pass may as well begin a moment later."""
+        """Return whether nothing runs yet, so that a pass may begin a moment later."""
         return self.waiting.ready > 0 and not self.running
 
     @property
     def patience(self) -> float:
-        """Seconds until something may be admitted where nothing runs and all that waits does so for runs that are expected back."""
+        """Return the seconds until something may be admitted if nothing runs and all waiting requests wait for runs
+        that are expected back."""
         if self.running or self.runs.over or self._held.copies or not self.waiting.is_stuck:
             return 0.0
         return self.runs.patience or 0.0
 
     def add(self, req: Request) -> bool:
-        """Takes a request in. Whether it is the first of its run here, whose end is told by `end_run` then."""
+        """Take a request in. Return whether it is the first of its run here, whose end must then be reported to
+        `end_run`."""
         assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
         self._turns |= req.near is not None
         req.is_far = req.is_outgrown
@@ -96,11 +99,11 @@ class Scheduler:
         return is_new
 
     def end_run(self, number: int) -> None:
-        """A run of a program has ended, and uses nothing again."""
+        """End a program's run, which uses nothing again."""
         self.runs.end(number)
 
     def cancel(self, req: Request) -> None:
-        """Takes a request out, wherever it is; frees what it holds."""
+        """Take a request out, wherever it is; free its slots."""
         if req in self.running:
             self.finish(req, req.cached_len)
         elif req in self.waiting:
@@ -108,38 +111,38 @@ class Scheduler:
         req.done = True
 
     def finish(self, req: Request, keep: int) -> None:
-        """Ends a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
+        """End a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
         self._held.finish(req, keep)
 
     def unpin(self, req: Request) -> None:
-        """Ends the pin of a finished PREFILL; nothing happens if it was broken or ended before."""
+        """End the pin of a finished PREFILL; do nothing if it was broken or ended before."""
         self._held.unpin(req)
 
     def flush(self) -> None:
-        """Drops all cached KV that nothing running needs, pins included."""
+        """Drop all cached KV that no running request needs, pins included."""
         self._held.flush()
         if self.drafts.model is not None:
             self.drafts.model.flush()
 
     def give_up_leases(self) -> None:
-        """Nobody is expected back; what was kept stays cached until its room is needed."""
+        """End all leases when no run is expected back; their prefixes stay cached until the room is needed."""
         self._held.give_up_leases()
 
     def keep_branch(self, req: Request, index: int) -> None:
-        """The winner of a SCORE stays cached, below the prompt."""
+        """Keep the winner of a SCORE cached, below the prompt."""
         self._held.keep_branch(req, index)
 
     def drop_choices(self, req: Request) -> None:
-        """Frees what was scored of a SCORE that has more choices than there are slots."""
+        """Free the scored rows of a SCORE that has more choices than there are slots."""
         self._held.drop_choices(req)
 
     def take_completed(self) -> list[Request]:
-        """PREFILLs that ended since they were last taken."""
+        """Return PREFILLs that ended since the last call."""
         taken, self._held.completed = self._held.completed, []
         return taken
 
     def has_prompts(self, rows: int) -> bool:
-        """Whether so many rows of prompts could run now; of what waits only the first requests are looked at."""
+        """Return whether so many rows of prompts could run now; of waiting requests only the first are checked."""
         found = sum(req.head_len - req.device_len for req in self.running if req.in_head)
         room = 0 if self.waiting.is_stuck else max(0, self.max_batch - len(self.running))
         return found + self.waiting.uncached(room, rows - found) >= rows
@@ -147,10 +150,10 @@ class Scheduler:
     # -- the next pass -----------------------------------------------------------------------------------------
 
     def schedule(self) -> Pass | None:
-        """Rows for the next pass, with their slots; None if there is nothing to compute."""
+        """Return the next pass, with slots for its rows; None if there is nothing to compute."""
         self.waiting.clock += 1
         self._held.land_copies()
-        closed = self.runs.close()  # now that what follows on their last answers has arrived
+        closed = self.runs.close()  # now that the requests following their last answers have arrived
         lapsed = len(self.waiting) > 0 and self.runs.lapse()
         if closed or lapsed:
             self._held.changes += 1
@@ -184,14 +187,14 @@ class Scheduler:
         return work
 
     def _spare_rows(self, decoding: list[Request], others: list[Request]) -> int:
-        """Rows of the next pass that are nearly free: none where prompts wait for them."""
+        """Return the rows of the next pass that are nearly free: none if prompts wait for them."""
         if self.waiting.ready:
             return 0
         return FREE_ROWS - sum(req.extend_len for req in decoding) - sum(req.head_len - req.device_len for req in others)
 
     def _shared(self, others: list[Request], filling: Filling) -> list[Request]:
-        """Who has rows of prompts in this pass, in order, where they do not all fit: the shortest first, those that wait included;
-        but a quarter for the one that came first, so that it gets on."""
+        """Return requests with prompt rows in this pass, in order, if they do not all fit: the shortest first, waiting
+        ones included; but a quarter for the one that arrived first, so that it progresses."""
         self.waiting.shortest_first = False
         if not others or filling.room <= 0 or self.policy.schedule != "program":
             return others
@@ -215,8 +218,8 @@ class Scheduler:
         return others
 
     def commit(self, work: Pass) -> None:
-        """The pass has run, or will have before whatever is planned from now on: its KV is there. Prompt chunks go to the
-        tree at once, so that others can use them; the tokens that it samples get their places."""
+        """Commit a pass that has run, or will have before anything planned from now on: its KV is valid. Prompt chunks
+        go to the tree at once, so that others can use them; its sampled tokens get their places."""
         held = self._held
         work.places = [req.expect() for _, req in work.samples]
         for span in work.spans:
@@ -224,12 +227,12 @@ class Scheduler:
             if req.done:
                 continue
             if req in work.drafts and span.branch is None:
-                n -= len(work.drafts[req].ids)  # whether these are drawn is not known
+                n -= len(work.drafts[req].ids)  # it is not known whether these are drawn
             if span.branch is not None:
                 self.tally.prefilled_tokens += n
                 self.tally.unique_tokens += n
                 continue
-            if req in work.followers:  # those that it follows come before it
+            if req in work.followers:  # the ones it follows come before it
                 held.take_over(req, work.followers.pop(req))
             was_head, before = req.in_head, req.device_len
             req.device_len += n
@@ -243,35 +246,35 @@ class Scheduler:
             req.check()
 
     def _count(self, req: Request, before: int) -> None:
-        """What was computed of a head goes to the tree."""
+        """Give the computed part of a head to the tree."""
         prompt = min(req.device_len, req.prompt_len)
         if prompt > before:
             self.tally.prefilled_tokens += prompt - before
             self.tally.unique_tokens += self._held.give(req, prompt)
         if req.device_len > prompt:
-            self._held.give(req, req.device_len)  # what was forced: nobody asked for it, so it is not counted
+            self._held.give(req, req.device_len)  # forced tokens: not requested, so not counted
 
     def accept(self, req: Request) -> None:
-        """The next token of its draft was drawn: its KV is there."""
+        """Accept the next token of its draft, which was drawn: its KV is valid."""
         req.device_len, req.draft = req.device_len + 1, req.draft - 1
 
     def drop_draft(self, req: Request) -> None:
-        """What is left of its draft was not."""
+        """Drop the rest of its draft, which was not drawn."""
         self._held.drop_draft(req)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows has taken so long."""
+        """Record how long a pass of so many rows has taken."""
         self.pace.learn(rows, seconds)
         self._rates.learn_pass(rows, seconds)
         self.runs.learn_pass(rows, seconds, len(self.running))
 
     def wait_for_copies(self) -> None:
-        """Nothing can run: until a copy between device and host is done, if one is being made."""
+        """Wait, when nothing can run, until a copy between device and host is done, if one is being made."""
         if self._held.host is not None:
             self._held.host.wait()
 
     def host_stats(self) -> dict[str, int]:
-        """Tokens of the host tier, and what was copied."""
+        """Return the host tier's tokens, and copy counters."""
         host, size = self._held.host, self._mover.token_bytes if self._mover is not None else 0
         if host is None:
             return {}
@@ -284,16 +287,16 @@ class Scheduler:
 
     @property
     def may_preempt(self) -> bool:
-        """Whether the next pass may preempt somebody, unless something ends before."""
+        """Return whether the next pass may preempt a request, unless something ends before."""
         return self.promises.is_short or bool(self._outgrown()) or self._in_the_way() is not None
 
     @property
     def expects_more(self) -> bool:
-        """Whether all that waits does so for the rest of its group."""
+        """Return whether all waiting requests wait for the rest of their group."""
         return self.waiting.expects_more
 
     def _secure(self) -> None:
-        """Promises what the next rows need, first to those that come first; the last give up theirs where there is no more."""
+        """Reserve the slots of the next rows, in order; the last requests release theirs if there are no more."""
         promises = self.promises
         if not (short := promises.short()):
             return
@@ -313,12 +316,12 @@ class Scheduler:
                 promises.extend(req, ahead)
 
     def _make_room(self) -> None:
-        """Guesses leave where others wait."""
+        """Preempt guesses while others wait."""
         while (req := self._in_the_way()) is not None:
             self._preempt(req)
 
     def _in_the_way(self) -> Request | None:
-        """The last of the guesses that run, if one that is needed waits and there is no room for both."""
+        """Return the last of the running guesses, if a needed request waits and there is no room for both."""
         guesses = [req for req in self.running if req.guess and req.kind is Kind.GENERATE]
         needed = self.waiting.first_needed() if guesses else None
         if needed is None:
@@ -330,18 +333,19 @@ class Scheduler:
         return [req for req in self.running if req.is_outgrown] if self._turns else []
 
     def _turn(self) -> None:
-        """Positions of a sequence that has become too long for its turn of them are turned anew, and all is computed again."""
+        """Rotate positions again of a sequence that has become too long for its present rotation, and recompute all of
+        it."""
         for req in self._outgrown():
             self._preempt(req)
             req.is_far = True
 
     def _preempt(self, req: Request) -> None:
-        """Takes a request out of the batch and keeps all that it has said; what it has computed stays cached for a while."""
+        """Take a request out of the batch and keep its answer so far; its KV stays cached for a while."""
         assert not req.in_flight and not req.awaited, "preempted while a pass computes it"
         req.computed = max(req.computed, req.device_len)
         self._held.leave(req, req.device_len)
         req.head_len, req.device_len, req.cached_len = req.wanted_len, 0, 0
-        req.behind, req.found, req.kept = req.kept and req.kept(), None, None  # a twin has what it found when it waited first
+        req.behind, req.found, req.kept = req.kept and req.kept(), None, None  # a twin keeps its match from its first wait
         req.preempted += 1
         req.group = None
         self.tally.preemptions += 1
@@ -349,10 +353,10 @@ class Scheduler:
         why = "longer than its turn of positions" if req.is_outgrown else "KV pool full"
         config.log("schedule", f"{why}: {req.length} tokens of request {req.order} wait, for the {req.preempted}. time")
 
-    # -- truth -------------------------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises AssertionError if a slot leaks, is owned twice, or a lock or promise has no owner."""
+        """Raise AssertionError if a slot leaks, is owned twice, or a lock or reservation has no owner."""
         self._held.check()
         if self.drafts.model is not None:
             self.drafts.model.check()
@@ -363,5 +367,5 @@ class Scheduler:
         if self.idle:
             assert not self.promises.made
         if self.waiting and self.waiting.is_stuck and not self.running and not self._held.copies:
-            assert self.runs.patience is not None, "nothing runs, and nobody is expected back, and yet a request waits"
+            assert self.runs.patience is not None, "a request waits although nothing runs and no run is expected back"
             assert not (self.pins and self.waiting.has_needed), "nothing runs, and a request waits for a pin"

@@ -1,8 +1,8 @@
-"""SentencePiece's BPE from pieces and scores, as GGUF files of Llama 2, Mistral and their like have it.
+"""SentencePiece's BPE from pieces and scores, as in GGUF files of Llama 2, Mistral and similar models.
 
 SentencePiece merges, of all neighbours that are a piece together, those with the highest score, the leftmost of equals
-(google/sentencepiece, bpe_model.cc). `tokenizers` merges by rank: a pair's rank is here the place of its piece by score, as in
-transformers' convert_slow_tokenizer.py. What no piece spells is bytes.
+(google/sentencepiece, bpe_model.cc). `tokenizers` merges by rank: a pair's rank is here the index of its piece by
+score, as in transformers' convert_slow_tokenizer.py. Text that no piece spells becomes bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tokenizers import Tokenizer as RawTokenizer
 log = logging.getLogger("lmc.engine")
 
 SPACE = "\u2581"
-_LONGEST = 512  # characters of a piece; each of its cuts is looked at. SentencePiece itself allows 16 by default
+_LONGEST = 512  # most characters of a piece; each of its cuts is tried. SentencePiece itself allows 16 by default
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type, which is SentencePiece's
 
 
 def bpe(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], unknown: int, *, prefix: bool) -> RawTokenizer:
-    """unknown: the id of what is neither a piece nor has bytes. prefix: whether a text, at the start or behind a special token,
-    is encoded as if a space preceded it, as llama.cpp does."""
+    """unknown: the id of text that is neither a piece nor has bytes. prefix: whether a text, at the start or after a
+    special token, is encoded as if a space preceded it, as llama.cpp does."""
     ids = {token: i for i, token in enumerate(tokens)}
     if max(map(len, tokens), default=0) > _LONGEST:
         raise ValueError(f"a piece has more than {_LONGEST} characters")
@@ -38,14 +38,14 @@ def bpe(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], un
 
 
 def add_others(raw: RawTokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Special tokens, and those that a user defined, which are whole wherever they stand in a text."""
+    """Add special tokens, and user-defined ones, which are whole wherever they occur in a text."""
     of = list(zip(tokens, types, strict=True))
     raw.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, kind in of if kind in (UNKNOWN, CONTROL)])
     raw.add_tokens([AddedToken(t, special=False, normalized=False) for t, kind in of if kind == USER_DEFINED])
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Pairs of pieces that are a piece together, the first to be merged first."""
+    """Return pairs of pieces that form a piece, the first to be merged first."""
     found = [
         (score, piece[:cut], piece[cut:])
         for piece, score in scores.items()

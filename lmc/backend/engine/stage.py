@@ -1,4 +1,4 @@
-"""A pass's integers on their way to the GPU: one pinned copy, at places that captured graphs know."""
+"""A pass's integers on their way to the GPU: one pinned copy, at addresses known to captured graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _ALIGNED = 16  # int32: parts begin where vectors may be loaded
 
 
 class Stage:
-    """Named parts, int32, one behind the other: host memory that the GPU reads fast, and its copy on the device.
+    """A staging buffer of named parts, int32, one after the other: host memory that the GPU reads fast, and its copy on
+    the device.
 
     sizes    the capacity of each part; the last one is sent as far as it is used, the others whole
     """
@@ -30,7 +31,7 @@ class Stage:
         return self._places[name][1]
 
     def array(self, name: str, n: int) -> np.ndarray:
-        """The first `n` of a part, on the host."""
+        """Return the first `n` of a part, on the host."""
         begin, capacity = self._places[name]
         assert n <= capacity, f"{n} do not fit the {capacity} {name} of a stage"
         return self._array[begin : begin + n]
@@ -47,7 +48,7 @@ class Stage:
         self.array(name, values.size)[:] = values.reshape(-1)
 
     def send(self, last: int) -> None:
-        """To the device, `last` of the last part, in stream order; the host side may be written again once the device has
-        come this far."""
+        """Send to the device, `last` of the last part, in stream order; the host side may be written again once the
+        device has come this far."""
         n = self._used + last
         self._device[:n].copy_(self._host[:n], non_blocking=True)

@@ -1,7 +1,7 @@
-"""Steering: an answer that nears its limit goes the shortest way to a legal end, so that a limit never cuts it.
+"""Steering: an answer near its limit takes the shortest path to a legal end, so that the limit never cuts it.
 
-    limit 12   {"name": "Ada Lovelace, who was …       sampled, while what it needs to end still fits behind it
-               {"name": "Ada Love", "age": 0}           the sample that would not leave room is replaced by that end
+    limit 12   {"name": "Ada Lovelace, who was …       sampled, while a legal end still fits after it
+               {"name": "Ada Love", "age": 0}           a sample that would leave no room is replaced by that end
 """
 
 from __future__ import annotations
@@ -16,41 +16,43 @@ from lmc.fsm.forced import Encode
 from lmc.fsm.tokens import TokenAutomaton
 
 KINDS = frozenset({"json_schema", "structural_tag"})
-"""Constraints whose answers are steered. Those of regexes and grammars end where SGLang ends them, and say so."""
+"""Constraints whose answers are steered. Those of regexes and grammars are cut like SGLang's, with a note."""
 
-_SLACK = 2  # tokens by which an end may become longer when text is forced in front of it
+_SLACK = 2  # tokens by which an end may grow when text is forced before it
 _IN_FLIGHT = 8  # tokens before the horizon at which the host takes over from a device that samples ahead of it
-_ANY = 1 << 30  # tokens: what is made while it is used has no longest of the shortest ends
-_LONGEST = 4096  # bytes of an end: as many steps that others wait for
+_ANY = 1 << 30  # tokens: an automaton built on demand has no bound on shortest ends
+_LONGEST = 4096  # bytes of an end: as many blocking steps
 _KEPT = 4096  # ends that are remembered
 
 
 class Steering:
     """The shortest ends of one token automaton, for all answers to a constraint. For the scheduler's thread.
 
-    horizon  tokens within which an end always fits: before there are as few left there is nothing to look at
+    horizon  tokens within which an end always fits: with more left, nothing needs to be checked
     """
 
     def __init__(self, automaton: TokenAutomaton, encode: Encode | None, ids: Mapping[bytes, int]) -> None:
-        """`ids` has the token of each text, for what `encode` would cut as the automaton does not allow."""
+        """Set up; `ids` has the token of each text, for texts that `encode` would cut in a way that the automaton does
+        not allow."""
         self._automaton, self._dfa, self._encode, self._ids = automaton, automaton.dfa, encode, ids
         self.horizon = int(self._dfa.to_the_end().max()) + _SLACK + _IN_FLIGHT if isinstance(self._dfa, ArrayDFA) else _ANY
         self._ends: dict[int, tuple[int, ...] | None] = {}
 
     def fits(self, state: int, left: int) -> bool:
-        """Whether an end surely fits into `left` tokens behind a state."""
+        """Return whether an end surely fits into `left` tokens after a state."""
         left -= _SLACK
         return 0 <= self._dfa.distance(state) <= left or self.end_within(state, left) is not None
 
     def end_within(self, state: int, left: int) -> tuple[int, ...] | None:
-        """A shortest end behind a state; None if it has more tokens than are left, or is too long to be looked for."""
+        """Return a shortest end after a state; None if it has more tokens than are left, or is too long to search
+        for."""
         if self._dfa.distance(state) > min(left * self._automaton.vocabulary.longest, _LONGEST):
             return None
         end = self.end(state)
         return end if end is not None and len(end) <= left else None
 
     def end(self, state: int) -> tuple[int, ...] | None:
-        """Tokens of a shortest end behind a state; None if the vocabulary cannot spell it."""
+        """Return tokens of a shortest end after a state; None if the vocabulary cannot spell it."""
         if state not in self._ends:
             if len(self._ends) >= _KEPT:
                 self._ends.clear()

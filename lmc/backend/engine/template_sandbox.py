@@ -1,4 +1,4 @@
-"""A chat template in a process of its own, which the system ends when it goes beyond its limits (template_worker.py)."""
+"""A chat template in a process of its own, which the system kills when it exceeds its limits (template_worker.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from lmc.backend.engine import template_worker
 from lmc.forking import belongs_here
 
-CUTTING = 0.6  # seconds of processor time for all renderings that cutting a template takes: some 0.03 s as a rule
+CUTTING = 0.6  # CPU seconds for all renderings to cut a template: usually some 0.03 s
 RENDERING = 2.0  # for one rendering by itself
 
 
@@ -24,35 +24,36 @@ class Refused(Exception):
 
 
 class OverLimit(Exception):
-    """The template does not parse, or takes more than a template may; the message says what."""
+    """The template does not parse, or exceeds a limit; the message says which."""
 
 
 class Sandbox:
-    """Renders conversations by a template. The process starts when it is first needed. Safe to use from any thread, one at a time."""
+    """Renders conversations by a template. The process starts on first use. Safe to use from any thread, one at a
+    time."""
 
     def __init__(self, source: str, fixed: Mapping[str, str]) -> None:
         self._source, self._fixed = source, dict(fixed)
         self._lock = threading.Lock()
-        self._shared = False  # whether all that is asked has one budget
+        self._shared = False  # whether all requests share one budget
         self._process: subprocess.Popen[str] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         belongs_here(self)
 
     def forked(self, parent: int) -> None:
-        """The process is the parent's; this one starts its own."""
+        """Detach from the process, which is the parent's; a child starts its own."""
         if self._finalizer is not None:
             self._finalizer.detach()
         self._process, self._finalizer, self._lock = None, None, threading.Lock()
 
     def open(self) -> tuple[tuple[str, ...], int]:
-        """Starts the process with `CUTTING` seconds for all that is asked until `close`. Gives the texts that the template's code names,
-        and its largest whole number. Raises OverLimit."""
+        """Start the process with `CUTTING` seconds for all requests until `close`. Return the texts in the template's
+        code, and its largest whole number. Raises OverLimit."""
         with self._lock:
             self._shared = True
             return self._start(CUTTING, template_worker.CUTTING_STEPS)
 
     def render(self, messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
-        """The conversation as the template writes it. Raises Refused and OverLimit."""
+        """Render the conversation by the template. Raises Refused and OverLimit."""
         request: dict[str, Any] = {"given": {"messages": list(messages), "add_generation_prompt": ask, **self._fixed, **more}}
         with self._lock:
             if self._process is None or self._process.poll() is not None:
@@ -109,7 +110,7 @@ class Sandbox:
 
 
 class _ended_after:
-    """Where a process cannot end itself: ends it after so many seconds."""
+    """Ends a process after so many seconds, on systems where it cannot end itself."""
 
     def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
         self._timer = threading.Timer(seconds, process.kill) if os.name == "nt" else None
@@ -130,5 +131,5 @@ def _kill(process: subprocess.Popen[str]) -> None:
             try:
                 pipe.close()
             except BrokenPipeError:
-                continue  # what it did not read any more
+                continue  # unread input
     process.wait()

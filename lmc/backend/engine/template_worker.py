@@ -1,8 +1,9 @@
-"""The process in which a chat template runs: Jinja in a sandbox, with limits of steps, output, memory and processor time.
+"""The process in which a chat template runs: Jinja in a sandbox, with limits on steps, output, memory and CPU time.
 
-A template comes with a model's file, and is a program. Jinja's sandbox keeps it from reading anything, not from computing for ever
-(`'a' * 10**10`, `2 ** (2 ** 40)`, loops in loops), and one call into C cannot be interrupted from within. So it computes here, where
-the system ends it. Run as a script, with nothing of lmc; requests and answers are lines of JSON (see template_sandbox.py).
+A template comes with a model's file, and is a program. Jinja's sandbox keeps it from reading anything, not from
+computing forever (`'a' * 10**10`, `2 ** (2 ** 40)`, nested loops), and one call into C cannot be interrupted from
+within. So it runs here, where the system can kill it. Run as a script, without importing lmc; requests and answers are
+lines of JSON (see template_sandbox.py).
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from typing import Any
 
 try:
     import resource
-except ImportError:  # not on this system: whoever starts the process ends it
+except ImportError:  # not on this system: the starter kills the process
     resource = None
 
-STEPS = 200_000  # of one rendering: bodies of loops, macros and conditions that are entered
-CUTTING_STEPS = 50_000  # of all renderings together that cutting a template takes: some 3,000 as a rule
-OUTPUT = 4 << 20  # characters of one rendering, beside 16 times what it was given
+STEPS = 200_000  # of one rendering: entered bodies of loops, macros and conditions
+CUTTING_STEPS = 50_000  # of all renderings to cut a template: usually some 3,000
+OUTPUT = 4 << 20  # characters of one rendering, besides 16 times its input
 MEMORY = 1 << 30  # bytes that the process may take
-PATIENCE = 120  # seconds of any kind for one request
-REPEATED = 1 << 20  # items of a sequence that is multiplied
+PATIENCE = 120  # wall-clock seconds for one request
+REPEATED = 1 << 20  # items of a repeated sequence
 LARGEST = 1 << 16  # bits of a power
 
 
 class Limit(Exception):
-    """The template goes beyond a limit; the message says which."""
+    """The template exceeds a limit; the message says which."""
 
 
 class Refused(Exception):
@@ -35,7 +36,7 @@ class Refused(Exception):
 
 
 def environment() -> Any:
-    """Jinja set up as in transformers (utils/chat_template_utils.py), in a sandbox, counting steps."""
+    """Return Jinja set up as in transformers (utils/chat_template_utils.py), in a sandbox, counting steps."""
     from jinja2.compiler import CodeGenerator
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -46,7 +47,7 @@ def environment() -> Any:
             super().blockvisit(nodes, frame)
 
     class Generation(Extension):
-        """{% generation %}: transformers marks with it what an assistant wrote, for training; here it is its body."""
+        """{% generation %}: transformers marks an assistant's text with it, for training; here it renders its body."""
 
         tags = {"generation"}
 
@@ -97,7 +98,7 @@ def _today(form: str) -> str:
 
 
 def named(env: Any, source: str) -> tuple[list[str], int]:
-    """The texts, and the largest whole number, that the template's code names: what it may compare with."""
+    """Return the texts, and the largest whole number, in the template's code: values that it may compare with."""
     from jinja2 import nodes
 
     found = [c.value for c in env.parse(source).find_all(nodes.Const)]
@@ -106,7 +107,7 @@ def named(env: Any, source: str) -> tuple[list[str], int]:
 
 
 def render(env: Any, template: Any, given: dict[str, Any], size: int) -> str:
-    """What the template writes. Raises what it raises, and Limit."""
+    """Render the template. Raises its exceptions, and Limit."""
     pieces, length = list[str](), 0
     for piece in template.generate(**given):
         pieces.append(piece)
@@ -117,7 +118,7 @@ def render(env: Any, template: Any, given: dict[str, Any], size: int) -> str:
 
 
 def allow(seconds: float) -> None:
-    """So much processor time from now on; then the system ends the process (SIGPROF), also within one call into C."""
+    """Allow so much CPU time from now on; then the system kills the process (SIGPROF), also within one call into C."""
     if resource is not None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -135,7 +136,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def answered(state: dict[str, Any], request: dict[str, Any], size: int) -> dict[str, Any]:
-    """The answer to one request: the template itself first, then conversations."""
+    """Return the answer to one request: the template itself first, then conversations."""
     try:
         if "source" in request:
             env = state["env"] = environment()
@@ -148,7 +149,7 @@ def answered(state: dict[str, Any], request: dict[str, Any], size: int) -> dict[
         return {"limit": str(error)}
     except MemoryError:
         return {"limit": f"it takes more than {MEMORY >> 20} MiB of memory"}
-    except Exception as error:  # whatever a template may raise is its refusal
+    except Exception as error:  # any exception of a template is a refusal
         return {"refused": f"{error}" if isinstance(error, Refused) else f"{type(error).__name__}: {error}"}
 
 

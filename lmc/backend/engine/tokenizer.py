@@ -26,7 +26,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in character for each byte, inverted (openai/gpt-2, encoder.py)."""
+    """Return GPT-2's printable stand-in character for each byte, inverted (openai/gpt-2, encoder.py)."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -36,14 +36,14 @@ _BYTES = _byte_alphabet()
 
 
 class Detokenizer(Protocol):
-    """Ids in, text out, one at a time; never half a character. Fork it with the sequence."""
+    """Ids in, text out, one at a time; never half a character. Forked with the sequence."""
 
     def push(self, token: int) -> str:
-        """The text that is certain now, "" while a character is incomplete."""
+        """Return the text that is certain now, "" while a character is incomplete."""
         ...
 
     def flush(self) -> str:
-        """What an unfinished character at the end reads as; the detokenizer is empty afterwards."""
+        """Return the text of an unfinished character at the end; the detokenizer is empty afterwards."""
         ...
 
     def fork(self) -> Detokenizer: ...
@@ -51,17 +51,17 @@ class Detokenizer(Protocol):
 
 _BLOCK = 384  # characters after which a text is cut at the next word
 _WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
-_WORD_CUT = re.compile(r" (?<=\S )(?=[A-Za-z])")  # as above; the space comes first, which is what is searched for
-_WORDS_OF = 64  # characters: in shorter texts words are not looked up
-_NEW_WORDS, _MOST_WORDS = 24, 1 << 16  # that are learned from one text, and that are known at once
-_BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # what may stand before such a space: one of each kind that pre-tokenizers tell apart
+_WORD_CUT = re.compile(r" (?<=\S )(?=[A-Za-z])")  # as above; the space comes first for a fast search
+_WORDS_OF = 64  # characters: shorter texts are not split into words
+_NEW_WORDS, _MOST_WORDS = 24, 1 << 16  # learned from one text, and cached in all
+_BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # characters before such a space: one of each kind that pre-tokenizers distinguish
 
 
 class Tokenizer:
     """A vocabulary and its rules, over `tokenizers.Tokenizer`.
 
-    `parse_special=True` restores the old habit in which a special token's spelling in plain text is that token.
-    `limit`: how many tokens the model has. Special tokens beyond it are none; ModelLoadError for any other.
+    `parse_special=True` restores the old behaviour in which a special token's spelling in plain text is that token.
+    `limit`: number of tokens of the model. Special tokens beyond it are dropped; ModelLoadError for any other.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Tokenizer:
         self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._warned = parse_special
         self.prefixes_behind_specials = _is_legacy(raw)  # which put a space before each stretch of text, not the first alone
-        self._words: dict[str, list[int]] = {}  # ids of words behind a space; keys that begin with one: of what follows it, as it is
+        self._words: dict[str, list[int]] = {}  # ids of words after a space; keys that begin with one: of the text without it
         self._middle = _without_prefix(raw)
         if self._middle is not raw:
             self._middle.encode_special_tokens = not parse_special
@@ -99,10 +99,11 @@ class Tokenizer:
     # -- text to ids
 
     def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]:
-        """Ids of literal parts. Adjacent strings are one run, whatever marks lie between them; specials cut runs.
+        """Encode literal parts to ids. Adjacent strings are one run, whatever marks lie between them; specials cut
+        runs.
 
-        `at_start=False`: the parts go on in the middle of a sequence (matters to vocabularies that put a space
-        before the first word only). An unknown special spelling raises ProgramError.
+        `at_start=False`: the parts continue a sequence (matters to vocabularies that put a space before the first word
+        only). An unknown special spelling raises ProgramError.
         """
         ids: list[int] = []
         run: list[str] = []
@@ -118,8 +119,8 @@ class Tokenizer:
         return ids + self._encode_run(run, first)
 
     def blocks(self, text: str) -> list[str]:
-        """Cuts a long text where the encodings of both sides do not depend on each other, at places that depend only on
-        what comes before them: texts with a common beginning have their first blocks in common."""
+        """Cut a long text where the encodings of both sides are independent, at positions that depend only on the
+        preceding text: texts with a common beginning have their first blocks in common."""
         found: list[str] = []
         start = 0
         while len(text) - start > _BLOCK and self._cuts_at_words:
@@ -131,7 +132,7 @@ class Tokenizer:
         return [*found, text[start:]]
 
     def last_cut(self, text: str, start: int, end: int) -> int:
-        """The last place in (start, end) where encodings of both sides do not depend on each other; `start` if none."""
+        """Return the last position in (start, end) where encodings of both sides are independent; `start` if none."""
         if not self._cuts_at_words:
             return start
         at = end
@@ -142,7 +143,7 @@ class Tokenizer:
 
     @cached_property
     def _cuts_at_words(self) -> bool:
-        """Whether nothing merges across a space between a word and a letter."""
+        """Return whether nothing merges across a space between a word and a letter."""
         raw = self.raw
         if any(" " in spelling for spelling in self._added):
             return False
@@ -159,7 +160,8 @@ class Tokenizer:
 
     @property
     def _begins_words(self) -> bool:
-        """Of sentencepiece's BPE: whether spaces are at the beginning of pieces only, and text is taken as it is."""
+        """Return, for sentencepiece's BPE, whether spaces are at the beginning of pieces only, and text is not
+        normalized."""
         raw = self.raw
         rules = [*_parts(raw.normalizer, "normalizers"), *_parts(raw.pre_tokenizer, "pretokenizers")]
         known = [rule["type"] in ("Prepend", "Metaspace") or rule.get("pattern") == {"String": " "} for rule in rules]
@@ -188,7 +190,7 @@ class Tokenizer:
             return [*begins, *rest] if (rest := self._learned(words)) is not None else self._encoded(text, first)
 
     def _learned(self, words: Sequence[str]) -> list[int] | None:
-        """Ids of words of which some are new; None: too many are."""
+        """Return ids of words of which some are new; None: too many are."""
         known, new = self._words, 0
         for word in words:
             if word not in known:
@@ -205,13 +207,13 @@ class Tokenizer:
         try:
             return raw.encode(text, add_special_tokens=False).ids
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # which is no Exception
+            if type(error).__name__ != "PanicException":  # PanicException is not an Exception
                 raise
             raise ProgramError(f"the model's tokenizer.json cannot encode a text of {len(text)} characters: {error}; use another tokenizer") from None
 
     @cached_property
     def _encodes_words(self) -> bool:
-        """Whether a text's encoding is that of its words, each by itself."""
+        """Return whether a text's encoding is that of its words, each by itself."""
         spaced = (token.lstrip or token.rstrip for token in self.raw.get_added_tokens_decoder().values() if self.parse_special or not token.special)
         return self._cuts_at_words and not any(spaced)
 
@@ -226,7 +228,7 @@ class Tokenizer:
         )
 
     def id_of(self, special: str) -> int:
-        """The id of a special (or other added) token by its spelling."""
+        """Return the id of a special (or other added) token by its spelling."""
         try:
             return self._added[special]
         except KeyError:
@@ -234,11 +236,11 @@ class Tokenizer:
             raise ProgramError(f"this model has no special token {special!r}; it has: {known}") from None
 
     def spelling(self, token: int) -> str:
-        """The token as the vocabulary spells it; a padding id of the model beyond the vocabulary is ""."""
+        """Return the token as the vocabulary spells it; a padding id of the model beyond the vocabulary is ""."""
         return self.raw.id_to_token(token) or ""
 
     def split_specials(self, text: str) -> tuple[Part, ...]:
-        """A template's text as parts: special and other added tokens by spelling, the rest plain."""
+        """Split a template's text into parts: special and other added tokens by spelling, the rest plain."""
         if not self._added:
             return (text,) if text else ()
         pieces = self._added_spelling.split(text)
@@ -251,30 +253,30 @@ class Tokenizer:
     # -- ids to text
 
     def decode(self, ids: Iterable[int], *, with_specials: bool = False, at_start: bool = True) -> str:
-        """The text of ids; special tokens are left out unless asked for. `at_start=False`: something precedes them, so that a
-        space before the first word belongs to the text."""
+        """Decode ids to text; special tokens are left out unless requested. `at_start=False`: something precedes them,
+        so that a space before the first word belongs to the text."""
         if self.is_sentencepiece and not at_start:
             spoken = (self.token_bytes(i) for i in ids if with_specials or i not in self.special_ids)
             return b"".join(spoken).decode("utf-8", "replace")
         return self.raw.decode(list(ids), skip_special_tokens=not with_specials)
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder of what goes on behind other tokens; special tokens are left out."""
+        """Return a fresh incremental decoder for continuing other tokens; special tokens are left out."""
         return _ByteDetokenizer(self) if self.byte_level or self.is_sentencepiece else _StreamDetokenizer(self.raw)
 
     @cached_property
     def byte_level(self) -> bool:
-        """Whether tokens are byte strings in GPT-2's alphabet."""
+        """Return whether tokens are byte strings in GPT-2's alphabet."""
         return "ByteLevel" in _spec(self.raw.decoder)
 
     @cached_property
     def is_sentencepiece(self) -> bool:
-        """Whether tokens are text with ▁ for a space, or single bytes."""
+        """Return whether tokens are text with ▁ for a space, or single bytes."""
         spec = _spec(self.raw.decoder)
         return '"ByteFallback"' in spec or '"Metaspace"' in spec
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that the token stands for; a special token's are those of its spelling."""
+        """Return the bytes of a token; for a special token those of its spelling."""
         text = self.spelling(token)
         if self.byte_level:
             return _unspell(text)
@@ -286,12 +288,12 @@ class Tokenizer:
 
     @cached_property
     def byte_table(self) -> tuple[bytes, ...]:
-        """`token_bytes` of every id, special tokens as b""."""
+        """Return `token_bytes` of every id, special tokens as b""."""
         return tuple(b"" if i in self.special_ids else self.token_bytes(i) for i in range(self.vocab_size))
 
     def canonical(self, size: int) -> Canonical | None:
-        """Which tokens never follow each other in an encoding, of a model with `size` logits; None where that is not known of this kind
-        of tokenizer. Takes some tenths of a second."""
+        """Return which tokens never follow each other in an encoding, of a model with `size` logits; None for
+        tokenizers where that is unknown. Takes some tenths of a second."""
         raw = self.raw
         cuts = _cuts(raw)
         if cuts is None or not isinstance(raw.model, models.BPE):
@@ -309,7 +311,7 @@ class Tokenizer:
     # -- storage
 
     def save(self, path: Path) -> None:
-        """Writes `tokenizer.json`."""
+        """Write `tokenizer.json`."""
         path.write_text(self.raw.to_str(), encoding="utf-8")
 
 
@@ -324,7 +326,7 @@ def _check_ids(raw: RawTokenizer, limit: int | None) -> None:
 
 
 class _Spoken(dict[int, bytes]):
-    """What tokens add to a text, looked up once each; special tokens add nothing."""
+    """Text that each token adds, looked up once each; special tokens add nothing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -344,7 +346,7 @@ def _unspell(text: str) -> bytes:
 
 
 def _spec(part: Any) -> str:
-    """A part of a tokenizer as compact JSON: its pickled state, so that the vocabulary need not be written out."""
+    """Return a part of a tokenizer as compact JSON: its pickled state, without writing out the vocabulary."""
     return "" if part is None else part.__getstate__().decode().replace(" ", "")
 
 
@@ -352,7 +354,7 @@ _LEGACY = '"Prepend"', '"prepend_scheme":"always"'
 
 
 def _as_word(head: str) -> str:
-    """What a text begins with, as its words are known."""
+    """Return the beginning of a text in the form of the word cache's keys."""
     return head[1:] if head[0] == " " and head[1:2].isascii() and head[1:2].isalpha() else f" {head}"
 
 
@@ -361,7 +363,7 @@ def _is_legacy(raw: RawTokenizer) -> bool:
 
 
 def _without_prefix(raw: RawTokenizer) -> RawTokenizer:
-    """The same rules for text that is not at the start: without sentencepiece's space before the first word."""
+    """Return the same rules for text that is not at the start: without sentencepiece's space before the first word."""
     if not _is_legacy(raw) and '"prepend_scheme":"first"' not in _spec(raw.pre_tokenizer):
         return raw
     found = json.loads(raw.to_str())
@@ -376,13 +378,13 @@ def _without_prefix(raw: RawTokenizer) -> RawTokenizer:
 
 
 def _parts(part: Any, name: str) -> list[dict[str, Any]]:
-    """The specifications of what a part of a tokenizer consists of."""
+    """Return the specifications of the components of a part of a tokenizer."""
     spec = {} if part is None else json.loads(part.__getstate__())
     return spec.get(name, [spec] if spec else [])
 
 
 class _ByteDetokenizer:
-    """For vocabularies whose tokens are bytes: collects them and gives out whole characters."""
+    """Detokenizer for vocabularies whose tokens are bytes: collects them and returns whole characters."""
 
     __slots__ = ("_pending", "_tokenizer")
 
@@ -390,7 +392,7 @@ class _ByteDetokenizer:
         self._tokenizer, self._pending = tokenizer, pending
 
     def push(self, token: int) -> str:
-        data = self._pending + self._tokenizer.spoken[token]  # a special token says nothing
+        data = self._pending + self._tokenizer.spoken[token]  # a special token adds no text
         if data.isascii():
             self._pending = b""
             return data.decode()
@@ -407,7 +409,7 @@ class _ByteDetokenizer:
 
 
 def _incomplete_tail(data: bytes) -> int:
-    """How many bytes at the end begin a character that could still be completed (0 to 3)."""
+    """Return how many bytes at the end begin a character that could still be completed (0 to 3)."""
     for back in range(1, min(3, len(data)) + 1):
         lead = data[-back]
         if lead < 0x80:
@@ -419,7 +421,7 @@ def _incomplete_tail(data: bytes) -> int:
 
 
 def _may_continue(head: bytes) -> bool:
-    """Whether these bytes are a proper prefix of some UTF-8 character (the decoder's own opinion)."""
+    """Return whether these bytes are a proper prefix of some UTF-8 character (by the decoder itself)."""
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -428,7 +430,7 @@ def _may_continue(head: bytes) -> bool:
 
 
 class _StreamDetokenizer:
-    """For other vocabularies (WordPiece): the library's own stream."""
+    """Detokenizer for other vocabularies (WordPiece): the library's own stream."""
 
     __slots__ = ("_held", "_ids", "_raw", "_stream")
 
@@ -459,7 +461,7 @@ class _StreamDetokenizer:
 
 
 def from_file(path: Path, **options: Any) -> Tokenizer:
-    """From `tokenizer.json`. Options are those of Tokenizer."""
+    """Load from `tokenizer.json`. Options are those of Tokenizer."""
     try:
         return Tokenizer(RawTokenizer.from_file(str(path)), **options)
     except ModelLoadError as error:
@@ -469,7 +471,7 @@ def from_file(path: Path, **options: Any) -> Tokenizer:
 
 
 def from_json(text: str, where: str, **options: Any) -> Tokenizer:
-    """From the content of a `tokenizer.json`. Options are those of Tokenizer."""
+    """Load from the content of a `tokenizer.json`. Options are those of Tokenizer."""
     try:
         return Tokenizer(RawTokenizer.from_str(text), **options)
     except ModelLoadError as error:
@@ -483,7 +485,8 @@ _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def _cuts(raw: RawTokenizer) -> Cuts | None:
-    """How a tokenizer cuts texts into words; None if it is none of the usual ways, or changes texts otherwise than by spaces."""
+    """Return how a tokenizer cuts texts into words; None if in no supported way, or if it changes texts other than by
+    spaces."""
     if any(rule["type"] not in ("Prepend", "Replace", "NFC") or rule.get("pattern", {"String": " "}) != {"String": " "} for rule in _parts(raw.normalizer, "normalizers")):
         return None
     match _parts(raw.pre_tokenizer, "pretokenizers"):
@@ -509,7 +512,7 @@ def _split(pattern: str) -> list[Any]:
 
 
 def _pre_tokenizer(name: str, where: str) -> Any:
-    """The rules that llama.cpp names by `tokenizer.ggml.pre` (its llama-vocab.cpp)."""
+    """Return the rules that llama.cpp names by `tokenizer.ggml.pre` (its llama-vocab.cpp)."""
     if name == "smollm":
         parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     elif name == "gpt-2":
@@ -527,7 +530,7 @@ def _pre_tokenizer(name: str, where: str) -> Any:
 
 
 def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
-    """From GGUF metadata: byte-level BPE ("gpt2") or SentencePiece's ("llama"). Options are those of Tokenizer."""
+    """Load from GGUF metadata: byte-level BPE ("gpt2") or SentencePiece's ("llama"). Options are those of Tokenizer."""
     kind = meta.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelLoadError(

@@ -1,4 +1,5 @@
-"""One pass of the model: whose rows run, in which slots, and which of them are sampled or scored; what passes have counted."""
+"""The forward batch of one pass: rows of requests, their slots, and which of them are sampled or scored; counters of
+passes."""
 
 from __future__ import annotations
 
@@ -38,15 +39,15 @@ class Tally:
     split_groups: int = 0  # not so, for want of room
     twins: int = 0
     preemptions: int = 0
-    recomputed_tokens: int = 0  # of those that were preempted, and not cached any more
+    recomputed_tokens: int = 0  # of preempted requests, no longer cached
 
 
 _FIRST, _SECOND = itemgetter(0), itemgetter(1)
 
 
 class Score(NamedTuple):
-    """Asks for the log-probability of `token` in logit row `row`: at position `at` of the sequence, or (`at` None) of
-    a node of its choices' trie."""
+    """Requests the log-probability of `token` in logit row `row`: at position `at` of the sequence, or (`at` None) of a
+    node of its choices' trie."""
 
     row: int
     token: int
@@ -56,12 +57,12 @@ class Score(NamedTuple):
 
     @property
     def top(self) -> int:
-        """How many of the likeliest tokens are asked for beside it; none for a choice's tokens."""
+        """Return how many of the likeliest tokens are requested beside it; none for a choice's tokens."""
         return (self.request.params.top_logprobs_num or 0) if self.at is not None else 0
 
 
 class Draft(NamedTuple):
-    """A draft in a pass: its tokens, and where in `checks` the rows of these are."""
+    """A draft in a pass: its tokens, and where in `checks` their rows are."""
 
     ids: np.ndarray  # [n] int32
     first: int
@@ -71,7 +72,7 @@ class Draft(NamedTuple):
 class Pass:
     """One pass of the model: spans in row order, rows to sample for, rows to score.
 
-    checks  rows of drafts; each samples what comes behind it if the tokens up to there are what is drawn
+    checks  rows of drafts; each samples the next token if the draft's tokens up to it are drawn
     """
 
     spans: list[Rows] = field(default_factory=list)
@@ -80,30 +81,30 @@ class Pass:
     drafts: dict[Request, Draft] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
-    followers: dict[Request, int] = field(default_factory=dict)  # how much of its head others compute in this very pass
+    followers: dict[Request, int] = field(default_factory=dict)  # tokens of its head that others compute here
     rows: int = 0
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
 
     @property
     def draws(self) -> Sequence[tuple[int, Sampled]]:
-        """Rows that tokens are drawn from: those of samples, then those of drafts."""
+        """Return rows that tokens are drawn from: those of samples, then those of drafts."""
         return [*self.samples, *self.checks] if self.checks else self.samples
 
     @property
     def requests(self) -> Iterable[Request]:
-        """Whoever has a row or a sample in it; a twin has no rows of its own."""
+        """Return all requests with a row or a sample in it; a twin has no rows of its own."""
         return dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples)))
 
     @property
     def unsampled(self) -> Iterable[Request]:
-        """Whoever has rows in it and no sample."""
+        """Return requests with rows in it and no sample."""
         if len(self.samples) == len(self.spans) and not self.first:
             return ()  # of decoding requests each has a span, and no more than one sample
         sampled = set(map(_SECOND, self.samples))
         return [req for req in dict.fromkeys(map(_FIRST, self.spans)) if req not in sampled]
 
     def add(self, rows: Rows) -> int:
-        """Returns the row where the span begins."""
+        """Add a span; return the row where it begins."""
         start = self.rows
         self.spans.append(rows)
         self.rows += len(rows.ids)

@@ -1,7 +1,7 @@
 """The program's side: a `Backend` whose engine is in another process.
 
-    handle (dropped) ─╌─► "drop"        Handle ──► _Held ◄── Result        the table of answers knows results weakly:
-                                                                           what nobody can read any more is dropped over there, too
+    handle (dropped) ─╌─► "drop"        Handle ──► _Held ◄── Result        the table of answers holds results weakly:
+                                                                           unreachable ones are dropped over there, too
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KNOWN = 1024  # constraints that are remembered as accepted
 
 
 class _Held:
-    """A submission over there, for as long as anybody here can read or go on from it."""
+    """A remote submission, while it can be read or extended here."""
 
     __slots__ = ("__weakref__", "backend", "id")
 
@@ -34,12 +34,12 @@ class _Held:
         self.backend, self.id = backend, number
 
     def __del__(self) -> None:
-        # may run in any thread, at any moment: only ever posts
+        # may run in any thread, at any moment: must only post
         self.backend.forget(self.id)
 
 
 class _PipeResult(Result):
-    """An answer that keeps its request alive for as long as somebody may read it."""
+    """An answer that keeps its request alive while it may still be read."""
 
     __slots__ = ("__weakref__", "_held")
 
@@ -61,16 +61,17 @@ class PipeHandle:
         return self._results
 
     def cancel(self) -> None:
-        """Stops what is unfinished; its results, and those of everything that depends on them, fail with CancelledError."""
+        """Cancel unfinished parts; their results, and those of everything that depends on them, fail with
+        CancelledError."""
         self.held.backend.post(["cancel", self.held.id])
 
     def needed(self) -> None:
-        """It was a guess, and is none any more."""
+        """Mark as needed: it was a guess, and is none any longer."""
         self.held.backend.post(["needed", self.held.id])
 
 
 class PipeTemplate:
-    """The chat template of the backend over there, which is asked once for each role and what came before."""
+    """The chat template of the remote backend, queried once for each role and its predecessor."""
 
     def __init__(self, name: str, stop: tuple[str, ...], ask: Callable[..., Any]) -> None:
         self.name, self.stop, self._ask = name, stop, ask
@@ -90,7 +91,7 @@ class PipeTemplate:
 
 
 class _Reply:
-    """What a call returns, when it does."""
+    """The pending return value of a call."""
 
     __slots__ = ("error", "there", "value")
 
@@ -109,14 +110,15 @@ class _Reply:
 class PipeBackend:
     """The backend at the other end of a connection, which belongs to this from now on.
 
-    Asks are sent without waiting, but for those that a backend may refuse at once (a constraint that it has not seen): what it refuses is
-    raised where it is asked, as in one process. Raises BackendError when the other side is not one.
+    Requests are sent without waiting, except those that a backend may refuse at once (a constraint that it has not
+    seen): refusals are raised at the request, as in one process. Raises BackendError when the other side is not a
+    PipeServer.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._numbers = itertools.count(1)
-        self._results: dict[int, tuple[weakref.ref[_PipeResult], ...]] = {}  # by handle, until its answers are there
+        self._results: dict[int, tuple[weakref.ref[_PipeResult], ...]] = {}  # by handle, until its answers have arrived
         self._calls: dict[int, _Reply] = {}
         self._accepted: set[Constraint] = set()
         self._lost: BackendError | None = None
@@ -138,12 +140,12 @@ class PipeBackend:
     def forked(self, parent: int) -> None:
         self._lost = BackendError(f"its connection belongs to process {parent}, of which this one is a fork: {REMEDY}")
         self._box = _Nowhere()
-        self._connection.close()  # this process's end of it
+        self._connection.close()  # this process's end of the connection
         self._fail_all()
 
     @property
     def lost(self) -> BackendError | None:
-        """Why it cannot be used any more; None if it can."""
+        """Return why it cannot be used any longer; None if it can."""
         return self._lost
 
     # -- the protocol --------------------------------------------------------------------------------------------------
@@ -170,14 +172,14 @@ class PipeBackend:
         return codec.decode(self._ask("server_info"))
 
     def health(self) -> Health:
-        """How the backend over there is; ended if its process has."""
+        """Return the remote backend's health; ended if its process has."""
         try:
             return codec.decode(self._ask("health"))
         except BackendError as error:
             return Health("ended", error.message)
 
     def close(self) -> None:
-        """Ends the connection, and with it all that was asked through it. The backend over there goes on."""
+        """End the connection, and with it all its requests. The remote backend continues."""
         self._end("it was closed")
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -199,12 +201,13 @@ class PipeBackend:
             accepted[1]()
             if len(self._accepted) < _KNOWN:
                 self._accepted |= unseen
-        if self._lost is not None:  # just now: nobody would be told
+        if self._lost is not None:  # lost meanwhile: no error would be delivered
             self._fail_all()
         return PipeHandle(held, results)
 
     def _unseen(self, segments: Sequence[Segment]) -> set[Constraint] | None:
-        """Constraints that the backend has not accepted yet; None if there is nothing that it could refuse at once."""
+        """Return constraints that the backend has not accepted yet; None if there is nothing that it could refuse at
+        once."""
         found = {s.constraint for s in segments if isinstance(s, Gen) and s.constraint is not None and s.constraint not in self._accepted}
         return found if found or any(map(_may_be_refused, segments)) else None
 
@@ -217,7 +220,7 @@ class PipeBackend:
         self._box.post(message)
 
     def forget(self, number: int) -> None:
-        """Nobody here has the handle any more. Usable from a destructor."""
+        """Drop a handle that is no longer referenced here. Usable from a destructor."""
         self._results.pop(number, None)
         self._box.post(["drop", number])
 
@@ -235,7 +238,7 @@ class PipeBackend:
         self._calls[number] = reply
         return number, reply
 
-    # -- what comes back -----------------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------------------------
 
     def _take(self, kind: str, number: int, *rest: Any) -> None:
         if kind in ("return", "raise"):
@@ -274,7 +277,7 @@ class PipeBackend:
         return type(self._lost)(self._lost.message)
 
     def _fail_all(self) -> None:
-        """Ends what waits for a process that is not there."""
+        """Fail everything that waits for a process that is gone."""
         for number in list(self._calls):
             if (reply := self._calls.pop(number, None)) is not None:
                 reply.error = self._error()
@@ -286,7 +289,7 @@ class PipeBackend:
 
 
 class _Nowhere:
-    """In place of a postbox in a fork, which has no right to the connection."""
+    """Replaces a postbox in a fork, which has no right to the connection."""
 
     def post(self, message: wire.Message) -> None:
         pass
@@ -296,7 +299,7 @@ class _Nowhere:
 
 
 def _receive(backend: weakref.ref[PipeBackend], connection: Connection, box: Postbox) -> None:
-    """Completes answers as they come, until the connection or the backend ends."""
+    """Complete answers as they arrive, until the connection or the backend ends."""
     while (messages := frames(connection)) is not None:
         here = backend()
         if here is None:
@@ -304,8 +307,8 @@ def _receive(backend: weakref.ref[PipeBackend], connection: Connection, box: Pos
         try:
             for message in messages:
                 here._take(*message)
-        except Exception as error:  # what is no message: nothing after it can be trusted to be one
-            here._end(f"what it says cannot be understood ({type(error).__name__}: {error})")
+        except Exception as error:  # an invalid message: nothing after it can be trusted
+            here._end(f"its message cannot be decoded ({type(error).__name__}: {error})")
             break
         del here, messages
     box.end()
@@ -315,7 +318,7 @@ def _receive(backend: weakref.ref[PipeBackend], connection: Connection, box: Pos
 
 
 def _may_be_refused(segment: Segment) -> bool:
-    """Whether a backend may say at once that this cannot be, apart from its constraint."""
+    """Return whether a backend may refuse this at once, apart from its constraint."""
     if isinstance(segment, Select):
         return not all(segment.choices)
     if not isinstance(segment, Gen) or segment.params is _USUAL:

@@ -14,15 +14,16 @@ _MOST = 256  # messages of a frame
 
 
 class Postbox:
-    """Messages on their way out. `post` never waits and takes no lock that a destructor could meet.
+    """Outgoing messages. `post` never waits and takes no lock that a destructor could need.
 
-    When the other side takes nothing any more, or after `close`, the line is cut, which whoever reads from it notices. Who reads calls `end`
-    then, and nobody else closes the connection: its number may be another line's at once, which a thread that still uses it would cut or write to.
+    When the other side stops reading, or after `close`, the connection is shut down, which its reader notices. Only the
+    reader then calls `end`, which closes it: its file descriptor may be reused at once, and a thread that still uses it
+    would shut down or write to another connection.
     """
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
-        self._open = threading.Lock()  # held while the connection's number is used for more than reading and writing
+        self._open = threading.Lock()  # held while the file descriptor is used for more than reading and writing
         self._queue: queue.SimpleQueue[wire.Message | None] = queue.SimpleQueue()  # its `put` may interrupt itself
         self._thread = threading.Thread(target=self._write, name=name, daemon=True)
         self._thread.start()
@@ -31,11 +32,11 @@ class Postbox:
         self._queue.put(message)
 
     def close(self) -> None:
-        """Ends the line once what is queued has been sent. Usable from a destructor."""
+        """End the connection once queued messages have been sent. Usable from a destructor."""
         self._queue.put(None)
 
     def cut(self) -> None:
-        """Cuts the line: whoever reads from it, here and at the other end, is told that it has ended. Any thread may."""
+        """Shut the connection down: its readers, here and at the other end, see its end. From any thread."""
         with self._open:
             if not self._connection.closed:
                 try:
@@ -45,7 +46,7 @@ class Postbox:
                     pass  # the other side has gone
 
     def end(self) -> None:
-        """Cuts the line and closes the connection, when nothing writes to it any more. For the thread that reads from it."""
+        """Shut down and close the connection, once nothing writes to it. For the reading thread."""
         self.cut()
         self.close()
         self._thread.join()
@@ -64,13 +65,13 @@ class Postbox:
                     frame.append(message)
                 self._connection.send_bytes(wire.to_bytes(frame))
         except OSError:
-            pass  # a broken pipe: there is nobody to tell
+            pass  # a broken pipe: no peer is left to tell
         finally:
             self.cut()
 
 
 def frames(connection: Connection) -> list[wire.Message] | None:
-    """The next messages; None when the other side has gone, or sends what are none."""
+    """Yield the next messages; None when the other side has gone, or sends invalid ones."""
     try:
         return wire.from_bytes(connection.recv_bytes())
     except (EOFError, OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""The engine's side: serves a backend over one connection. All that was asked through it ends with it."""
+"""The engine's side: serves a backend over one connection. All its requests end with it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _connections = itertools.count(1)
 
 
 class PipeServer:
-    """Answers what comes over a connection, on a thread of its own, until the other side goes or `close`.
+    """Serves the messages of a connection, on a thread of its own, until the other side goes or `close`.
 
-    The backend stays its owner's. `handles` and `pins` are what the other side holds, for tests and counters. `told` learns what each
-    request has cost that is submitted while it is set (MeteredAccount).
+    The backend stays its owner's. `handles` and `pins` are held by the other side, for tests and counters. `told` is
+    notified of the usage of each request submitted while it is set (MeteredAccount).
     """
 
     def __init__(self, backend: Backend, connection: Connection) -> None:
         self._backend, self._connection = backend, connection
         self._number = next(_connections)
-        self.handles: dict[int, Handle | BaseException] = {}  # an exception: what was submitted was refused
+        self.handles: dict[int, Handle | BaseException] = {}  # an exception: the submission was refused
         self.pins: set[int] = set()
         self.told: Callable[[Usage], None] | None = None
         self._box = Postbox(connection, f"lmc-pipe-out-{self._number}")
@@ -38,11 +38,12 @@ class PipeServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Cuts the line; what the other side held is released soon."""
+        """Shut the connection down; everything the other side held is released soon."""
         self._box.cut()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until the other side has gone and what it held is released; False if `timeout` seconds passed first."""
+        """Wait until the other side has gone and everything it held is released; return False if `timeout` seconds
+        passed first."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -60,14 +61,14 @@ class PipeServer:
             while (messages := frames(self._connection)) is not None:
                 for message in messages:
                     self._do(message)
-        except Exception:  # what is no message: nothing after it can be trusted to be one
-            log.exception("a program's process sent what cannot be understood; its connection is closed")
+        except Exception:  # an invalid message: nothing after it can be trusted
+            log.exception("a program's process sent an invalid message; its connection is closed")
         finally:
             self._box.end()
             self._release_all()
 
     def _release_all(self) -> None:
-        """What the other side asked and holds: in vain from now on."""
+        """Cancel and release everything the other side holds."""
         handles, self.handles = self.handles, {}
         for number, handle in handles.items():
             if not isinstance(handle, BaseException):
@@ -124,7 +125,7 @@ class PipeServer:
             result.on_change(_Forwarder(self._box, number, index, watched))
 
     def _of_here(self, hints: Hints | None) -> Hints | None:
-        """Groups of several processes have equal names; an account is of this process."""
+        """Localize hints: groups of several processes may have equal names; an account is of this process."""
         if self.told is not None:
             hints = hints or Hints()
             hints = hints._replace(account=MeteredAccount(hints.account, self.told))
@@ -157,7 +158,8 @@ _METHODS: Mapping[str, Callable[..., Any]] = {
 
 
 class _Forwarder:
-    """Sends an answer as it grows, if somebody watches it, and when it is there. It only enqueues, whatever thread completes the answer."""
+    """Sends an answer as it grows, if it is watched, and when it is complete. It only enqueues, on whichever thread
+    completes the answer."""
 
     __slots__ = ("_box", "_handle", "_index", "_sent", "_watched")
 

@@ -1,12 +1,12 @@
-"""What crosses the pipe: JSON, of which reading executes nothing. A frame is a list of messages, in order.
+"""The protocol of the pipe: JSON, reading which executes nothing. A frame is a list of messages, in order.
 
     to the backend    ["submit" | "prefill", handle, parent | null, segments, hints | null, wait]    ["cancel" | "release" | "needed" | "drop", handle]
                       ["call", number, method, …]
     from it           ["hello", VERSION, of the backend]    ["feed", handle, index, delta, scored]    ["done", handle, index, output]
                       ["fail", handle, index | null, error]    ["return" | "raise", number, value]
 
-Handles are numbers that the program's side gives out, so that it goes on without waiting. `wait` is the number of a call whose
-return says that the submission was accepted.
+Handles are numbers assigned by the program's side, so that it continues without waiting. `wait` is the number of a call
+whose return confirms that the submission was accepted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def to_bytes(messages: Sequence[Message]) -> bytes:
 
 
 def from_bytes(frame: bytes) -> list[Message]:
-    """Raises ValueError for what is no list of messages."""
+    """Decode messages. Raises ValueError for anything but a list of messages."""
     found = codec.from_bytes(frame)
     if not isinstance(found, list) or not all(isinstance(each, list) and each for each in found):
         raise ValueError("not a list of messages")
@@ -55,7 +55,7 @@ def from_bytes(frame: bytes) -> list[Message]:
 
 
 def write_segments(segments: Sequence[Segment]) -> list[Any]:
-    """Raises what is wrong with an image or a video, which is read here."""
+    """Encode segments. Raises errors of an image or a video, which is read here."""
     return [_WRITE[type(segment)](segment) for segment in segments]
 
 
@@ -64,7 +64,7 @@ def read_segments(data: Sequence[Any]) -> list[Segment]:
 
 
 def write_parts(parts: Sequence[Part]) -> list[Any]:
-    """Text as it is, a special token as a list of one, a mark as a list of two."""
+    """Encode text as it is, a special token as a list of one, a mark as a list of two."""
     return [p if isinstance(p, str) else [p.spelling] if isinstance(p, Special) else [p.role, p.edge] for p in parts]
 
 
@@ -126,7 +126,7 @@ _UNHINTED = Hints()
 
 
 def _changed(x: Any, plain: Any) -> dict[str, Any]:
-    """The fields that are not the defaults."""
+    """Return the fields that are not the defaults."""
     names = Hints._fields if isinstance(x, Hints) else x.__slots__
     return {name: value for name in names if (value := getattr(x, name)) != getattr(plain, name)}
 
@@ -138,7 +138,7 @@ def _frozen(x: Any) -> Any:
 def write_hints(hints: Hints | None) -> dict[str, Any] | None:
     if hints is None:
         return None
-    if hints.run is not None:  # a run belongs to this process: what crosses is its share
+    if hints.run is not None:  # a run belongs to this process: only its share crosses
         hints = hints._replace(run=None, priority=hints.run.priority, account=hints.run.account)
     changed = _changed(hints, _UNHINTED)
     if hints.beyond is not None:
@@ -177,7 +177,7 @@ def read_scored(data: Any) -> Scored:
 
 
 def write_error(error: BaseException) -> Any:
-    """An exception; one that is not data by its class's name and its message."""
+    """Encode an exception; one that is not data by its class's name and its message."""
     try:
         return codec.encode(error)
     except codec.NotData:
@@ -185,11 +185,11 @@ def write_error(error: BaseException) -> Any:
 
 
 def read_error(data: Any) -> BaseException:
-    """An exception; of a class that is not there, by its name and message."""
+    """Decode an exception; one of a missing class, by its name and message."""
     try:
         found = codec.decode(data)
     except codec.BadData as bad:
-        return BackendError(f"the backend's process failed with what is not known here ({bad})")
+        return BackendError(f"the backend's process failed with an unknown error ({bad})")
     return found if isinstance(found, BaseException) else BackendError(f"the backend's process failed: {found!r:.200}")
 
 

@@ -1,11 +1,12 @@
-"""Several engines of one model behind one `Backend`: where what is asked goes, and what becomes of it when a replica fails.
+"""Several engines of one model behind one `Backend`: placement of submissions, and failover when a replica fails.
 
-A submission goes where the longest beginning of its prompt has been, unless that replica is too busy (placement.py); what goes on from an
-answer that is not there yet, or belongs to a group of siblings, goes where its parent is. When a replica's process ends, what it was asked
-is asked again elsewhere, with the answers so far as given, if nobody has read a part of the answer; else it fails and says why.
+A submission goes where the longest prefix of its prompt has been, unless that replica is too busy (placement.py); one
+that extends a pending answer, or belongs to a group of siblings, goes where its parent is. When a replica's process
+ends, its requests are made again elsewhere, with the answers so far as given, if no part of the answer has been read;
+else they fail with the reason.
 
-    handle ──► _Node ──► its parent _Node        segments and answers so far: the prompt, which another replica can take up
-                 └──► the replica's handle        nobody has the node, nor an answer of it, any more: dropped over there, too
+    handle ──► _Node ──► its parent _Node        segments and answers so far: the prompt, which another replica can resume
+                 └──► the replica's handle        node and answers unreferenced: dropped over there, too
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _PICTURE = 512  # characters that a picture counts
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Replica(Target):
-    """One of them."""
+    """One replica."""
 
     process: Process
     backend: PipeBackend
 
 
 class _Asked(Result):
-    """An answer; keeps what is asked alive as long as somebody may read it."""
+    """An answer; keeps its request alive while it may still be read."""
 
     __slots__ = ("__weakref__", "node")
 
@@ -55,12 +56,12 @@ class _Asked(Result):
 
 
 class _Node:
-    """A submission: what was asked behind what, where, and what it counts there until its answers are there.
+    """A submission: its segments, parent and replica, and its load there until its answers arrive.
 
-    outputs      of what it asks, in order; None where it is not answered yet
-    answers      who waits for these, if anybody does
-    keys, rest   of the beginnings of the prompt up to here (prefixes.py), and the characters behind the last of them
-    size, limit  tokens of that prompt, about, and of the answers at most
+    outputs      of its requests, in order; None if not answered yet
+    answers      results waiting for these, if still referenced
+    keys, rest   keys of the prefixes of the prompt up to here (prefixes.py), and the characters after the last of them
+    size, limit  approximate tokens of that prompt, and most of the answers
     """
 
     __slots__ = (
@@ -81,12 +82,12 @@ class _Node:
 
     @property
     def known(self) -> bool:
-        """Whether all its answers are there."""
+        """Return whether all its answers have arrived."""
         return None not in self.outputs
 
     @property
     def written(self) -> list[Segment]:
-        """Its segments, with the answers that are there as given."""
+        """Return its segments, with the answers so far as given."""
         outputs = iter(self.outputs)
         return [
             segment if not isinstance(segment, Gen | Select) or (output := next(outputs)) is None
@@ -111,13 +112,14 @@ class ReplicaHandle:
         return self._results
 
     def cancel(self) -> None:
-        """Stops what is unfinished; its results, and those of everything that depends on them, fail with CancelledError."""
+        """Cancel unfinished parts; their results, and those of everything that depends on them, fail with
+        CancelledError."""
         self.node.cancelled = True
         if self.node.handle is not None:
             self.node.handle.cancel()
 
     def needed(self) -> None:
-        """It was a guess, and is none any more."""
+        """Mark as needed: it was a guess, and is none any longer."""
         node = self.node
         if node.hints is not None:
             node.hints = node.hints._replace(guess=False)
@@ -126,7 +128,8 @@ class ReplicaHandle:
 
 
 class Replicas:
-    """A backend over replicas, which are its own from now on. `words`: the tokenizer and whole chat template of their model."""
+    """A backend over replicas, which it owns from now on. `words`: the tokenizer and whole chat template of their
+    model."""
 
     def __init__(self, processes: Sequence[Process], words: Any = None, whole_template: Any = None) -> None:
         self._processes = list(processes)
@@ -140,7 +143,7 @@ class Replicas:
             raise
         self._placement.use(every)
         self._every, self._closed = every, False
-        self._moving = threading.RLock()  # held while nodes of a lost replica are asked of others
+        self._moving = threading.RLock()  # held while nodes of a lost replica are resubmitted to others
         self._mover: queue.SimpleQueue[tuple[_Node, int, BaseException] | None] | None = None
         self.tokenizer, self.whole_template = words, whole_template
         weakref.finalize(self, _end, [r.backend for r in every], self._processes)
@@ -175,7 +178,7 @@ class Replicas:
         return node.replica is not None and node.handle is not None and node.replica.backend.holds(node.handle)
 
     def counters(self) -> Counters:
-        """Of all replicas that are there."""
+        """Return the counters of all live replicas."""
         return reduce(add, [replica.backend.counters() for replica in self._living], Counters())
 
     def flush_cache(self) -> None:
@@ -188,7 +191,7 @@ class Replicas:
         return {"model": first.get("model", self.capabilities.name), "max_context": self.capabilities.max_context, "replicas": found}
 
     def health(self) -> Health:
-        """Of the worst replica that is there; ended if none is."""
+        """Return the health of the worst live replica; ended if none is left."""
         if self._closed:
             return Health("closed", "the engine was closed")
         living = self._living
@@ -198,7 +201,7 @@ class Replicas:
         return Health("failed", worst.reason) if worst.state == "ended" and len(living) > 1 else worst
 
     def close(self) -> None:
-        """Ends the replicas and their processes; idempotent."""
+        """End the replicas and their processes; idempotent."""
         self._closed = True
         _end([replica.backend for replica in self._every], self._processes)
 
@@ -212,24 +215,24 @@ class Replicas:
 
     @property
     def topology(self) -> tuple[str, ...]:
-        """What is where, in lines for people."""
+        """Return the placement, in lines for people."""
         return tuple(f"replica {r.bit} on {r.process.device}{': ' + line if line else ''}" for r in self._every for line in r.process.topology)
 
     @property
     def processes(self) -> list[int]:
-        """Their ids."""
+        """Return their ids."""
         return [process.id for process in self._processes]
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a text by itself is, for plans and predictions."""
+        """Return the tokens of a text by itself, for plans and predictions."""
         return len(self.tokenizer.encode((text,), at_start=False)) if text else 0
 
     def encode(self, parts: Sequence[Any]) -> list[int]:
-        """The token ids of literal parts at the start of a prompt."""
+        """Return the token ids of literal parts at the start of a prompt."""
         return list(self.tokenizer.encode(parts))
 
     def warm_up(self) -> None:
-        """Nothing: replicas take kernels when they are compiled."""
+        """Do nothing: replicas adopt kernels when they are compiled."""
 
     # -- requests ---------------------------------------------------------------------------------------------------------
 
@@ -252,7 +255,7 @@ class Replicas:
         return ReplicaHandle(node, results)
 
     def _place(self, node: _Node) -> None:
-        """Asks it of a replica. Raises what is wrong with it; if a replica ends meanwhile, another is asked."""
+        """Submit to a replica. Raises the request's errors; if a replica ends meanwhile, another is used."""
         while True:
             before = node.parent
             if before is not None and not _known(before):
@@ -284,7 +287,7 @@ class Replicas:
             return
 
     def _choose(self, node: _Node) -> Replica | None:
-        """Where the parent is, if it has to be there; else by prefixes and load."""
+        """Return the parent's replica, if it has to be that one; else choose by prefixes and load."""
         for replica in self._placement.targets:
             if replica.backend.lost is not None:
                 self._placement.drop(replica)
@@ -298,7 +301,7 @@ class Replicas:
         return self._placement.pick(node)
 
     def leave(self, node: _Node) -> None:
-        """Its replica has nothing to do for it any more. Usable from a destructor."""
+        """Release its load: its replica has nothing to do for it any longer. Usable from a destructor."""
         with self._lock:
             replica, cost, node.cost = node.replica, node.cost, 0
             if replica is not None and cost:
@@ -313,12 +316,12 @@ class Replicas:
 
     def _none_left(self) -> BackendError:
         ends = ", ".join(f"replica {r.bit} {r.process.described}" for r in self._every)
-        return BackendEnded(f"{self.capabilities.name} cannot be used any more: {ends}; start it again (lmc serve --restart does)")
+        return BackendEnded(f"{self.capabilities.name} can no longer be used: {ends}; start it again (lmc serve --restart does)")
 
     # -- answers ------------------------------------------------------------------------------------------------------------
 
     def answered(self, node: _Node) -> None:
-        """One more of its answers is there."""
+        """Record one more of its answers."""
         with self._lock:
             if node.replica is not None and not node.replica.dropped:
                 self._placement.answered(node.replica, node)
@@ -326,7 +329,7 @@ class Replicas:
             self.leave(node)
 
     def move_soon(self, node: _Node, index: int, error: BaseException) -> None:
-        """The replica that an answer was asked of has ended. From the thread that reads from it, which must not wait."""
+        """Move a request whose replica has ended. From the reading thread, which must not wait."""
         with self._lock:
             if self._mover is None:
                 self._mover = queue.SimpleQueue()
@@ -334,7 +337,7 @@ class Replicas:
         self._mover.put((node, index, error))
 
     def move(self, node: _Node, index: int, error: BaseException) -> None:
-        """Asks others, if nobody has read a part of the answer; else it fails and says why."""
+        """Resubmit to another replica, if no part of the answer has been read; else fail with the reason."""
         answer = node.answers[index]()
         if answer is None or answer.done or node.cancelled or self._closed:
             return _fail(answer, error)
@@ -349,7 +352,7 @@ class Replicas:
             _fail(answer, failure)
 
     def _revive(self, node: _Node) -> None:
-        """What it asks is asked of a replica that is there."""
+        """Resubmit its requests to a live replica."""
         with self._moving:
             if node.replica is not None and node.replica.backend.lost is None:
                 return
@@ -365,7 +368,7 @@ def _fail(answer: _Asked | None, error: BaseException) -> None:
 
 
 def _move(moves: queue.SimpleQueue[tuple[_Node, int, BaseException] | None]) -> None:
-    """One after another, until nobody has the backend any more."""
+    """Move nodes one after another, until the backend is garbage."""
     while (each := moves.get()) is not None:
         node, index, error = each
         node.owner.move(node, index, error)
@@ -373,7 +376,7 @@ def _move(moves: queue.SimpleQueue[tuple[_Node, int, BaseException] | None]) -> 
 
 
 def _history(node: _Node | None) -> list[Segment]:
-    """All that a prompt was made of, its answers as given."""
+    """Return all parts of a prompt, its answers as given."""
     found = list[list[Segment]]()
     while node is not None:
         found.append(node.written)
@@ -382,7 +385,7 @@ def _history(node: _Node | None) -> list[Segment]:
 
 
 def _known(node: _Node | None) -> bool:
-    """Whether all answers of a prompt are there."""
+    """Return whether all answers of a prompt have arrived."""
     while node is not None:
         if not node.known:
             return False
@@ -391,7 +394,7 @@ def _known(node: _Node | None) -> bool:
 
 
 def _merged(segments: Sequence[Segment]) -> list[Segment]:
-    """Texts that follow each other as one."""
+    """Return consecutive texts merged."""
     found = list[Segment]()
     for segment in segments:
         if isinstance(segment, Text) and found and isinstance(before := found[-1], Text):
@@ -402,7 +405,7 @@ def _merged(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _text(segments: Sequence[Segment]) -> str:
-    """What prompts are compared by: literal text; an answer is its place."""
+    """Return the text by which prompts are compared: literal text; an answer only by its position."""
     found = list[str]()
     for segment in segments:
         if isinstance(segment, Text):
@@ -417,7 +420,7 @@ def _text(segments: Sequence[Segment]) -> str:
 
 
 class _Forward:
-    """What becomes of an answer over there, for the one here. On the thread that reads the replica's pipe."""
+    """Forwards a remote answer to its local result. On the thread that reads the replica's pipe."""
 
     __slots__ = ("_index", "_node", "_seen")
 

@@ -1,4 +1,5 @@
-"""A replica's process: one engine, served over a pipe until the other side goes; and how rank 0 of it all starts and ends such processes."""
+"""A replica's process: one engine, served over a pipe until the other side goes; and starting and ending such
+processes."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from lmc.errors import BackendError, ModelLoadError
 
 CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.backend.replicas.process import main; main()"
 
-_LOOK = 0.1  # seconds between looks at a process that says nothing
-_CHECK = 1.0  # seconds between a replica's looks at its engine
-_GRACE = 10.0  # seconds that a replica has to end by itself
+_LOOK = 0.1  # seconds between checks of a silent process
+_CHECK = 1.0  # seconds between a replica's checks of its engine
+_GRACE = 10.0  # grace period for a replica to end by itself, in seconds
 
 
 class Process:
-    """A replica, as the program has it. options: of lmc.Engine; number: for people."""
+    """The program's handle of a replica. options: of lmc.Engine; number: for people."""
 
     def __init__(self, number: int, options: Mapping[str, Any], threads: int) -> None:
         self.number, self.device = number, str(options["device"])
@@ -52,7 +53,7 @@ class Process:
         return self._process.pid
 
     def backend(self) -> PipeBackend:
-        """Its engine, once it is loaded. Raises ModelLoadError."""
+        """Return its engine, once it is loaded. Raises ModelLoadError."""
         while not self._line.poll(_LOOK):
             if self._process.poll() is not None and not self._line.poll(0):
                 raise ModelLoadError(f"replica {self.number} {self.described} while it loaded")
@@ -67,7 +68,7 @@ class Process:
 
     @property
     def described(self) -> str:
-        """How it ended, as the end of a sentence about it."""
+        """Return how it ended, as the end of a sentence about it."""
         try:
             status = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -75,7 +76,7 @@ class Process:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"
 
     def close(self) -> None:
-        """Returns when it has gone: it ends with its line, or is killed."""
+        """Return when it has gone: it ends with its connection, or is killed."""
         if self._owner != os.getpid():
             return  # in a child of fork()
         self._line.close()
@@ -84,7 +85,7 @@ class Process:
         self.kill()
 
     def kill(self) -> None:
-        """What it has started ends with it."""
+        """Kill it; its children end with it."""
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
@@ -101,8 +102,8 @@ def _errors() -> int:
 
 
 def main() -> None:
-    """Runs a replica as `sys.argv` says."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's, which ends this
+    """Run a replica according to `sys.argv`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the program, which ends this
     told = json.loads(sys.argv[2])
     line, connection = Connection(told["line"]), Connection(told["pipe"])
     threading.Thread(target=_end_with, args=(told["leader"], line), name="lmc-leader", daemon=True).start()
@@ -113,7 +114,7 @@ def main() -> None:
     server = PipeServer(engine, connection)
     while not server.join(_CHECK):
         if engine.health().state == "ended":
-            time.sleep(_CHECK)  # who waits for answers is told why before that
+            time.sleep(_CHECK)  # waiting requests get the reason before that
             break
     engine.close()
     os._exit(0)
@@ -137,7 +138,7 @@ def _engine(told: Mapping[str, Any], line: Connection) -> Any:
 
 
 def _end_with(leader: int, line: Connection) -> None:
-    """Ends this process when the program's does, in whatever state it is: nothing is ever said here."""
+    """End this process when the program's does, in any state: no message is ever sent here."""
     import select
 
     watched = select.poll()

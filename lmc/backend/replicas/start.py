@@ -1,4 +1,5 @@
-"""The start of replicas: devices, processes that load beside each other, and what the program's side needs of their model."""
+"""The start of replicas: devices, processes that load beside each other, and the model data needed by the program's
+side."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from lmc.errors import ParameterError
 
 
 def start(model: str, count: int, options: Mapping[str, Any]) -> Replicas:
-    """`count` engines with these options of lmc.Engine. Raises ModelLoadError if one does not start; nothing is left running then."""
+    """Start `count` engines with these options of lmc.Engine. Raises ModelLoadError if one does not start; nothing is
+    left running then."""
     import torch
 
     from lmc.backend.engine.distributed.start import devices_of

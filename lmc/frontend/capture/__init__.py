@@ -1,1 +1,1 @@
-"""The abstract evaluator: follows a program on what is known of its values, and never runs user code."""
+"""The abstract evaluator: follows a program on the known part of its values, and never runs user code."""

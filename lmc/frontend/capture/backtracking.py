@@ -1,4 +1,5 @@
-"""How long a regular expression may take: a bound on the work of Python's backtracking matcher, which nothing ends once it has begun.
+"""Cost bounds of regular expressions: the work of Python's backtracking matcher, which cannot be interrupted once it
+runs.
 
 The tree of `re`'s own parser is read from left to right. What stands behind a repetition is tried once for each length that the repetition may
 have: as often as the longest run of its characters in the text allows, or once where the next character decides whether it goes on (cf.
@@ -19,7 +20,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 MOST_WORK = 5_000_000
-"""Steps that may be taken where nobody waits for them: a tenth of a second."""
+"""Most steps of a match that nothing waits for: a tenth of a second."""
 _SCAN = 1 / 16  # of a step: one more character of a repeated class
 _re: Any = re
 _op: Any = _re._constants
@@ -90,7 +91,7 @@ class _Reader:
         self._taken: dict[int, frozenset[str]] = {}  # by id of a node
 
     def occurrences(self, characters: First) -> int:
-        """How many places of the text have one of these characters."""
+        """Return an upper bound on the number of positions of the text with one of these characters."""
         return len(self._text) if characters is None else sum(self._counts[letter] for letter in characters)
 
     def longest(self, characters: frozenset[str]) -> int:
@@ -106,7 +107,7 @@ class _Reader:
         return found
 
     def first(self, nodes: Sequence[Any], after: First) -> First:
-        """What nodes may begin with, where `after` is what may come behind them."""
+        """Return the characters that nodes may begin with; `after`: those that may follow them."""
         for i, (op, argument) in enumerate(nodes):
             if op in _CHARACTERS:
                 return self.taken(nodes[i])
@@ -131,7 +132,7 @@ class _Reader:
         return _Bound(steps, ways)
 
     def look(self, argument: Any, _: First) -> _Bound:
-        """Looks ahead or behind once; there is no way back into it."""
+        """Handle lookahead and lookbehind, tried once: there is no backtracking into them."""
         return _Bound(self.sequence(argument[1], None).steps)
 
     def group(self, argument: Any, after: First) -> _Bound:
@@ -175,12 +176,12 @@ def _union(parts: Any) -> First:
 
 
 def _are_apart(parts: Sequence[First]) -> bool:
-    """Whether no two of them share a character."""
+    """Return whether no two of them share a character."""
     return None not in parts and sum(map(len, parts)) == len(frozenset[str]().union(*parts))  # type: ignore[arg-type]
 
 
 _ENDS = {_op.AT_END: frozenset("\n"), _op.AT_END_STRING: frozenset[str]()}
-"""What may come behind `$` and `\\Z`, beside the end of the text."""
+"""Characters that may follow `$` and `\\Z`, apart from the end of the text."""
 _CHARACTERS = (_op.LITERAL, _op.NOT_LITERAL, _op.ANY, _op.IN)
 _RULES: Mapping[Any, Callable[..., _Bound]] = {
     **dict.fromkeys(_CHARACTERS, lambda *_: _Bound(1)), **dict.fromkeys((_op.MAX_REPEAT, _op.MIN_REPEAT), _Reader.repeat),

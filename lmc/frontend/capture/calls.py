@@ -1,4 +1,4 @@
-"""Calls: functions of the program, sub-programs, what is in the table, and unknown code."""
+"""Calls: functions of the program, sub-programs, functions of the table, and unknown code."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 DEEPEST = 40
-"""Calls of the program's within each other."""
+"""Most nested calls of functions of the program."""
 
 
 class Calls:
-    """Of an Evaluation: what a call gives."""
+    """Part of an Evaluation: results of calls."""
 
     def call(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """`fn(*args, **kwargs)`."""
+        """Evaluate `fn(*args, **kwargs)`."""
         rule = _CALLS.get(type(fn))
         if rule is not None:
             return rule(self, fn, args, kwargs)
@@ -81,7 +81,7 @@ class Calls:
         return self.of_rule(known[2], known[1], args, kwargs)
 
     def of_rule(self: Evaluation, rule: table.Rule, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """What a rule of the table gives; an operation where something undecided matters to it."""
+        """Return the result of a rule of the table; an operation if something undecided matters to it."""
         try:
             return rule(self, args, kwargs)
         except Undecided as undecided:
@@ -90,7 +90,7 @@ class Calls:
             raise Raised(TypeError(f"{name}() is missing arguments")) from None
 
     def call_method(self: Evaluation, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """`x.name(*args, **kwargs)`."""
+        """Evaluate `x.name(*args, **kwargs)`."""
         kind = type(x)
         names = table.PURE_METHODS.get(kind)
         if names is not None and name in names:
@@ -135,7 +135,7 @@ class Calls:
     # -- functions of the program
 
     def closure_of(self: Evaluation, fn: types.FunctionType) -> Closure:
-        """A function of the outside as one of the program's. Raises NotUnderstood."""
+        """Return a function of the outside as one of the program's. Raises NotUnderstood."""
         known = self._functions.get(id(fn))
         if known is not None:
             return known
@@ -154,7 +154,7 @@ class Calls:
         return made
 
     def call_function(self: Evaluation, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a function of the outside."""
+        """Call a function of the outside."""
         if id(fn) in table.LANGUAGE:
             return self._language(fn, args, kwargs)
         if id(fn) in table.FUNCTIONS or id(fn) in table.PURE:
@@ -168,7 +168,7 @@ class Calls:
         return self.apply(closure, args, kwargs)
 
     def apply(self: Evaluation, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any], program: State | None = None) -> Any:
-        """Calls a function of the program's; of a program, `program` is its state."""
+        """Call a function of the program's; for a program, `program` is its state."""
         code = fn.code
         frame = self.frame(bind(fn, args, kwargs), fn.outer, code, fn.module)
         frame.first = args[0] if args else None
@@ -176,7 +176,7 @@ class Calls:
             self.snapshot.changed.add((id(fn.module), name))
         frame.live = self.frames.get(code.place)
         if code.is_generator:
-            from lmc.frontend.capture.generators import Body  # brings greenlets
+            from lmc.frontend.capture.generators import Body  # imports greenlets
 
             frame.generator = Body(frame)
             self.generators.append(frame.generator)
@@ -211,12 +211,12 @@ class Calls:
     # -- programs
 
     def program(self: Evaluation, fn: Function, state: State, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """What the function of a program returns."""
+        """Return the result of a program's function."""
         outer, self.current = self.current, state
         try:
             func: Any = fn.func
             if type(func) is types.MethodType:
-                receiver: Any = func.__self__  # of a method of an object that is evaluated already, that
+                receiver: Any = func.__self__  # if the method's object is evaluated already, that object
                 args, func = [receiver if isinstance(receiver, Object) else self.adopt(receiver), state, *args], func.__func__
             else:
                 args = [state, *args]
@@ -230,7 +230,7 @@ class Calls:
             self.current = outer
 
     def sub_program(self: Evaluation, fn: Function, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The state of a sub-program, at the addresses that the interpreter would give it."""
+        """Return the state of a sub-program, at the addresses that the interpreter would give it."""
         caller = self.current
         assert caller is not None
         arguments, given = fn.split(kwargs)
@@ -254,7 +254,7 @@ class Calls:
         certain, shifted = self.certain, self.shifted
         state.ret_value = self._nested(fn, state, args, arguments)
         if not self.certain and certain:
-            self.certain, self.shifted = certain, shifted  # whatever happens in it, its caller goes on behind it
+            self.certain, self.shifted = certain, shifted  # whatever happens in it, its caller continues after it
         elif not own_seed:
             self.shifted = shifted
         return state
@@ -265,7 +265,7 @@ class Calls:
         except Stop as stop:
             if stop.reason == "recursion" or self.stops:
                 raise
-            self.outcome.entire = False  # it goes on behind the sub-program, of which it knows nothing
+            self.outcome.entire = False  # it continues after the sub-program, of which nothing is known
             self.lose(state, None)
             return Unknown(None)
 
@@ -311,7 +311,7 @@ class Calls:
         return Unknown(self.lost[id(x)]) if self.is_lost(x) else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
 
     def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
-        """The object of a typed answer, once its text is known."""
+        """Return the object of a typed answer, once its text is known."""
         value = op.item(self, x, name)
         asked = x.types.get(name) if dtype is None and not isinstance(name, Unknown) else dtype
         if isinstance(value, Unknown) or not isinstance(value, str) or asked is None or not is_data(asked):
@@ -358,7 +358,7 @@ class Calls:
     # -- unknown code
 
     def unknown_code(self: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call that cannot be followed: what it is handed it may change."""
+        """Evaluate a call that cannot be followed: it may change its arguments."""
         self.outcome.entire = False
         if self.tries:
             self.risks.append(None)
@@ -366,7 +366,7 @@ class Calls:
         return self.domain.call(self, fn, args, kwargs)
 
     def hand_over(self: Evaluation, values: Sequence[Any], depth: int = 0) -> None:
-        """Unknown code gets these values: what can change of them is unknown from now on."""
+        """Pass these values to unknown code: all that is mutable in them is unknown from now on."""
         for x in values:
             kind = type(x)
             if kind in op.ATOMS or isinstance(x, (Unknown, Expr)):
@@ -387,7 +387,7 @@ class Calls:
             frame.store(name, Unknown(None), "outer")
 
     def call_with_unknown(self: Evaluation, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:
-        """A call with arguments of which not even the number is known."""
+        """Evaluate a call whose arguments, or even their number, are unknown."""
         self.blocked(deps)
         if id(callee) in table.ASKS or method in _ASKING:
             self.shifted = True
@@ -400,7 +400,7 @@ class Calls:
         return Unknown(deps)
 
     def spread(self: Evaluation, kwargs: dict[str, Any], x: Any) -> None:
-        """Adds `**x`."""
+        """Add `**x`."""
         if (deps := op.known(self, x)) != NOTHING:
             raise Undecided(deps)
         if type(x) not in op.MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
@@ -419,7 +419,7 @@ class Calls:
     # -- awaiting
 
     def awaited(self: Evaluation, x: Any) -> Any:
-        """`await x`."""
+        """Evaluate `await x`."""
         self.run_tasks()
         if type(x) is Coroutine:
             return x.result()
@@ -431,7 +431,7 @@ class Calls:
         return x.result() if type(x) is Coroutine else x
 
     def run_tasks(self: Evaluation) -> None:
-        """Tasks that were made run when the program next awaits something."""
+        """Run the tasks that were made, as the program would when it next awaits something."""
         tasks, self.tasks = self.tasks, []
         for task in tasks:
             task.settle()
@@ -459,16 +459,17 @@ class Calls:
 
 
 class _Carried(Exception):
-    """Stands for an exception while lmc's own managers are left: that changes its traceback, and it may be one of the outside."""
+    """Stand-in for an exception while lmc's own managers exit: they change its traceback, and it may be an outside
+    one."""
 
 
 def _inert(x: Any) -> Any:
-    """An argument of a gen; unknown if reading it would run code of the user's."""
+    """Return an argument of a gen; unknown if reading it would run code of the user's."""
     return x if is_inert(x) else Unknown(None)
 
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a call by name. Raises what Python raises for a wrong call."""
+    """Bind the parameters of a call by name. Raises Python's error for a wrong call."""
     code = fn.code
     if not kwargs and code.is_simple and len(args) == len(code.positional):
         return dict(zip(code.positional, args, strict=True))

@@ -1,4 +1,4 @@
-"""Functions compiled to closures, once per code object: their parameters, body and what they may do."""
+"""Functions compiled to closures, once per code object: their parameters, body and possible effects."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -36,7 +36,7 @@ def place_of(code: types.CodeType) -> Place:
 
 
 class NotUnderstood(Exception):
-    """A function whose source is missing, or that uses what the evaluator does not know: unknown code."""
+    """A function whose source is missing, or that uses something the evaluator does not know: unknown code."""
 
 
 class Scope:
@@ -48,7 +48,7 @@ class Scope:
         self.is_comprehension = isinstance(bindings, Comprehension)
 
     def kind(self, name: str) -> str:
-        """Where a name lives: "local", "outer" (a frame around) or "global"."""
+        """Return where a name lives: "local", "outer" (an enclosing frame) or "global"."""
         if name in self.bindings.global_:
             return "global"
         if name in self.bindings.bound:
@@ -66,7 +66,7 @@ class Scope:
         return Loc(self.file, node.lineno, node.col_offset)  # pyright: ignore[reportAttributeAccessIssue]
 
     def mangled(self, name: str) -> str:
-        """A private name as it is stored: `__x` in class C is `_C__x`."""
+        """Return a private name as it is stored: `__x` in class C is `_C__x`."""
         if self.class_name and name.startswith("__") and not name.endswith("__"):
             return f"_{self.class_name.lstrip('_')}{name}"
         return name
@@ -94,7 +94,7 @@ class Code:
         self.nonlocals = tuple(scope.bindings.nonlocal_)
         bound = frozenset(scope.bindings.bound)
         self.free_effects = replace(self.effects, touched=self.effects.touched - bound, names=frozenset())
-        """Without what it does to its own names."""
+        """Effects, except those on its own names."""
         if self.is_generator and self.is_async:
             raise NotUnderstood("an async generator")
         from lmc.frontend.capture.statements import block  # which compiles functions in turn
@@ -117,16 +117,16 @@ class Code:
 
 
 spent = 0.0
-"""Seconds of processor time that compiling functions has taken so far: advice, counted without a lock."""
+"""CPU seconds spent compiling functions so far: approximate, counted without a lock."""
 
 _codes: dict[tuple[types.CodeType, str], Code | NotUnderstood] = {}
 _MOST_CODES = 10_000
 
 
 def code_of(fn: types.FunctionType) -> Code:
-    """The compiled code of a function of the user's, made once per code object. Raises NotUnderstood."""
+    """Return the compiled code of a function of the user's, made once per code object. Raises NotUnderstood."""
     global spent
-    key = fn.__code__, fn.__code__.co_filename  # code is equal whatever file it is of
+    key = fn.__code__, fn.__code__.co_filename  # code objects compare equal across files
     found = _codes.get(key)
     if found is None:
         began = thread_time()

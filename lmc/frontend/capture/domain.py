@@ -1,11 +1,12 @@
-"""What an evaluation does where it meets something unknown, and whom it asks: the protocol of run-ahead and of the graph.
+"""The domain of an evaluation: its treatment of unknown values, and its emitter; the protocol shared by run-ahead and
+the graph.
 
-`Domain` is run-ahead's: an undecided arm is skipped and what it binds is unknown. The graph builder overrides the hooks: it evaluates
-both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation on unknown values. Between two arms a
-`Heap` puts things back.
+`Domain` is run-ahead's: an undecided arm is skipped and its bindings are unknown. The graph builder overrides the
+hooks: it evaluates both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation
+on unknown values. Between two arms a `Heap` restores the state.
 
-A hook that gives a `Signal` gives how control goes on behind the statement: None (the next statement), BREAK, CONTINUE, or RETURN
-(`frame.result` is the value).
+A hook that returns a `Signal` says how control continues after the statement: None (the next statement), BREAK,
+CONTINUE, or RETURN (`frame.result` is the value).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -34,31 +35,32 @@ BREAK, CONTINUE, RETURN = "break", "continue", "return"
 
 
 class Asking(Emitter, Protocol):
-    """What the states of an evaluation write to: the ledger (run-ahead) or the graph builder.
+    """The emitter of an evaluation's states: the ledger (run-ahead) or the graph builder.
 
     It gets `Unknown` wherever text or a parameter is not known: a prompt with a hole. It reads `evaluation.certain` and
-    `evaluation.shifted` at each ask, says `evaluation.blocked(deps)` when answers would fill a hole, and `evaluation.confirm()` when
-    Python has made this very request already (address and source line): Python has passed all that was undecided before.
-    Reading an answer that is not there gives `Unknown(frozenset([address]))`; lists and dicts that it gives are copies, which the
-    program may change.
+    `evaluation.shifted` at each request, calls `evaluation.blocked(deps)` when answers would fill a hole, and
+    `evaluation.confirm()` when Python has made this very request already (address and source line): Python has passed
+    everything undecided before it. Reading a missing answer gives `Unknown(frozenset([address]))`; lists and dicts that
+    it returns are copies, which the program may change.
     """
 
     def nested(self, options: Options) -> Asking | None:
-        """What a sub-program that is called with these options writes to; None: it cannot be told."""
+        """Return the emitter of a sub-program called with these options; None if it cannot be determined."""
         ...
 
     def lost(self, deps: Deps) -> Ctx:
-        """A prompt of which nothing is known: unknown code had the state."""
+        """Return a prompt of which nothing is known: unknown code had the state."""
         ...
 
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown. Raises Raised if it is known to raise."""
+        """Return the result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown.
+        Raises Raised if it is known to raise."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A part of a program that may run or not: `run(frame)` gives a Signal, of an expression's arm its value."""
+    """A part of a program that may or may not run: `run(frame)` gives a Signal, or an expression arm's value."""
 
     run: Callable[[Frame], Any]
     effects: Effects
@@ -82,28 +84,30 @@ class Loop:
     bind: Callable[[Frame, Any], None] | None
     body: Arm
     orelse: Arm
-    effects: Effects  # of target, body and else
+    effects: Effects  # effects of target, body and else
 
 
 DEEPEST_ARM = 2
-"""Arms of undecided branches within each other that are explored."""
+"""Most nested arms of undecided branches that are explored."""
 PASSES = 8
-"""How often a `raise` under a condition has to have been passed before it no longer ends certainty."""
+"""Times a conditional `raise` must have been passed before it no longer ends certainty."""
 
 
 class Domain:
-    """Run-ahead's meaning of what is unknown."""
+    """Run-ahead's treatment of unknown values."""
 
     def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
-        """The result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) some of whose operands are unknown."""
+        """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some
+        unknown operands."""
         return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "")
 
     def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of unknown code. What it was handed and may change is unknown already."""
+        """Return the result of unknown code. Its mutable arguments are unknown already."""
         return Unknown(None)
 
     def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
-        """An undecided `if`: what its arms bind is unknown. An arm that always leaves is predicted not to be taken."""
+        """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not
+        taken."""
         evaluation.blocked(test.deps)
         arms = (site.then, site.orelse)
         left = [arm for arm in arms if arm.effects.leaves]
@@ -123,7 +127,7 @@ class Domain:
         return (site.orelse if leaving is site.then else site.then).run(frame)
 
     def explore(self, evaluation: Evaluation, frame: Frame, arm: Arm) -> None:
-        """Where likely requests are wanted, ask what an arm would ask, and forget all else that it does."""
+        """If likely requests are wanted, make the requests of an arm, and undo all its other effects."""
         if not evaluation.explores or evaluation.exploring >= DEEPEST_ARM or not evaluation.may_ask(frame, arm.effects):
             return
         before, flags, changed = Heap(evaluation, frame), evaluation.flags(frame), set(evaluation.snapshot.changed)
@@ -143,7 +147,7 @@ class Domain:
             evaluation.snapshot.changed.intersection_update(changed)
 
     def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
-        """An undecided conditional expression, `and`, `or`: nothing is evaluated."""
+        """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""
         evaluation.blocked(test.deps)
         for arm in (site.then, site.orelse):
             self.explore(evaluation, frame, arm)
@@ -152,7 +156,7 @@ class Domain:
         return Unknown(test.deps)
 
     def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Signal:
-        """A loop over unknown items, or as long as something unknown holds: it is skipped."""
+        """Handle a loop over unknown items, or with an unknown condition: it is skipped."""
         evaluation.blocked(items.deps)
         for kind in ("return", "raise"):
             if kind in site.effects.exits:
@@ -161,29 +165,30 @@ class Domain:
         return None
 
     def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Any:
-        """A comprehension over unknown items, or with an undecided condition."""
+        """Handle a comprehension over unknown items, or with an undecided condition."""
         evaluation.blocked(items.deps)
         evaluation.havoc(frame, site.effects, items.deps)
         return Unknown(items.deps)
 
     def handlers(self, evaluation: Evaluation, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
-        """Something unknown in the body of a `try` may have raised: what its handlers bind is unknown."""
+        """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are
+        unknown."""
         evaluation.blocked(deps)
         for arm in handlers:
-            for kind in arm.effects.exits - {"raise"}:  # another exception instead of one
+            for kind in arm.effects.exits - {"raise"}:  # raising in a handler only replaces the exception
                 self.leave(evaluation, frame, kind, arm.loc, deps)
             evaluation.havoc(frame, arm.effects, deps)
 
     def exit(self, evaluation: Evaluation, frame: Frame, effects: Effects, loc: Loc, deps: Deps) -> None:
-        """Control may leave by each of the exits in `effects`."""
+        """Let control possibly leave by each of the exits in `effects`."""
         for kind in effects.exits:
             self.leave(evaluation, frame, kind, loc, deps)
 
     def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
-        """An undecided return, break, continue or raise.
+        """Handle an undecided return, break, continue or raise.
 
-        A loop or helper function that asks nothing is skipped as a whole. Elsewhere certainty ends; at a raise that was passed often
-        enough it does not.
+        A loop or helper function that makes no requests is skipped as a whole. Elsewhere certainty ends, except at a
+        raise that was passed often enough.
         """
         if kind == "raise":
             if evaluation.tries or evaluation.passes(loc) < PASSES:
@@ -201,7 +206,7 @@ __all__ = ["BREAK", "CONTINUE", "PASSES", "RETURN", "Arm", "Asking", "Branch", "
 
 
 def _beginning(operands: Sequence[Any]) -> str:
-    """What a text begins with some of whose parts are unknown, as far as is known."""
+    """Return the known beginning of a text, some of whose parts are unknown."""
     found = ""
     for x in operands:
         if isinstance(x, Unknown):

@@ -1,4 +1,4 @@
-"""One evaluation of a program on what is known: its frames, its flags, its budget, and what came of it."""
+"""One evaluation of a program on known values: its frames, its flags, its budget, and its outcome."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -32,8 +32,8 @@ _MISSING = object()
 class Frame:
     """The names of a call or a comprehension.
 
-    live       locals of the frame of Python's that runs this function now; None: there is none
-    undecided  an answer may decide that it has returned already (False: not so)
+    live       locals of the Python frame that runs this function now; None: there is none
+    undecided  an answer may decide that it has returned already (False: none can)
     """
 
     __slots__ = ("cells", "code", "ev", "first", "generator", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
@@ -46,11 +46,11 @@ class Frame:
         self.live: Mapping[str, Any] | None = None
         self.is_program = False
         self.first: Any = None  # argument, for `super()`
-        self.cells: Mapping[str, Any] | None = None  # of a frame that stands for the cells of a function of the outside
+        self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
         self.generator: Any = None  # of a generator function, its running body
 
     def inner(self) -> Frame:
-        """The frame of a comprehension in this one."""
+        """Return the frame of a comprehension in this one."""
         frame = Frame(self.ev, {}, self, self.code, self.module)
         frame.loops, frame.first = self.loops, self.first
         return frame
@@ -63,7 +63,7 @@ class Frame:
             frame = frame.outer
 
     def peek(self, name: str) -> Any:
-        """What a name holds; None if nothing."""
+        """Return the value of a name; None if unbound."""
         for frame in self.around():
             if name in frame.vars:
                 return frame.vars[name]
@@ -91,7 +91,7 @@ class Frame:
                 holder.vars[name] = Unknown(None)
 
     def from_python(self, name: str, x: Unknown) -> Any:
-        """What Python's own frame holds under a name that is bound once, for what only Python knows."""
+        """Return the value in Python's own frame of a name that is bound once, if only Python knows it."""
         assert self.live is not None and self.code is not None
         if name not in self.code.once or name not in self.live:
             return x
@@ -100,13 +100,13 @@ class Frame:
 
 @dataclass
 class Outcome:
-    """What came of an evaluation.
+    """The outcome of an evaluation.
 
-    complete    it reached the end of the program, and met no unknown code on its way
-    entire      it met nothing that it does not understand: only answers were missing
+    complete    it reached the end of the program without meeting unknown code
+    entire      it met nothing unsupported: only answers were missing
     stopped_at  where it stopped, and why; None if it did not
-    paused      it stopped because it was asked to
-    waits       sets of answers; each would let it go on
+    paused      it stopped on request
+    waits       sets of answers, each of which would let it continue
     passed      how often a `raise` or `assert` under a condition was passed without raising, by its place
     """
 
@@ -123,7 +123,7 @@ class Outcome:
 
 
 class Evaluation(Calls, Objects, Havoc):
-    """Follows `function` from its first line. The emitter reads `certain` and `shifted` at each ask.
+    """Follows `function` from its first line. The emitter reads `certain` and `shifted` at each request.
 
     certain  only an exception could keep Python from making a request here
     shifted  the addresses of requests here depend on something undecided
@@ -150,19 +150,19 @@ class Evaluation(Calls, Objects, Havoc):
         self.outside = Outside(arguments, self)
         self.adopt = self.outside.adopt
         self.locals = Outside(Snapshot(), self)
-        """What the frames of Python's hold: nothing of it is kept behind the evaluation."""
+        """Contents of the Python frames: none of it is kept after the evaluation."""
         self.certain, self.shifted = True, False
         self.outcome = Outcome()
         self.loc = function.loc or Loc("", 0)
         self.lost: dict[int, Deps] = {}
-        """By id, what is known of containers and states no more, and what would tell."""
+        """By id, containers and states of which nothing is known any longer, with the answers that would tell."""
         self.forked: dict[int, Deps] = {}
-        """By id, states that forks of an unknown number may be joined into."""
+        """By id, states that an unknown number of forks may be joined into."""
         self.risks: list[Deps] = []
-        """What unknown operations that may have raised depend on."""
+        """Dependencies of unknown operations that may have raised."""
         self.handled: list[Any] = []
         self.tries = 0
-        self.explores, self.exploring = explores, 0  # how many arms deep it is
+        self.explores, self.exploring = explores, 0  # number of nested arms being explored
         self.depth = self.steps = 0
         self.states: list[State] = []
         self.current: State | None = None
@@ -206,7 +206,7 @@ class Evaluation(Calls, Objects, Havoc):
     # -- budget and flags
 
     def count(self, n: int) -> None:
-        """Spends steps of the budget."""
+        """Spend steps of the budget."""
         self.steps += n
         if self.steps >= self._check_at:
             self._check_at = self.steps + 64
@@ -217,7 +217,7 @@ class Evaluation(Calls, Objects, Havoc):
                 raise Stop("paused")
 
     def blocked(self, deps: Deps) -> None:
-        """These answers would let the evaluation see more."""
+        """Record that these answers would let the evaluation see more."""
         if deps:
             if deps not in self.outcome.waits:
                 self.outcome.waits.append(deps)
@@ -225,11 +225,11 @@ class Evaluation(Calls, Objects, Havoc):
             self.outcome.entire = False
 
     def confirm(self) -> None:
-        """Python has made the request that is being made: it has passed all that was undecided."""
+        """Record that Python has made the current request: it has passed everything undecided."""
         self.certain, self.shifted = True, False
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
-        """A pure operation some of whose operands are unknown."""
+        """Return the result of a pure operation with some unknown operands."""
         if deps is None:
             self.outcome.entire = False
         if self.tries and name not in SAFE:
@@ -238,7 +238,7 @@ class Evaluation(Calls, Objects, Havoc):
 
     @contextmanager
     def handling(self, frame: Frame, name: str | None, value: Any) -> Generator[None]:
-        """An `except` clause that handles an exception, under a name."""
+        """Enter an `except` clause that handles an exception, under a name."""
         self.handled.append(value)
         if name is not None:
             frame.vars[name] = value
@@ -250,7 +250,7 @@ class Evaluation(Calls, Objects, Havoc):
                 frame.vars.pop(name, None)
 
     def flags(self, frame: Frame) -> tuple[Any, ...]:
-        """What says how an evaluation stands, beside what its objects hold."""
+        """Return the state of an evaluation, besides the contents of its objects."""
         return self.certain, self.shifted, self.outcome.entire, [*self.tasks], dict(self._globals), frame.result, frame.undecided
 
     def put_back(self, frame: Frame, flags: tuple[Any, ...]) -> None:
@@ -258,23 +258,23 @@ class Evaluation(Calls, Objects, Havoc):
 
     @property
     def stops(self) -> bool:
-        """Whether the whole evaluation has to end: it was asked to, or its budget is spent."""
+        """Return whether the whole evaluation has to end: on request, or with its budget spent."""
         return self.outcome.paused or self.steps > self._budget
 
-    # -- what is lost
+    # -- lost knowledge
 
     def is_lost(self, x: Any) -> bool:
         return bool(self.lost) and id(x) in self.lost
 
     def changes(self, x: Any) -> None:
-        """A container is about to be changed: one of the outside is unknown from then on."""
+        """Prepare to change a container: an outside one is unknown from then on."""
         origin = self.outside.origins.get(id(x))
         if origin is not None:
             self.snapshot.changed.add(id(origin))
             self.lose(x, None)
 
     def lose(self, x: Any, deps: Deps) -> None:
-        """What a container, state or object holds is not known any more."""
+        """Make the contents of a container, state or object unknown from now on."""
         kind = type(x)
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
@@ -320,4 +320,4 @@ SAFE = frozenset({
     ".count", ".find", ".join", ".get", ".items", ".keys", ".values", ".partition", ".rpartition", ".casefold", ".capitalize", "re.findall", "re.search",
     "re.match", "re.fullmatch", "re.sub", "re.split", "sorted", "round", "enumerate", "zip", ".search", ".match", ".findall", ".group", ".isdigit", ".append",
 })  # fmt: skip
-"""Operations on unknown values that hardly ever raise: a `try` around them is taken not to be needed."""
+"""Operations on unknown values that almost never raise: a `try` around them is assumed not to be needed."""

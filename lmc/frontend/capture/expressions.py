@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def expression(node: ast.expr, scope: Scope) -> Eval:
-    """Compiles an expression."""
+    """Compile an expression."""
     rule = _RULES.get(type(node))
     if rule is None:
         raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
@@ -144,7 +144,7 @@ def arm(node: ast.expr, run: Eval, scope: Scope) -> Arm:
 
 
 def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
-    """Also makes the branch of each operand: what follows it runs or not."""
+    """Compile a boolean operator, with a branch for each operand: the following operands may or may not run."""
     is_or = isinstance(node.op, ast.Or)
     values = [expression(value, scope) for value in node.values]
     run: Eval = values[-1]
@@ -185,7 +185,7 @@ def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
 
 
 def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[Any]]:
-    """The items of a display; Undecided where one is starred and unknown."""
+    """Return the items of a display; Undecided where one is starred and unknown."""
     parts = [(isinstance(n, ast.Starred), expression(n.value if isinstance(n, ast.Starred) else n, scope)) for n in nodes]
 
     def run(frame: Frame) -> list[Any]:
@@ -310,7 +310,7 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
 
 
 def function(node: Any, scope: Scope, name: str) -> Eval:
-    """A closure when it runs; its code is compiled when it is first made."""
+    """Compile to a closure; its code is compiled when it is first made."""
     defaults = [expression(d, scope) for d in node.args.defaults]
     named = [(a.arg, expression(d, scope)) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
     made: list[Code] = []
@@ -363,7 +363,8 @@ def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
 
 
 def _levels(node: Any, scope: Scope, elements: Sequence[ast.expr]) -> tuple[Callable[[Frame], Any], Callable[[Frame, Any], Iterator[Frame]], list[Eval], Loop]:
-    """The first iterable, the frames of the innermost level for its items, the elements, and the loop that it is."""
+    """Return the first iterable, the frames of the innermost level for its items, the elements, and the loop that it
+    is."""
     from lmc.frontend.capture.statements import target
 
     bound = {x.id for g in node.generators for x in ast.walk(g.target) if isinstance(x, ast.Name)}

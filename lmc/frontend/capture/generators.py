@@ -1,4 +1,5 @@
-"""Generators of the program: a body runs in a greenlet of its own, so that each item is made when it is taken, and a `yield` may stand anywhere."""
+"""Generators of the program: a body runs in a greenlet of its own, so that each item is made on demand, and a `yield`
+may occur anywhere."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportOptionalMemberAccess=false
@@ -45,7 +46,7 @@ class Body:
             raise raised
 
     def give_all(self, x: Any) -> Any:
-        """In the body: `yield from x`."""
+        """Evaluate `yield from x` within the body."""
         if type(x) is not Items or x.generator is None:
             for item in iterate(self._frame.ev, x):
                 self.give(item)
@@ -78,12 +79,12 @@ class Body:
         try:
             if self._steps:
                 self.resume(Raised(GeneratorExit()))
-        except BaseException:  # a destructor raises nothing; where the evaluation has to stop, its next step says so again
+        except BaseException:  # a destructor raises nothing; if the evaluation has to stop, its next step raises again
             with suppress(error):  # collected on another thread
                 self.kill()
 
     def kill(self) -> None:
-        """The evaluation is over: nothing more of it is evaluated."""
+        """End it with the evaluation: nothing more of it is evaluated."""
         if self._steps:
             self._steps.parent = getcurrent()
             self._steps.throw()

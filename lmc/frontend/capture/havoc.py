@@ -1,4 +1,4 @@
-"""What an evaluation no longer knows behind code that it skipped, and whether such code may ask the model."""
+"""Havoc: knowledge that an evaluation loses at code that it skips, and whether such code may make requests."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
@@ -27,10 +27,11 @@ _DEEPEST = 4
 
 
 class Havoc:
-    """Of an Evaluation: what skipped code means for it."""
+    """Part of an Evaluation: the effects of skipped code."""
 
     def havoc(self: Evaluation, frame: Frame, effects: Effects, deps: Deps) -> None:
-        """Code with these effects may have run or not: what it binds and changes is unknown, and whether it asked."""
+        """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made
+        requests."""
         if self.may_ask(frame, effects):
             self.shifted = True
         self._touch(frame, effects, deps, 0)
@@ -76,7 +77,7 @@ class Havoc:
             self.lose(x, deps)
 
     def may_ask(self: Evaluation, frame: Frame, effects: Effects, depth: int = 0) -> bool:
-        """Whether code with these effects may ask the model."""
+        """Return whether code with these effects may make requests."""
         for call in effects.calls:
             fn = self._resolved(frame, call.func)
             if id(fn) in ASKS or isinstance(fn, Function):
@@ -87,7 +88,7 @@ class Havoc:
             if code is not None and inner is not None and depth < _DEEPEST:
                 known = self._asks.get(id(code))
                 if known is None:
-                    self._asks[id(code)] = False  # while it is looked at: a recursion adds nothing
+                    self._asks[id(code)] = False  # while it is visited: a recursion adds nothing
                     known = self._asks[id(code)] = self.may_ask(inner, code.effects, depth + 1)
                 if known:
                     return True
@@ -95,7 +96,7 @@ class Havoc:
         return appended and any(_asks(frame.peek(name)) for name in effects.loads)
 
     def may_skip(self: Evaluation, frame: Frame, target: Any) -> bool:
-        """Whether a loop, or the helper function of a frame, may be skipped as a whole: it asks nothing."""
+        """Return whether a loop, or the helper function of a frame, may be skipped as a whole: it makes no requests."""
         if target is frame:
             return not frame.is_program and frame.code is not None and not self.may_ask(frame, frame.code.effects)
         return not self.may_ask(frame, target.effects)
@@ -115,7 +116,7 @@ class Havoc:
         return fn.code, Frame(self, {}, fn.outer, fn.code, fn.module)
 
     def _resolved(self: Evaluation, frame: Frame, node: ast.expr) -> Any:
-        """What a call's function is, as far as that can be told without evaluating anything; None if it cannot."""
+        """Return a call's function, as far as it is known without evaluating anything; None if it is not."""
         if isinstance(node, ast.Name):
             return frame.peek(node.id)
         if isinstance(node, ast.Attribute):
@@ -130,7 +131,8 @@ class Havoc:
         return None
 
     def _understands(self: Evaluation, frame: Frame, call: ast.Call) -> bool:
-        """Whether the evaluation could follow a call; one on what it would have to compute first counts as understood."""
+        """Return whether the evaluation could follow a call; one on a value that must be computed first counts as
+        understood."""
         fn = self._resolved(frame, call.func)
         if fn is None and isinstance(call.func, ast.Attribute):
             fn = self._resolved(frame, call.func.value)  # a method of what is known, or would have to be computed first

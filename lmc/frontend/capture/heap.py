@@ -1,4 +1,4 @@
-"""What an evaluation can change: copied before an arm or a turn, put back for the next one."""
+"""The mutable state of an evaluation: copied before an arm or a turn, restored for the next one."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -24,8 +24,8 @@ _BOOKS = ("ctx", "ordinal", "forks", "calls", "role", "previous", "_value")
 
 
 class Heap:
-    """Everything that a frame reaches and that can change, with what it held when this was made. Globals are read when they are first
-    needed, so which names of them were read is no change."""
+    """All mutable objects that a frame reaches, with their contents when this was made. Globals are read on demand, so
+    the set of names read is no change."""
 
     def __init__(self, evaluation: Evaluation, frame: Frame) -> None:
         self.held: dict[int, tuple[Any, Any]] = {}
@@ -37,7 +37,7 @@ class Heap:
             todo.extend(self._take(x))
 
     def _take(self, x: Any) -> Iterator[Any]:
-        """Copies what `x` holds, and gives what is to be looked at in it."""
+        """Copy the contents of `x`, and yield the objects to visit in it."""
         match x:
             case State():
                 self.held[id(x)] = x, {name: getattr(x, name) for name in _BOOKS}
@@ -70,7 +70,7 @@ class Heap:
                 return
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restore everything."""
         for x, held in self.held.values():
             match x:
                 case State() | Scoped():
@@ -84,5 +84,5 @@ class Heap:
                     x.extend(held)
 
     def of(self, x: Any) -> Any:
-        """What an object held; MISSING if it was not reached."""
+        """Return the saved contents of an object; MISSING if it was not reached."""
         return self.held.get(id(x), (None, MISSING))[1]

@@ -41,7 +41,7 @@ _METHOD_KINDS = (types.FunctionType, property, staticmethod, classmethod, functo
 
 
 class Objects:
-    """Of an Evaluation: what attributes and classes give."""
+    """Part of an Evaluation: attributes and classes."""
 
     def frame(self: Evaluation, vars: dict[str, Any], outer: Any, code: Any, module: dict[str, Any]) -> Frame:
         from lmc.frontend.capture.evaluation import Frame
@@ -51,7 +51,7 @@ class Objects:
     # -- attributes
 
     def attribute(self: Evaluation, x: Any, name: str) -> Any:
-        """`x.name`, without running code of the user's but properties with source."""
+        """Evaluate `x.name`, without running code of the user's except properties with source."""
         kind = type(x)
         if isinstance(x, Unknown):
             return self.operation("attribute", (x, name), x.deps)
@@ -101,7 +101,7 @@ class Objects:
         raise Raised(AttributeError(f"{x.cls.__name__!r} object has no attribute {name!r}"))
 
     def _bound(self: Evaluation, found: Any, x: Any, cls: Any) -> Any:
-        """What something that a class holds is as an attribute of an object, or of the class (`x` is None)."""
+        """Bind an attribute of a class to an object, or to the class (`x` is None)."""
         if found is _MISSING:
             return Unknown(None)
         if type(found) is staticmethod:
@@ -120,7 +120,7 @@ class Objects:
         return Method(found, x) if type(found) is types.FunctionType else found
 
     def class_attribute(self: Evaluation, cls: type, name: str) -> Any:
-        """What a class and those it derives from hold under a name, as it stands there; `_MISSING` if nothing."""
+        """Return the raw value of a name in a class and its bases; `_MISSING` if there is none."""
         for one in cls.__mro__:
             if one.__module__ != "builtins" and name in vars(one):
                 raw = vars(one)[name]
@@ -165,14 +165,14 @@ class Objects:
         return Unknown(None)
 
     def super_of(self: Evaluation, frame: Frame) -> Any:
-        """`super()` in a method, which has its class in a cell."""
+        """Evaluate `super()` in a method, which has its class in a cell."""
         try:
             return Super(frame.outer_value("__class__"), frame.first)
         except Raised:
             return Unknown(None)
 
     def set_attribute(self: Evaluation, x: Any, name: str, value: Any) -> None:
-        """`x.name = value`."""
+        """Evaluate `x.name = value`."""
         if type(x) is Object:
             x.attributes[name] = value
             if x.outside is not None and not self.snapshot.is_captured(x.outside):
@@ -203,7 +203,7 @@ class Objects:
         return tuple([field.name for field in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else None
 
     def instance(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """A new object of a plain class."""
+        """Return a new object of a plain class."""
         made = Object(self, cls, {}, tuple(args))
         init = self.class_attribute(cls, "__init__")
         if _is_generated(init):
@@ -215,7 +215,7 @@ class Objects:
         return made
 
     def _initialize(self: Evaluation, made: Object, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """What the generated `__init__` of a dataclass does."""
+        """Run the generated `__init__` of a dataclass."""
         fields = dataclasses.fields(made.cls)
         given = {**dict(zip([f.name for f in fields if f.init and not f.kw_only], args)), **kwargs}
         for field in fields:
@@ -237,7 +237,7 @@ class Objects:
         return x.cls if type(x) is Object else type(x)
 
     def is_instance(self: Evaluation, x: Any, kinds: Any) -> Any:
-        """`isinstance(x, kinds)`."""
+        """Evaluate `isinstance(x, kinds)`."""
         all_ = _classes(kinds)
         if isinstance(x, Unknown) or not all(isinstance(k, type) for k in all_):
             return self.operation("isinstance", (x, kinds), x.deps if isinstance(x, Unknown) else None)
@@ -251,13 +251,13 @@ class Objects:
         return type(x) is Object and issubclass(x.cls, BaseException)
 
     def exception(self: Evaluation, x: Any) -> Any:
-        """What `raise x` raises."""
+        """Return the exception that `raise x` raises."""
         if isinstance(x, type):
             x = self.call(x, [], {})
         return x if isinstance(x, (BaseException, Unknown)) or self.is_exception(x) else TypeError("exceptions must derive from BaseException")
 
     def catches(self: Evaluation, kinds: Any, value: Any) -> bool:
-        """Whether an `except` of these classes takes an exception."""
+        """Return whether an `except` of these classes catches an exception."""
         all_ = _classes(kinds)
         if isinstance(value, Unknown):
             if any(k is Exception or k is BaseException for k in all_):
@@ -272,7 +272,7 @@ class Objects:
     # -- context managers
 
     def manager(self: Evaluation, x: Any) -> Manager:
-        """What `with x` enters and leaves."""
+        """Return the manager that `with x` enters and exits."""
         if type(x) is Manager:
             return x
         if isinstance(x, (State, Expr)):
@@ -297,7 +297,7 @@ def _classes(kinds: Any) -> list[Any]:
 
 
 def _is_generated(fn: Any) -> bool:
-    """Whether `dataclasses` made a method: its meaning is known."""
+    """Return whether a method was generated by `dataclasses`: its meaning is known."""
     return type(fn) is types.FunctionType and (fn.__code__.co_filename.startswith("<string>") or fn.__code__.co_filename.endswith(_GENERATORS))
 
 

@@ -38,17 +38,18 @@ if TYPE_CHECKING:
 
 LARGEST_TEXT = 2_000_000
 LARGEST_NUMBER = 20_000
-"""Bits."""
+"""Bound on the size of integers, in bits."""
 LARGEST_REGEX_TEXT = 100_000
 
 
 def known(ev: Evaluation, x: Any) -> Deps:
-    """What has to be known before a value may be looked into at all."""
+    """Return the dependencies of inspecting a value at all."""
     return x.deps if isinstance(x, Unknown) else ev.lost[id(x)] if ev.lost and id(x) in ev.lost else NOTHING
 
 
 def need(ev: Evaluation, x: Any) -> Deps:
-    """What has to be known to hand a value to native code that looks at all of it; None if it never can be."""
+    """Return the dependencies of passing a value to native code that reads all of it; None if that is never
+    possible."""
     kind = type(x)
     if kind in ATOMS or kind is Object:
         return NOTHING
@@ -71,7 +72,7 @@ def need(ev: Evaluation, x: Any) -> Deps:
 
 
 def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls builtin code on values that it may touch; what it raises is the program's."""
+    """Call builtin code on values that it may touch; its exceptions are the program's."""
     try:
         return fn(*args, **kwargs)
     except RecursionError:
@@ -94,7 +95,8 @@ def _in(x: Any, items: Any) -> bool:
 
 
 def interrupts(error: BaseException) -> bool:
-    """Whether code of the user's raised an exception inside of the evaluator, which calls none: a signal's handler did, and the program gets it."""
+    """Return whether code of the user's raised an exception inside the evaluator, which calls none: it came from a
+    signal handler, and the program gets it."""
     return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
@@ -126,7 +128,7 @@ _INPLACE = {"add": operator.iadd, "or": operator.ior, "sub": operator.isub, "and
 
 
 def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """`a <op> b`."""
+    """Evaluate `a <op> b`."""
     bound(name, a, b)
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         return ev.operation(name, (a, b), None) if Object in (type(a), type(b)) else native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
@@ -136,7 +138,7 @@ def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
 
 
 def bound(name: str, a: Any, b: Any) -> None:
-    """Raises Stop where the result would be too large."""
+    """Raise Stop if the result would be too large."""
     if name == "add" and type(a) is type(b) is str:
         fits(len(a) + len(b))
     elif name == "mul":
@@ -161,7 +163,7 @@ def spec(text: str) -> None:
 
 
 def fits(length: int) -> None:
-    """Raises Stop for a text that is too large."""
+    """Raise Stop for a text that is too large."""
     if length > LARGEST_TEXT:
         raise Stop("a text is too large")
 
@@ -189,7 +191,7 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
 
 
 def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
-    """`state += …`, `group += …`."""
+    """Evaluate `state += …`, `group += …`."""
     if name != "add":
         raise Raised(TypeError(f"unsupported operand type(s) for {name}"))
     if ev.is_lost(b):
@@ -219,7 +221,7 @@ COMPARE: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
 
 
 def compare(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """`a <op> b`, True, False or unknown; an own method may give anything."""
+    """Evaluate `a <op> b`: True, False or unknown; an own method may return anything."""
     if name in ("is", "is not"):
         unknown = [x.deps for x in (a, b) if isinstance(x, Unknown)]
         return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
@@ -230,7 +232,7 @@ def compare(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
 
 
 def truth(ev: Evaluation, x: Any) -> Any:
-    """Whether a value is true, or Unknown."""
+    """Return whether a value is true, or Unknown."""
     if x is True or x is False or x is None:
         return bool(x)
     if isinstance(x, Unknown):
@@ -244,7 +246,7 @@ def truth(ev: Evaluation, x: Any) -> Any:
 
 
 def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
-    """The items of a value, one by one. Raises Undecided where they are not known."""
+    """Yield the items of a value. Raises Undecided where they are not known."""
     deps = known(ev, x)
     if deps is None or deps:
         raise Undecided(deps)
@@ -283,7 +285,7 @@ def _counted(ev: Evaluation, items: Any) -> Iterator[Any]:
 
 
 def item(ev: Evaluation, x: Any, at: Any) -> Any:
-    """`x[at]`."""
+    """Evaluate `x[at]`."""
     kind = type(x)
     if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
         return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
@@ -298,7 +300,7 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
 
 
 def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
-    """`x[at] = value`."""
+    """Evaluate `x[at] = value`."""
     if type(at) is slice:
         ev.count(passes(value))
         value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
@@ -306,7 +308,7 @@ def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
 
 
 def delete_item(ev: Evaluation, x: Any, at: Any) -> None:
-    """`del x[at]`."""
+    """Evaluate `del x[at]`."""
     _changed(ev, x, [], operator.delitem, x, at)
 
 
@@ -326,7 +328,7 @@ def _changed(ev: Evaluation, x: Any, given: Sequence[Any], fn: Callable[..., Any
 
 
 def formatted(ev: Evaluation, x: Any, conversion: str, how: Any) -> Any:
-    """`f"{x!conversion:how}"`."""
+    """Evaluate `f"{x!conversion:how}"`."""
     if type(x) in PLAIN and type(how) is str and not how and conversion in ("", "s"):
         return str(x)
     if conversion:
@@ -339,7 +341,7 @@ def formatted(ev: Evaluation, x: Any, conversion: str, how: Any) -> Any:
 
 
 def text_of(ev: Evaluation, x: Any, conversion: str) -> Any:
-    """`str(x)` ("s"), `repr(x)` ("r"), `ascii(x)` ("a")."""
+    """Evaluate `str(x)` ("s"), `repr(x)` ("r"), `ascii(x)` ("a")."""
     fn = _TEXTS[conversion]
     deps = NOTHING if isinstance(x, Expr) else need(ev, x)
     return ev.operation(fn.__name__, (x,), deps) if deps is None or deps else apply(ev, fn.__name__, fn, x)

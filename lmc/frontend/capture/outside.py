@@ -1,9 +1,11 @@
-"""The outside as a run's evaluations see it: arguments, globals, closure cells and plain objects, each as it was when it was first read.
+"""The outside as a run's evaluations see it: arguments, globals, closure cells and plain objects, each as of its first
+read.
 
-A `Snapshot` is kept for a run and copies shallowly: arguments before the program starts, all else when an evaluation first reads it. An
-`Outside` belongs to one evaluation: it makes the containers and objects that this evaluation may change. What the program itself changes
-outside (other than its arguments) is unknown from then on, in later evaluations from the start. Nothing here runs code of the user: only
-exact builtin containers are copied, and attributes come from plain instance dictionaries and slots.
+A `Snapshot` is kept for a run and copies shallowly: arguments before the program starts, all else when an evaluation
+first reads it. An `Outside` belongs to one evaluation: it makes the containers and objects that this evaluation may
+change. Outside objects that the program itself changes (other than its arguments) are unknown from then on, in later
+evaluations from the start. Nothing here runs code of the user: only exact builtin containers are copied, and attributes
+come from plain instance dictionaries and slots.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -31,7 +33,7 @@ from lmc.prompt import ChoicesMethod
 ATOMS: set[type] = {
     str, int, float, bool, bytes, complex, type(None), range, type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, ChoicesMethod,
 }  # fmt: skip
-"""Types whose values never change and consist of nothing else; enums of programs are added as they are met."""
+"""Types whose values never change and consist of nothing else; enums of programs are added on first use."""
 PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most common of them."""
 SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
@@ -39,11 +41,11 @@ MAPPINGS = frozenset({dict, Counter, OrderedDict, defaultdict})
 CONTAINERS = SEQUENCES | MAPPINGS
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, HostFunction, Expr, types.MethodDescriptorType)
 LARGEST = 20_000
-"""Items that are copied of one container; larger ones are unknown."""
+"""Most items copied of one container; larger ones are unknown."""
 
 
 def is_quiet(kind: type) -> bool:
-    """Whether a type may be compared and looked into: its metaclass defines nothing that this would run."""
+    """Return whether a type may be compared and inspected: its metaclass defines nothing that this would run."""
     meta = type(kind)
     if meta is type or meta is ABCMeta or meta is EnumMeta:
         return True
@@ -57,17 +59,17 @@ def _defined(meta: type, name: str) -> Any:
 class Snapshot:
     """Copies of outside containers and instance dictionaries by identity, kept for a run.
 
-    What an evaluation could not look into is left out of them, so that a finalizer runs when Python lets go of its object.
+    Objects that an evaluation could not inspect are left out, so that a finalizer runs when Python releases its object.
     """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> None:
-        """Copies what can change of a program's arguments (without the state), before the program starts."""
+        """Copy the mutable arguments of a program (without the state) before it starts."""
         self.args, self.kwargs = tuple(args), dict(kwargs)
         self._copies: dict[int, tuple[Any, Any]] = {}  # id → (the original, which keeps its id its own; the copy)
         self.changed: set[Any] = set()
-        """What the program changed: ids of originals and cells, (id of an object, attribute), (id of globals, name)."""
+        """Changes by the program: ids of originals and cells, (id of an object, attribute), (id of globals, name)."""
         self.names: dict[tuple[int, str], Any] = {}
-        """Globals by (id of their dictionary, name), and contents of cells by (id, ""), as they were first read."""
+        """Globals by (id of their dictionary, name), and contents of cells by (id, ""), as of their first read."""
         self._captured: set[int] = set()
         self._capture([*args, *kwargs.values()])
 
@@ -85,11 +87,13 @@ class Snapshot:
             todo.extend([item for item in (held.values() if type(held) in MAPPINGS else held) if type(item) not in PLAIN])
 
     def is_captured(self, x: Any) -> bool:
-        """Whether its copy is from before the program started, so that what an evaluation does to it is what Python does."""
+        """Return whether its copy predates the program's start, so that the evaluation's changes to it are those of
+        Python."""
         return id(x) in self._captured
 
     def parts(self, x: Any) -> Any:
-        """A copy of what a container or a plain object holds, as it was when it was first read; None: nothing is known of it."""
+        """Return a copy of the contents of a container or a plain object as of its first read; None: nothing is known
+        of it."""
         known = self._copies.get(id(x))
         if known is not None:
             return known[1]
@@ -103,18 +107,18 @@ class Snapshot:
         return held
 
     def first(self, key: tuple[int, str], x: Any) -> Any:
-        """What a name of the outside held when it was first read; now that is `x`."""
+        """Return the value of an outside name as of its first read; now that is `x`."""
         return self.names.setdefault(key, x if is_holdable(x) else _NOT_HELD)
 
     def forget(self) -> None:
-        """Let go of all copies and of what they are of."""
+        """Release all copies and their originals."""
         self.args, self.kwargs = (), {}
         for held in (self._copies, self._captured, self.names):
             held.clear()
 
 
 class Outside:
-    """What one evaluation has made of the outside: containers and objects of its own."""
+    """One evaluation's view of the outside: containers and objects of its own."""
 
     def __init__(self, snapshot: Snapshot, ev: Any) -> None:
         self.snapshot, self.ev = snapshot, ev
@@ -123,7 +127,8 @@ class Outside:
         """By the id of a container of the evaluation's, the outside one that is not an argument."""
 
     def adopt(self, x: Any) -> Any:
-        """A value of the outside as the evaluation may hold it; Unknown for what could run code or cannot be copied."""
+        """Return a value of the outside as the evaluation may hold it; Unknown for one that could run code or cannot be
+        copied."""
         kind = type(x)
         if kind in ATOMS or kind is Unknown:
             return x
@@ -139,7 +144,7 @@ class Outside:
         return made
 
     def forget(self) -> None:
-        """Let go of all that was adopted, which would be kept alive."""
+        """Release all adopted objects, which would be kept alive."""
         self._adopted.clear()
         self.origins.clear()
 
@@ -151,7 +156,7 @@ class Outside:
         if type(kind) is EnumMeta and is_plain_enum(kind):
             ATOMS.add(kind)
         if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
-            return x  # a module of another class may do anything when it is read, such as being imported
+            return x  # reading a module of another class may do anything, such as import it
         held = self.snapshot.parts(x)
         if held is None:
             return Unknown(None)
@@ -191,12 +196,12 @@ _OPAQUE = frozenset({
 
 
 def _is_opaque(kind: type) -> bool:
-    """Whether objects of a type are held as they are, and only what is known of their type is done with them."""
+    """Return whether objects of a type are kept as they are, and used only as far as their type is known."""
     return kind in _OPAQUE or issubclass(kind, CALLABLES) or kind.__module__.startswith(_OF_LMC)
 
 
 def _is_key(x: Any) -> bool:
-    """Whether hashing and comparing it runs no code of the user."""
+    """Return whether hashing and comparing it runs no code of the user's."""
     kind = type(x)
     if not is_quiet(kind):
         return False
@@ -209,7 +214,7 @@ _NOT_HELD = Unknown(None)
 
 
 def is_holdable(x: Any) -> bool:
-    """Whether an evaluation may look into a value, and keeping it alive delays no finalizer."""
+    """Return whether an evaluation may inspect a value, and keeping it alive delays no finalizer."""
     kind = type(x)
     if kind in ATOMS or kind in CONTAINERS or kind is Unknown:
         return True
@@ -225,7 +230,7 @@ def is_holdable(x: Any) -> bool:
 
 
 def _copied(x: Any, kind: type) -> Any:
-    """A copy of a container; None if that could run code of its keys."""
+    """Return a copy of a container; None if that could run code of its keys."""
     if kind in MAPPINGS:
         if not all(map(_is_key, list(dict.keys(x)))):  # what iterates over an OrderedDict itself hashes
             return None
@@ -241,7 +246,7 @@ def _copied(x: Any, kind: type) -> Any:
 
 
 def _attributes(x: Any) -> dict[str, Any]:
-    """The instance dictionary and slots of a plain object."""
+    """Return the instance dictionary and slots of a plain object."""
     held = dict(object.__getattribute__(x, "__dict__")) if type(x).__dictoffset__ != 0 else {}
     for cls in type(x).__mro__:
         for name, member in vars(cls).items():
@@ -259,7 +264,8 @@ _FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "
 
 @functools.lru_cache(4096)
 def is_plain(cls: type) -> bool:
-    """Whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no builtin base but exceptions."""
+    """Return whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no
+    builtin base but exceptions."""
     if type(cls) not in (type, ABCMeta) or cls.__module__ == "builtins" or cls.__module__.split(".")[0] in ("lmc", "torch", "numpy"):
         return False
     for base in cls.__mro__[:-1]:
@@ -279,7 +285,7 @@ _HEAP_TYPE = 1 << 9
 
 @functools.lru_cache(1024)
 def is_plain_enum(cls: type) -> bool:
-    """Whether comparing, hashing and showing the members of an enum runs no code of the user's."""
+    """Return whether comparing, hashing and showing the members of an enum runs no code of the user's."""
     own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return type(cls) is EnumMeta and all(type(base) is EnumMeta and not any(_is_hook(base, name) for name in vars(base)) for base in own)
 
@@ -294,14 +300,14 @@ def _is_hook(cls: type, name: str) -> bool:
 _OF_ENUM = frozenset({type, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, staticmethod, classmethod})
 _LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
 _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
-"""Modules whose objects a program may hand on: programs and backends."""
+"""Modules whose objects a program may pass on: programs and backends."""
 _LMC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 
 FOLLOWED: set[str] = set()
-"""Files of lmc's that stand for code of others, and are followed as the user's own."""
+"""Files of lmc's that contain code for others, followed as the user's own."""
 
 
 def is_users(file: str) -> bool:
-    """Whether source is the user's: neither Python's library, nor an installed package, nor lmc."""
+    """Return whether source is the user's: neither Python's library, nor an installed package, nor lmc."""
     return file in FOLLOWED or not (file.startswith(_LIBRARIES) or "site-packages" in file or "dist-packages" in file or file.startswith((_LMC, "<frozen")))

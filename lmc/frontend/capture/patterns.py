@@ -9,13 +9,13 @@ from typing import Any
 from lmc.frontend.capture.code import NotUnderstood
 
 SUBJECT = ".subject"
-"""The name under which a `match` keeps what it looks at; no program has it."""
+"""The name under which a `match` keeps its subject; no program has it."""
 _SELF = frozenset("bool bytearray bytes dict float frozenset int list set str tuple".split())
 """Classes whose one positional pattern is the value itself."""
 
 
 def as_ifs(node: ast.Match) -> list[ast.stmt]:
-    """The statements that a `match` stands for."""
+    """Return the statements that a `match` is equivalent to."""
     subject = _name(SUBJECT)
     rest: list[ast.stmt] = []
     for case in reversed(node.cases):

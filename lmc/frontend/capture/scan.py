@@ -1,4 +1,4 @@
-"""What parts of a program may do when they run, read off their source: names bound, objects changed, calls, ways to leave."""
+"""Possible effects of parts of a program, from their source: names bound, objects changed, calls, exits."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -20,15 +20,15 @@ MUTATING = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a part of a program may do.
+    """Possible effects of a part of a program.
 
-    names    that it binds, other than by `+=` and the like
+    names    names that it binds, other than by augmented assignment
     touched  names whose objects it may change in place
-    appends  names that `+=` and the like is done to: it changes what they hold, or binds them
-    calls    that it makes
+    appends  targets of augmented assignment: it changes their objects, or rebinds them
+    calls    calls that it makes
     loads    names that it reads
-    exits    ways by which control may leave it: "return", "break", "continue", "raise"
-    leaves   how it always leaves, if it does
+    exits    exits that control may take: "return", "break", "continue", "raise"
+    leaves   the exit that it always takes, if any
     """
 
     names: frozenset[str]
@@ -42,7 +42,7 @@ class Effects:
 
 
 def effects(nodes: Sequence[ast.AST]) -> Effects:
-    """The effects of statements or expressions one after another."""
+    """Return the combined effects of statements or expressions."""
     found = _Scan()
     for node in nodes:
         found.visit(node)
@@ -141,7 +141,7 @@ class _Scan(ast.NodeVisitor):
 
 
 def root(node: ast.AST) -> str | None:
-    """The name that a chain of attributes and items begins with."""
+    """Return the name that a chain of attributes and items begins with."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
@@ -160,7 +160,7 @@ def _leaves(nodes: Sequence[ast.AST]) -> str | None:
 
 
 def bound_once(body: Sequence[ast.AST], parameters: Sequence[str]) -> frozenset[str]:
-    """Names of a function that one statement outside of loops binds: what its frame holds under them is what they are from there on."""
+    """Return the names of a function bound by one statement outside of loops: their value in its frame is final."""
     count, looped = Counter(parameters), set[str]()
 
     def walk(node: ast.AST, in_loop: bool) -> None:

@@ -1,4 +1,5 @@
-"""Statements, compiled to closures that take a frame and give a Signal: None to go on, BREAK, CONTINUE or RETURN."""
+"""Statements, compiled to closures that take a frame and give a Signal: None to continue with the next statement,
+BREAK, CONTINUE or RETURN."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -27,7 +28,7 @@ Bind = Callable[["Frame", Any], None]
 
 
 def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
-    """Compiles statements one after another."""
+    """Compile statements one after another."""
     steps = [statement(n, scope) for n in nodes]
 
     def run(frame: Frame) -> Any:
@@ -43,7 +44,7 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
 
 
 def statement(node: ast.stmt, scope: Scope) -> Eval:
-    """Compiles a statement; one that the evaluator does not know stops it where it runs."""
+    """Compile a statement; an unsupported one stops the evaluation where it runs."""
     rule, loc = _RULES.get(type(node)), scope.loc(node)
     try:
         if rule is None:
@@ -60,7 +61,7 @@ def statement(node: ast.stmt, scope: Scope) -> Eval:
 
 
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
-    """A block that may run or not."""
+    """Return a block that may or may not run."""
     return Arm(run or block(nodes, scope), effects(nodes), loc or scope.loc(nodes[0] if nodes else ast.Pass(lineno=0, col_offset=0)))
 
 
@@ -73,7 +74,7 @@ def _expression(node: ast.Expr, scope: Scope) -> Eval:
 
 
 def target(node: ast.expr, scope: Scope) -> Bind:
-    """Compiles what is assigned to: `bind(frame, value)`."""
+    """Compile an assignment target: `bind(frame, value)`."""
     if isinstance(node, ast.Name):
         return _bind_name(scope.mangled(node.id), scope.kind(node.id))
     if isinstance(node, ast.Tuple | ast.List):
@@ -237,7 +238,7 @@ def _while(node: ast.While, scope: Scope) -> Eval:
 
 
 def _loop(site: Loop, iterable: Eval, turns: Callable[[Frame, Any], Any]) -> Eval:
-    """What loops have in common: how they end, and what happens where that is not known."""
+    """Compile the common part of loops: their exits, and the handling of undecided ones."""
 
     def run(frame: Frame) -> Any:
         ev, x = frame.ev, iterable(frame)
@@ -398,7 +399,7 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eva
 
 
 def _class(node: ast.ClassDef, scope: Scope) -> Eval:
-    """A class that a program defines is unknown until Python has made it."""
+    """Compile a class definition: its value is unknown until Python has made it."""
     bind = _bind_name(scope.mangled(node.name), scope.kind(node.name))
     return lambda frame: bind(frame, frame.ev.operation("class", (), None))
 

@@ -1,10 +1,10 @@
-"""What the evaluator understands of Python's builtins and library: the one table. All else is unknown.
+"""The table of the Python builtins and library functions that the evaluator supports. All else is unknown.
 
 PURE_METHODS   methods of immutable builtin types: run natively when all arguments are known
 PURE           functions that only compute: run natively when all arguments are known
-FUNCTIONS      functions that may be handed unknown things, functions of the program or iterators: a rule each
+FUNCTIONS      functions that may take unknown values, functions of the program or iterators: a rule each
 METHODS        methods of lists, dicts, sets … the evaluation's own: natively, as long as nothing unknown is touched
-LANGUAGE       lmc's own, which pass unknown things on
+LANGUAGE       lmc's own, which pass unknown values on
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -99,7 +99,7 @@ FUNCTIONS: dict[int, tuple[Any, str, Rule]] = {}
 
 
 def is_known(fn: Any) -> bool:
-    """Whether a function of the outside is in the table."""
+    """Return whether a function of the outside is in the table."""
     return id(fn) in FUNCTIONS or id(fn) in PURE or id(fn) in LANGUAGE
 
 
@@ -113,7 +113,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A function that only computes: natively on known arguments, an operation on unknown ones."""
+    """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
     given = [list(op.iterate(ev, a)) if type(a) is Items else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
@@ -134,12 +134,13 @@ _LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16
 """Bits of their numbers: of widths, lengths and exponents."""
 _NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
 _POSITIONAL = {"split": 2, "sub": 3, "subn": 3}
-"""How many arguments of `re`'s functions may be given by position without a warning; else 4."""
+"""Number of arguments that `re`'s functions take by position without a warning; else 4."""
 
 
 def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a search is over soon, whatever the text: it holds the interpreter, and so the answer that its program waits for. `re` must not warn
-    either: of sets within sets when it reads a pattern, of numbers and flags that are given by position."""
+    """Return whether a search ends soon, whatever the text: it holds the interpreter, and so the answer that its
+    program waits for. Nor may `re` warn: of nested sets when it reads a pattern, of numbers and flags given by
+    position."""
     how, own = name.rpartition(".")[2], getattr(fn, "__self__", None)
     if not isinstance(own, re.Pattern) and (getattr(fn, "__module__", None) != "re" or how == "escape"):
         return True
@@ -156,7 +157,7 @@ def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) ->
         return len(text) <= op.LARGEST_REGEX_TEXT and backtracking.work(pattern, flags, text, how) <= backtracking.MOST_WORK
     except (KeyError, RecursionError):
         return False
-    except (re.error, TypeError, ValueError, OverflowError, AttributeError):  # raised again by the call, where the program may handle it
+    except (re.error, TypeError, ValueError, OverflowError, AttributeError):  # raised again by the call, where the program can handle it
         return True
 
 
@@ -174,7 +175,7 @@ class Callback:
 
 
 def callback(ev: Evaluation, fn: Any) -> Any:
-    """What stands for a function where native code takes one; other values as they are."""
+    """Wrap a function to pass it to native code; return other values unchanged."""
     return fn if fn is None or type(fn) is Callback or isinstance(fn, Unknown) or type(fn) in op.ATOMS else Callback(ev, fn)
 
 
@@ -188,7 +189,8 @@ _TAKING: Mapping[Any, str] = {
     itertools.product: "i", itertools.permutations: "iv", itertools.combinations: "iv", itertools.combinations_with_replacement: "iv",
     itertools.accumulate: "if", itertools.groupby: "if", next: "xx", heapq.nlargest: "vi", heapq.nsmallest: "vi",
 }  # fmt: skip
-"""What they take: i iterables, r sequences, m mappings or iterables, f and d functions, v what has to be known, x anything; the last letter stands for all arguments that follow."""
+"""Kinds of their arguments: i iterables, r sequences, m mappings or iterables, f and d functions, v known values, x
+anything; the last letter stands for all arguments that follow."""
 
 
 def _natively(fn: Any, letters: str) -> Rule:
@@ -253,7 +255,7 @@ def _changing(fn: Any) -> Rule:
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace, bisect.insort, bisect.insort_right, bisect.insort_left)
 CHANGING = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
-"""Functions that change what they are given."""
+"""Functions that change their arguments."""
 for _fn in _ORDERED:
     rule(_fn)(_changing(_fn))
 
@@ -267,7 +269,7 @@ def _from_iterable(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> A
 
 
 CLASS_METHODS: dict[tuple[type, str], Rule] = {(dict, "fromkeys"): _fromkeys, (itertools.chain, "from_iterable"): _from_iterable}
-"""Of builtin classes."""
+"""Attributes of builtin classes."""
 
 
 # -- methods of containers of the evaluation's own, which may hold unknown values ------------------------------------
@@ -276,16 +278,16 @@ METHODS: Mapping[type, frozenset[str]] = {
     kind: frozenset(name for name in dir(kind) if not name.startswith("_"))
     for kind in (list, dict, set, tuple, collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict)
 }
-"""What is understood, by type."""
+"""Supported methods, by type."""
 _GIVES = frozenset({"pop", "popitem", "popleft", "setdefault"})
 """Of those that change the container, what gives something."""
 _READS: Mapping[str, int] = {"append": 0, "appendleft": 0, "insert": 1, "get": 1, "pop": 1, "setdefault": 1}
-"""How many of their arguments are looked at; what the others are does not matter."""
+"""Number of their arguments that are read; the others are irrelevant."""
 _VIEWS = frozenset({"keys", "values", "items"})
 
 
 def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """`x.name(*args, **kwargs)` of a method in `METHODS`."""
+    """Evaluate `x.name(*args, **kwargs)` of a method in `METHODS`."""
     changes = name in MUTATING and name != "copy"
     if changes:
         ev.changes(x)
@@ -345,7 +347,7 @@ def deep_copy(ev: Evaluation, x: Any) -> Any:
 
 
 def manager_of(ev: Evaluation, items: Any) -> Any:
-    """The context manager that a generator is."""
+    """Return the context manager of a generator function."""
     if type(items) is not Items or items.generator is None:
         return Unknown(None)
 

@@ -1,4 +1,5 @@
-"""Types that programs ask for: whether reading what one says, or an answer by it, runs code of the user's, such as a validator."""
+"""Types of requested answers: whether reading a type's schema, or an answer of it, runs code of the user's, such as a
+validator."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (types of a program are Any by nature)
@@ -20,11 +21,11 @@ from lmc.frontend.host import HostFunction
 _LIBRARY = ("builtins", "datetime", "decimal", "uuid", "typing")
 _HOOKS = ("__get_pydantic_json_schema__", "__get_pydantic_core_schema__", "model_json_schema", "model_rebuild")
 _NAMES = re.compile(r"[\w\s\[\],.|]*")
-"""An annotation in quotes of which only names are looked up."""
+"""A quoted annotation that only looks up names."""
 
 
 def is_data(asked: Any) -> bool:
-    """Whether an answer of this type is read as JSON, text or a number, and nothing else happens."""
+    """Return whether an answer of this type is read as JSON, text or a number, and nothing else happens."""
     kind = type(asked)
     if kind in ATOMS or kind in CONTAINERS or asked is Any:
         return True
@@ -37,7 +38,8 @@ def is_data(asked: Any) -> bool:
 
 
 def is_inert(asked: Any, above: tuple[Any, ...] = ()) -> bool:
-    """Whether the schema of a type, or the description of tools, can be read without running code of the user's."""
+    """Return whether the schema of a type, or the description of tools, can be read without running code of the
+    user's."""
     kind = type(asked)
     if kind is Unknown or asked in above or (kind in (list, tuple) and all(is_inert(tool, above) for tool in asked)):
         return True
@@ -56,7 +58,7 @@ def is_inert(asked: Any, above: tuple[Any, ...] = ()) -> bool:
 
 
 def _is_record(cls: type, above: tuple[Any, ...]) -> bool:
-    """Of a dataclass, a TypedDict or a model."""
+    """Return whether a dataclass, a TypedDict or a model is inert."""
     pydantic: Any = sys.modules.get("pydantic")
     model = pydantic is not None and issubclass(cls, pydantic.BaseModel)
     own = [base for base in cls.__mro__[:-1] if not base.__module__.startswith(("pydantic.", "typing"))]
@@ -72,7 +74,7 @@ def _is_record(cls: type, above: tuple[Any, ...]) -> bool:
 
 
 def _are_inert(annotated: Any, above: tuple[Any, ...]) -> bool:
-    """Of all that a class or a function annotates."""
+    """Return whether all annotations of a class or a function are inert."""
     holders = annotated.__mro__[:-1] if isinstance(annotated, type) else (annotated,)
     said: list[Any] = [hint for holder in holders for hint in getattr(holder, "__annotations__", {}).values()]
     quoted = [hint for hint in said if isinstance(hint, str)]

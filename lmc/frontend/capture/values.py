@@ -1,4 +1,5 @@
-"""Values of an evaluation: what is unknown and which answers would tell it, functions, classes and objects of the program."""
+"""Values of an evaluation: unknown values with the answers they depend on, functions, classes and objects of the
+program."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 Deps = frozenset[Any] | None
-"""The addresses whose answers would tell something; None: only Python can."""
+"""Addresses of the answers that a value depends on; None: only Python can tell it."""
 NOTHING: frozenset[Any] = frozenset()
 
 
 def join(*deps: Deps) -> Deps:
-    """What is needed to know all of several values."""
+    """Return the dependencies of knowing all of several values."""
     found = NOTHING
     for each in deps:
         if each is None:
@@ -33,11 +34,11 @@ def join(*deps: Deps) -> Deps:
 
 
 class Unknown(Symbolic):
-    """A value that is not known. `deps` are the addresses whose answers would tell it, None: only Python can. Native code that touches it raises
+    """An unknown value. `deps` are the addresses of the answers it depends on, None: only Python can tell it. Native code that touches it raises
     Undecided.
 
-    note    what the domain keeps with it: a value of the graph
-    begins  what its text begins with, of one that is put together
+    note    the domain's data: a value of the graph
+    begins  known beginning of its text, if it is a concatenation
     """
 
     __slots__ = ("begins", "deps", "note")
@@ -61,7 +62,7 @@ for _name in (
 
 
 class Stop(BaseException):
-    """The evaluation cannot go on: a limit, or something it does not understand and cannot skip. Never the program's error."""
+    """The evaluation cannot go on: a limit, or something unsupported that it cannot skip. Never the program's error."""
 
     def __init__(self, reason: str, loc: Loc | None = None) -> None:
         super().__init__(reason)
@@ -69,7 +70,8 @@ class Stop(BaseException):
 
 
 class NotFollowed(Stop):
-    """A statement or expression that the evaluator does not know: a helper that has it is unknown code, a program is seen up to there."""
+    """An unsupported statement or expression: a helper that has one is unknown code, a program is evaluated up to
+    it."""
 
 
 class Raised(BaseException):
@@ -81,7 +83,8 @@ class Raised(BaseException):
 
 
 class Undecided(BaseException):
-    """Something that has to be known is not: a key that decides an order, a length, the next item of an iterator, the `test` of a loop."""
+    """A value that must be known is not: a key that decides an order, a length, the next item of an iterator, the
+    `test` of a loop."""
 
     def __init__(self, deps: Deps, test: Unknown | None = None) -> None:
         super().__init__(deps)
@@ -89,7 +92,7 @@ class Undecided(BaseException):
 
 
 class Abandoned(BaseException):
-    """Whether control leaves `target` (a loop or a function that asks nothing) here is not known, so it is skipped."""
+    """It is unknown whether control leaves `target` (a loop or a function without requests) here, so it is skipped."""
 
     def __init__(self, target: object, deps: Deps) -> None:
         super().__init__(target)
@@ -97,7 +100,8 @@ class Abandoned(BaseException):
 
 
 class Closure:
-    """A function of the program: its code, where it was made, its defaults. `own` is the function of the outside that it stands for."""
+    """A function of the program: its code, its defining frame, its defaults. `own` is the outside function that it
+    represents."""
 
     __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own")
 
@@ -153,7 +157,8 @@ class Object:
 
 
 def _special(name: str, missing: Callable[..., Any], exact: bool) -> Any:
-    """What native code calls on an Object; `missing`: where its class has no such method, `exact`: nothing unknown may come of it."""
+    """Return a method through which native code calls an Object's; `missing`: called if its class has no such method,
+    `exact`: its result must be known."""
 
     def method(self: Object, *args: Any) -> Any:
         fn = self.ev.special(self, name)
@@ -185,7 +190,7 @@ for _name, _missing in _MISSING.items():
 
 
 class Method:
-    """A function with what it is called on: a `Closure` and an object, or a name and a value of a builtin type or of lmc's."""
+    """A function with its receiver: a `Closure` and an object, or a name and a value of a builtin type or of lmc's."""
 
     __slots__ = ("function", "receiver")
 
@@ -212,7 +217,7 @@ class Partial:
 
 
 class Items:
-    """An iterator: items of a generator or of `map`, `zip`, `iter` …, made as they are taken."""
+    """An iterator: items of a generator or of `map`, `zip`, `iter` …, made on demand."""
 
     __slots__ = ("_ev", "_items", "generator")
 
@@ -242,7 +247,7 @@ class Coroutine:
         self._outcome: tuple[Any, Raised | None] = (None, None)
 
     def settle(self) -> None:
-        """Evaluates it, if that is not done yet; keeps what it raises."""
+        """Evaluate it, if that is not done yet; keep the exception it raises."""
         run, self._run = self._run, None
         if run is not None:
             try:
@@ -259,7 +264,8 @@ class Coroutine:
 
 
 class Manager:
-    """A context manager: what entering gives, and what leaving does (`leave(exception or None)`: whether it is swallowed)."""
+    """A context manager: the value of entering, and the exit (`leave(exception or None)` returns whether it is
+    suppressed)."""
 
     __slots__ = ("enter", "leave")
 

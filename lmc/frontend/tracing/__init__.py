@@ -15,25 +15,25 @@ from lmc.ir.builder import Builder, without_unused_params
 from lmc.ir.core import Graph, Type, Value
 
 BUDGET = 50_000
-"""Steps of an evaluation."""
+"""Most steps of an evaluation."""
 _TYPES: dict[Any, Type] = {str: "str", int: "int", float: "float", bool: "bool", "str": "str", "int": "int", "float": "float", "bool": "bool"}
 
 
 ANY = object()
-"""The example of an argument that is left unknown though it has a default."""
+"""Example of an argument that is left unknown though it has a default."""
 
 
 def graph_of(function: Function, /, **examples: Any) -> Graph:
-    """The graph of a program. Arguments that `examples` does not name are their defaults, or unknown: parameters of the graph. So is one whose
-    example is `ANY`, whatever its default.
+    """Return the graph of a program. Arguments that `examples` does not name are their defaults, or unknown: parameters
+    of the graph. So is one whose example is `ANY`, whatever its default.
 
-    Nothing of the program runs, and no model is asked.
+    No code of the program runs, and no request is made.
     """
     return traced(function, examples)[0]
 
 
 def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome]:
-    """The graph, and what came of the evaluation."""
+    """Return the graph, and the outcome of the evaluation."""
     builder = Builder(function.name)
     given = {**function.bound, **examples}
     emitter = GraphEmitter(builder)
@@ -55,7 +55,8 @@ class _GraphEvaluation(Evaluation):
         return super()._state_method(x, name, args, kwargs)
 
     def _run(self, frame: Frame) -> Any:
-        """Calls a function. Of a helper that asks nothing and cannot be followed to its end, nothing is left but the call."""
+        """Call a function. A helper that makes no requests and cannot be evaluated to its end is reduced to the
+        call."""
         skippable = self.may_skip(frame, frame) and frame.code is not None and not frame.code.is_lambda
         if not skippable:
             return super()._run(frame)
@@ -70,7 +71,7 @@ class _GraphEvaluation(Evaluation):
 
 
 def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter) -> tuple[list[Any], dict[str, Any]]:
-    """Values for the parameters behind the state: examples, defaults, or parameters of the graph."""
+    """Return values for the parameters after the state: examples, defaults, or parameters of the graph."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     parameters = list(function.signature.parameters.items())[1:]
@@ -98,7 +99,7 @@ def _arguments(function: Function, given: dict[str, Any], emitter: GraphEmitter)
 
 
 def _end(evaluation: Evaluation, emitter: GraphEmitter, outcome: Outcome) -> None:
-    """Ends the last block as the evaluation ended."""
+    """End the last block as the evaluation ended."""
     domain = evaluation.domain
     assert isinstance(domain, GraphDomain)
     if outcome.stopped_at is not None:

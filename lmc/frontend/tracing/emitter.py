@@ -1,4 +1,4 @@
-"""What the states of an evaluation write to when a graph is wanted: each prompt is a value, each operation an op."""
+"""The emitter of an evaluation that builds a graph: each prompt is a value, each operation an op."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation
 
 LATER: Deps = frozenset(["a run"])
-"""What is understood, and known as soon as there is a run."""
+"""Dependencies of values that are modelled, and known as soon as a run begins."""
 _LITERALS = (str, int, float, bool, bytes, type(None))
 _MOST = 32
-"""Items of a list that are named one by one."""
+"""Most items of a list that are named one by one."""
 _TEXTS = frozenset("str repr format strip lstrip rstrip lower upper title capitalize casefold replace join removeprefix removesuffix zfill center ljust rjust".split())
 _TESTS = frozenset("eq ne lt le gt ge in not_in is is_not not all any startswith endswith isdigit isalpha isinstance bool".split())
 
@@ -42,7 +42,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer: its value and its meta info in the graph, and where it was asked."""
+    """An answer: its value and its meta info in the graph, and where it was requested."""
 
     value: Operand
     meta: Operand
@@ -50,16 +50,17 @@ class Answered:
 
 
 class GraphEmitter:
-    """Writes ops to a builder. A value is used only where it is defined on every path: elsewhere an `unknown` stands for it."""
+    """Writes ops to a builder. A value is used only where it is defined on every path: elsewhere an `unknown` replaces
+    it."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.evaluation: Evaluation | None = None
-        self.shifted: set[str] = set()  # streams on which it is undecided how many asks there were
-        self.adrift: set[str] = set()  # beginnings of streams whose number is undecided
-        self.above: dict[str, str] = {}  # of each block the one that names it
+        self.shifted: set[str] = set()  # streams whose number of requests so far is undecided
+        self.adrift: set[str] = set()  # prefixes of streams whose number is undecided
+        self.above: dict[str, str] = {}  # by block, the block that names it
         self._home: dict[Value, str] = {}
-        self._leaves: dict[Value, None] = {}  # prompts that nothing goes on from yet
+        self._leaves: dict[Value, None] = {}  # prompts that nothing extends yet
 
     @property
     def loc(self) -> Loc | None:
@@ -67,7 +68,7 @@ class GraphEmitter:
         return loc if loc is not None and loc.line else None
 
     def save(self) -> Callable[[], None]:
-        """What takes back all that is written from here on."""
+        """Return a function that undoes everything written from here on."""
         builder, above, home, leaves = self.builder.save(), dict(self.above), dict(self._home), dict(self._leaves)
         shifted, adrift = set(self.shifted), set(self.adrift)
 
@@ -90,24 +91,24 @@ class GraphEmitter:
         return results
 
     def define(self, value: Value) -> Value:
-        """A value of the current block, such as one of its parameters."""
+        """Define a value of the current block, such as one of its parameters."""
         self._home[value] = self.builder.current
         if value.type == "ctx":
             self._leaves[value] = None
         return value
 
     def parameter(self, name: str, type: Type) -> Value:
-        """A parameter of the graph."""
+        """Add a parameter of the graph."""
         value = self.builder.param(name, type)
         self._home[value] = self.builder.current
         return value
 
     def leaves(self) -> list[Value]:
-        """Prompts that nothing goes on from, as far as they are defined here."""
+        """Return the prompts that nothing extends, as far as they are defined here."""
         return [v for v in self._leaves if self.sees(v)]
 
     def sees(self, value: Value) -> bool:
-        """Whether a value is defined on every path to here."""
+        """Return whether a value is defined on every path to here."""
         home, label = self._home.get(value), self.builder.current
         while label != home:
             if label not in self.above:
@@ -120,7 +121,7 @@ class GraphEmitter:
         return self.emit("unknown", operands, attrs, loc=loc)[0]
 
     def operand(self, x: Any) -> Operand:
-        """A value of the evaluation as an operand."""
+        """Return a value of the evaluation as an operand."""
         if type(x) in _LITERALS:
             return x
         if isinstance(x, Unknown):
@@ -155,7 +156,7 @@ class GraphEmitter:
         return id(x) in above or len(above) > 3 or any(self._holds_itself(i, (*above, id(x))) for i in inside)
 
     def seen(self, ctx: Context) -> Value:
-        """A prompt here; one that is not defined on every path is lost."""
+        """Return a prompt as seen here; one that is not defined on every path is lost."""
         return ctx.value if self.sees(ctx.value) else self.lost(None).value
 
     # -- prompts
@@ -164,7 +165,7 @@ class GraphEmitter:
         return Context(self.emit("ctx.new")[0])
 
     def lost(self, deps: Deps) -> Context:
-        """A prompt of which nothing is known. Whoever had it may read all prompts that there are."""
+        """Return a prompt of which nothing is known. It may depend on every prompt that exists."""
         text = self.unknown("unknown code may have extended the prompt", self.leaves())
         return Context(self.emit("append", (*self.emit("ctx.new"), text))[0])
 
@@ -195,7 +196,7 @@ class GraphEmitter:
         return self.emit("ctx.slice", (self.seen(ctx), self.seen(since)))[0] if self._reaches(ctx, since) else self.unknown("text of a prompt")
 
     def _reaches(self, ctx: Context, since: Context) -> bool:
-        """Whether the one prompt goes on from the other in the graph that is there."""
+        """Return whether one prompt extends the other in the graph so far."""
         if not self.sees(ctx.value) or not self.sees(since.value):
             return False
         node: Operand | None = ctx.value
@@ -207,7 +208,7 @@ class GraphEmitter:
         part = self.emit("py.part", [self._slice(after, before)], types=["str"])[0]
         return Context(self.emit("append", (self.seen(before), part))[0])
 
-    # -- asks
+    # -- requests
 
     def gen(self, ctx: Context, expr: GenExpr, stream: str, ordinal: int) -> tuple[Context, Answered]:
         attrs, params, given = self._request(expr.given)
@@ -241,7 +242,7 @@ class GraphEmitter:
         return {"stream": stream, "ordinal": ordinal, **({"shifted": True} if adrift else {})}
 
     def _request(self, given: Mapping[str, Any]) -> tuple[dict[str, Attr], dict[str, Attr], list[Operand]]:
-        """Parameters of a gen as attributes; those that are not known by name, with their operands."""
+        """Return the parameters of a gen as attributes; unknown ones by name, with their operands."""
         attrs: dict[str, Attr] = {}
         unknown: dict[str, Operand] = {}
         for name, x in given.items():
@@ -252,7 +253,7 @@ class GraphEmitter:
                 continue
             try:
                 attrs.update(_fixed(name, x))
-            except LmcError:  # refused where the program asks
+            except LmcError:  # reported where the program makes the request
                 unknown[name] = self.operand(x)
         return attrs, {"params": tuple(unknown)} if unknown else {}, [*unknown.values()]
 
@@ -291,7 +292,7 @@ class GraphEmitter:
         return Unknown(LATER, self.unknown("declared pure", given, fn.name))
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Unknown:
-        """An op for a pure operation; text put together is a `concat`, whatever Python calls it."""
+        """Emit an op for a pure operation; a concatenation of texts is a `concat`, whatever Python calls it."""
         name = name.lstrip(".").replace(" ", "_")
         text = self._concatenated(name, operands)
         if text is not None:
@@ -301,7 +302,7 @@ class GraphEmitter:
         return Unknown(deps, self.emit(f"py.{name}", given, types=[kind])[0])
 
     def _concatenated(self, name: str, operands: Sequence[Any]) -> list[Operand] | None:
-        """The texts that an operation puts together, if that is all it does."""
+        """Return the texts that an operation concatenates, if that is all it does."""
         match name, tuple(operands):
             case "fstring", parts:
                 return [self._text(self.operand(x)) for x in parts]
@@ -327,7 +328,7 @@ def _holds_unknown(x: Any) -> bool:
 
 
 def _fixed(name: str, x: Any) -> dict[str, Attr]:
-    """A parameter of a gen as an attribute."""
+    """Return a parameter of a gen as an attribute."""
     if name == "dtype":
         if isinstance(x, str) or x in (int, float, bool, str):
             return {name: x if isinstance(x, str) else x.__name__}

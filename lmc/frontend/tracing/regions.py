@@ -1,8 +1,9 @@
-"""What an evaluation does where it meets something unknown when a graph is wanted: both arms, and each loop's body once, as regions.
+"""Undecided control flow of an evaluation that builds a graph: both arms, and each loop's body once, as regions.
 
-Between two arms what they can change is put back (`Heap`); where they go on together, what differs is a parameter of the block that follows.
-What a graph cannot say is left out, since it is advice: an undecided `return` of a helper, and an undecided `break` or `continue` of a loop over
-known items, are taken to go on; which arms they end is the switch's `leaves`.
+Between two arms all that they can change is restored (`Heap`); where they join, differing values are parameters of the
+following block. Facts that a graph cannot express are left out, since it is advice: an undecided `return` of a helper,
+and an undecided `break` or `continue` of a loop over known items, are taken to fall through; the arms they end are in
+the switch's `leaves`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 TURNS = 4
-"""Turns of a loop without an end that are shown."""
+"""Iterations shown of a loop without an end."""
 DEEPEST = 12
-"""Regions within each other; inside of more, what is undecided is skipped."""
+"""Depth of nested regions; undecided code nested deeper is skipped."""
 _OBJECTS = (State, StateGroup, list, dict, set)
 _BOOKS = frozenset({"ordinal", "forks", "calls", "role", "previous"})
-"""Of a state, what is not a value of the graph."""
+"""Attributes of a state that are not values of the graph."""
 
 
 @dataclass
 class Turn:
     """A loop over unknown items whose body is being evaluated.
 
-    slots    what turns carry, each with what it begins as; None while that is being found out
-    collect  the values of a comprehension, which turns carry last; None: it is none
-    heaps    what ends of turns left behind
+    slots    loop-carried slots with their initial values; None while they are being determined
+    collect  the values of a comprehension, carried last; None: not a comprehension
+    heaps    the heap at the end of each turn
     """
 
     site: Loop
@@ -55,7 +56,7 @@ class Turn:
 
 @dataclass
 class Ended:
-    """How an arm ended: `signal` of one that goes on at `label`; `error` of one that raised; `left`: it does not go on."""
+    """The end of an arm: `signal` if it continues at `label`; `error` if it raised; `left` if it does not continue."""
 
     label: str
     heap: Heap
@@ -68,11 +69,11 @@ class Ended:
 
 
 ARMS_COST = 200
-"""Steps of the budget that an undecided branch takes: each goes over all that was drawn before it."""
+"""Steps of the budget that an undecided branch takes: each revisits the whole graph built so far."""
 
 
 class GraphDomain(Domain):
-    """Makes regions of what is undecided."""
+    """Makes regions of undecided control flow."""
 
     def __init__(self, emitter: GraphEmitter) -> None:
         self.emitter, self.builder = emitter, emitter.builder
@@ -93,7 +94,8 @@ class GraphDomain(Domain):
     # -- branches
 
     def _is_left(self, evaluation: Evaluation, frame: Frame, deps: Deps) -> bool:
-        """Whether what is undecided here is skipped, since it is too deep. A helper that asks nothing is one value, as a whole."""
+        """Return whether undecided control flow is skipped here, being nested too deep. A helper that makes no requests
+        becomes one value."""
         if evaluation.may_skip(frame, frame):
             raise Abandoned(frame, deps)
         return self.depth >= DEEPEST
@@ -108,7 +110,8 @@ class GraphDomain(Domain):
         return ended.signal
 
     def _is_enough(self, frame: Frame) -> bool:
-        """Whether a loop that only something undecided ends (`while True`) has been followed for as many turns as are shown."""
+        """Return whether a loop with only undecided exits (`while True`) has been followed for as many turns as are
+        shown."""
         if not frame.loops or frame.loops[-1].bind is not None or (self.turns and frame.loops[-1] is self.turns[-1].site):
             return False
         self.followed[id(frame)] += 1
@@ -134,7 +137,7 @@ class GraphDomain(Domain):
         evaluation.certain = False
 
     def _arms(self, evaluation: Evaluation, frame: Frame, test: Unknown, loc: Loc, arms: tuple[Arm, Arm], *, values: bool = False) -> Ended:
-        """Evaluates both arms; goes on behind them."""
+        """Evaluate both arms; continue after them."""
         evaluation.count(ARMS_COST)
         evaluation.blocked(test.deps)
         emitter, b = self.emitter, self.builder
@@ -201,11 +204,11 @@ class GraphDomain(Domain):
         return ended
 
     def _is_program(self, evaluation: Evaluation, frame: Frame) -> bool:
-        """Whether a frame is that of the program itself, whose return ends the run."""
+        """Return whether a frame is the program's own, whose return ends the run."""
         return frame.is_program and evaluation.current is evaluation.states[0]
 
     def returns(self, evaluation: Evaluation, value: Any) -> None:
-        """Ends the run here."""
+        """End the run here."""
         emitter, state = self.emitter, evaluation.states[0]
         names = [name for name in state.variables if isinstance(name, str)]
         held = [emitter.operand(state.variables[name]) for name in names]
@@ -213,7 +216,7 @@ class GraphDomain(Domain):
         self.builder.terminate("return", operands, {"vars": tuple(names)}, emitter.loc)
 
     def raises(self, error: Any) -> None:
-        """Ends the run here, with an exception: its message, or the name of its class."""
+        """End the run here, with an exception: its message, or the name of its class."""
         message = error.args[0] if isinstance(error, BaseException) and error.args else error
         if isinstance(message, Object):
             message = message.args[0] if message.args else getattr(message.cls, "name", None) or message.cls.__name__
@@ -222,7 +225,7 @@ class GraphDomain(Domain):
         self.builder.terminate("raise", (self.emitter.operand(message),), loc=self.emitter.loc)
 
     def _all_left(self, evaluation: Evaluation, frame: Frame, ends: Sequence[Ended]) -> Ended:
-        """Nothing goes on here: leaves as one of the arms did."""
+        """End the path: nothing continues here. Leave as one of the arms did."""
         last = ends[-1]
         last.heap.restore()
         self.builder.at_end(last.label)
@@ -273,10 +276,10 @@ class GraphDomain(Domain):
             frame.result = Unknown(None)
         return Ended(then, before, signal, found[-1] if values else None)
 
-    # -- what arms hold
+    # -- values of arms
 
     def _slots(self, evaluation: Evaluation, before: Heap, heaps: Sequence[Heap]) -> list[Slot]:
-        """Where something else is held later; what has no place of its own is lost."""
+        """Return the slots whose values differ between the heaps; a change without a slot is lost."""
         slots: dict[tuple[int, Any], Slot] = {}
         for heap in heaps:
             for x, key in changed(before, heap):
@@ -297,7 +300,7 @@ class GraphDomain(Domain):
         return not isinstance(value, Value) or self.emitter.sees(value)
 
     def _shift(self, before: Heap, heaps: Sequence[Heap]) -> None:
-        """Numbers of asks, forks and sub-programs that differ leave the addresses behind undecided."""
+        """Leave later addresses undecided if arms differ in their numbers of requests, forks or sub-programs."""
         for x, held in before.held.values():
             if not isinstance(x, State):
                 continue
@@ -321,7 +324,7 @@ class GraphDomain(Domain):
 
     @staticmethod
     def _one_object(column: Sequence[Any]) -> Any:
-        """What is bound in one arm alone, or known to be one thing: taken to be there."""
+        """Return the object bound in only one arm, or known to be the same in all: it is assumed to exist."""
         there = [x for x in column if x is not MISSING]
         if len(there) == 1 and isinstance(there[0], _OBJECTS):
             return there[0]
@@ -330,7 +333,7 @@ class GraphDomain(Domain):
         return None
 
     def _operands(self, x: Any, column: Sequence[Any]) -> list[Operand]:
-        """What an arm yields for a place."""
+        """Return the operands that an arm yields for a slot."""
         if any(isinstance(c, Context) for c in column):
             return [self.emitter.seen(x) if isinstance(x, Context) else self.emitter.lost(None).value]
         if x is MISSING:
@@ -341,7 +344,7 @@ class GraphDomain(Domain):
         return [self.emitter.operand(x)]
 
     def _param(self, column: Sequence[Any], label: str) -> Any:
-        """What stands in a place where arms go on together."""
+        """Return the value that joins a slot of several arms."""
         deps = join(LATER, *(x.deps for x in column if isinstance(x, (Unknown, Answered))))
         if any(isinstance(x, Context) for x in column):
             return Context(self._new("ctx", label))
@@ -383,7 +386,7 @@ class GraphDomain(Domain):
     def _loop(
         self, evaluation: Evaluation, frame: Frame, items: Unknown | None, site: Loop, run: Callable[[Operand], Signal], collected: list[Any] | None = None
     ) -> Value | None:
-        """The body once, for all turns: first to find out what turns carry, then for good."""
+        """Evaluate the body once, for all turns: first to find the loop-carried slots, then for good."""
         if items is not None:
             evaluation.blocked(items.deps)
         emitter, b = self.emitter, self.builder
@@ -414,12 +417,12 @@ class GraphDomain(Domain):
         return self._new("any", then) if collected is not None else None
 
     def _carry(self, slots: Sequence[tuple[Slot, Any]], label: str) -> None:
-        """Puts parameters of a block where turns change something."""
+        """Put block parameters where turns change a slot."""
         for slot, x in slots:
             put(slot, Unknown(None) if isinstance(x, _OBJECTS) else self._param([x], label))
 
     def _turn(self, evaluation: Evaluation, frame: Frame, turn: Turn, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]) -> None:
-        """Evaluates the body at `label`, and ends the turn."""
+        """Evaluate the body at `label`, and end the turn."""
         b = self.builder
         self.emitter.above[label] = home
         b.at(label)
@@ -439,11 +442,11 @@ class GraphDomain(Domain):
             self.turns.pop()
 
     def _turn_ends(self, evaluation: Evaluation, frame: Frame, kind: str) -> None:
-        """The innermost turn ends here."""
+        """End the innermost turn here."""
         turn = self.turns[-1]
         turn.heaps.append(Heap(evaluation, frame))
         if turn.slots is None:
-            self.builder.terminate("raise", (None,))  # taken back
+            self.builder.terminate("raise", (None,))  # undone
             return
         values = [operand for slot, x in turn.slots for operand in self._operands(get(slot), [get(slot), x])]
         if turn.collect is not None:

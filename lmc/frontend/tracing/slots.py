@@ -1,4 +1,4 @@
-"""Where what an evaluation can change differs between two arms or turns: the parameters of the block where they go on together."""
+"""The slots in which two arms or turns of an evaluation differ: the parameters of the block where they join."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (values of an evaluation are Any by nature)
@@ -19,7 +19,7 @@ Slot = tuple[Any, Any]
 
 
 def changed(heap: Heap, later: Heap) -> Iterator[Slot]:
-    """Where another value is held later. Of lists whose length is another one and of sets, the whole (key MISSING)."""
+    """Yield the slots whose later value differs. Of lists whose length differs and of sets, the whole (key MISSING)."""
     for x, held in heap.held.values():
         now = later.of(x)
         if now is MISSING:
@@ -37,7 +37,7 @@ def changed(heap: Heap, later: Heap) -> Iterator[Slot]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are known to be one."""
+    """Return whether two values are known to be the same."""
     if a is b:
         return True
     if isinstance(a, Unknown) and isinstance(b, Unknown):
@@ -46,7 +46,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def get(slot: Slot, default: Any = MISSING) -> Any:
-    """What is held there now."""
+    """Return the current value of a slot."""
     x, key = slot
     if isinstance(x, State | Scoped):
         return getattr(x, key)

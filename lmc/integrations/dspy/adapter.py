@@ -17,8 +17,8 @@ class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by
     """As dspy.ChatAdapter, whose prompts and format it keeps, for an `lmc.dspy.LM`.
 
     Headers are not generated but given; each output field is an answer of its own, free text up to the next header, or
-    text of a language whose members all are values of the field's type. `max_tokens` bounds each field; a value that is cut
-    off is completed in the shortest way. So there is nothing to parse that could fail, and nothing to ask again.
+    text of a language whose members all are values of the field's type. `max_tokens` bounds each field; a value that is
+    cut off is completed in the shortest way. So parsing cannot fail, and nothing has to be retried.
 
     Arguments of tools (dspy.ReAct's `next_tool_args`, dspy.ToolCalls) are of the schema of the tool that is called.
 
@@ -46,7 +46,7 @@ class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by
     def _asked(
         self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[dict[str, Any]], inputs: dict[str, Any]
     ) -> tuple[Any, Any, list[dict[str, Any]]]:
-        """The signature that is filled, the request, and the options of each of its n calls."""
+        """Return the signature to fill, the request, and the options of each of its n calls."""
         if not isinstance(getattr(lm, "engine", None), OnBackend):
             raise TypeError(f"lmc.dspy.Adapter fills templates on lmc's runtime: use it with lmc.dspy.LM, not {type(lm).__name__}")
         lm_kwargs.pop("response_format", None)
@@ -67,7 +67,7 @@ class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by
 
 
 def _tools(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The tools that the answer may call: of the inputs, or of the module that asks (dspy.ReAct)."""
+    """Return the tools that the answer may call: of the inputs, or of the calling module (dspy.ReAct)."""
     given = [tool for value in inputs.values() for tool in (value if isinstance(value, list) else [value]) if isinstance(tool, dspy.Tool)]
     if given:
         return {tool.name: tool for tool in given}

@@ -1,8 +1,8 @@
-"""`lmc.compile(module)`: a DSPy module whose predictors ask as the requests of one program, with run-ahead across them.
+"""`lmc.compile(module)`: a DSPy module whose predictors make the requests of one program, with run-ahead across them.
 
     module(question=…)      DSPy's own call, executed by CPython: callbacks, history, traces, caches and errors are DSPy's
-      └─ predictor ── adapter ── LM ── engine ──► asked on a fork of the run's state: addresses, ledger, usage, journal of the program
-    while an answer is waited for: the module's `forward`, followed on stand-ins (followed.py), asks for what comes next
+      └─ predictor ── adapter ── LM ── engine ──► made on a fork of the run's state: addresses, ledger, usage, journal of the program
+    while an answer is waited for: the module's `forward`, followed on stand-ins (followed.py), makes the next requests
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ outside.FOLLOWED.add(followed.__file__)
 
 
 class CompiledModule(dspy.Module):
-    """A module that gives what `module` gives. Takes part in DSPy's evaluation and optimizers as any module; saving saves the module's state.
+    """A module equivalent to `module`. Takes part in DSPy's evaluation and optimizers as any module; saving saves the
+    module's state.
 
-    module  what is compiled; its predictors are found under its name
+    module  the compiled module; its predictors are found under its name
     """
 
     def __init__(self, module: dspy.Module, **options: Any) -> None:
@@ -46,11 +47,11 @@ class CompiledModule(dspy.Module):
         return self._program.call({"module": self.module, "inputs": inputs}, backend=backend, temperature=1.0).ret_value
 
     async def aforward(self, **inputs: Any) -> Any:
-        """As `forward`, on DSPy's own asynchronous path, which asks nothing ahead."""
+        """As `forward`, on DSPy's own asynchronous path, which makes no requests ahead."""
         return await self.module.acall(**inputs)
 
     def run(self, inputs: Mapping[str, Any], **options: Any) -> State:
-        """Run the module once and return the state of the run: `ret_value`, and `usage` with what was asked ahead.
+        """Run the module once and return the state of the run: `ret_value`, and `usage` with the requests made ahead.
 
         options  of `program.call`: budget, timeout, ahead, seed, priority, …
         Raises ArgumentError if the LM in force is not an `lmc.dspy.LM`, and for `journal=` and `deadline=`.
@@ -72,12 +73,12 @@ class CompiledModule(dspy.Module):
         self.__init__(state["module"], **state["_options"])
 
     def explain(self, format: str = "text") -> str:
-        """As `program.explain`: what the runs asked, ahead and in vain."""
+        """Report the runs' requests, made ahead and wasted, as `program.explain` does."""
         return self._program.explain(format)
 
 
 def compile_module(module: dspy.Module, **options: Any) -> CompiledModule:
-    """Compile a module. Options as of `lmc.compile`, but for those that need the graph of a program."""
+    """Compile a module. Options as of `lmc.compile`, except those that need the graph of a program."""
     if unknown := {name for name in ("outputs", "aggressive") if options.get(name)}:
         raise ArgumentError(f"lmc.compile of a DSPy module takes no {', '.join(sorted(unknown))}: its graph is drawn while it runs")
     kept = {name: options[name] for name in ("opt", "ahead") if name in options}
@@ -85,14 +86,14 @@ def compile_module(module: dspy.Module, **options: Any) -> CompiledModule:
 
 
 def _backend(lm: Any) -> Any:
-    """The backend that an LM asks, if it is lmc's."""
+    """Return the backend of an LM, if it is lmc's."""
     engine = getattr(lm, "engine", None)
     return engine.backend if isinstance(engine, OnBackend) else None
 
 
 @lmc.function
 def _run(s, module, inputs):
-    """A run of a module: DSPy's own call."""
+    """Run a module by DSPy's own call."""
     token = running.set(s)
     try:
         return module(**inputs)
@@ -100,11 +101,11 @@ def _run(s, module, inputs):
         running.reset(token)
 
 
-# -- what comes next -----------------------------------------------------------------------------------------------
+# -- predicting requests -----------------------------------------------------------------------------------------------
 
 
 class _Foreseen:
-    """Follows a module's `forward` on stand-ins, which are made when something is waited for."""
+    """Follows a module's `forward` on stand-ins, which are made when the program waits."""
 
     def __init__(self, bound: Any, state: State) -> None:
         self._module, self._inputs = bound.args[1], bound.args[2]
@@ -128,11 +129,12 @@ def _foreseen(function: Any, bound: Any, state: State) -> Any:
 
 
 class StandIns:
-    """Plain objects that stand for modules: with the functions of their classes, and predictors as numbers of a desk."""
+    """Plain objects that represent modules: with the functions of their classes, and predictors as numbers of a
+    desk."""
 
     def __init__(self, lm: Any, adapter: Any) -> None:
         self._made: dict[int, Any] = {}
-        self._kept: list[Any] = []  # what ids are of
+        self._kept: list[Any] = []  # keeps the objects of ids alive
         self._predictors: list[Any] = []
         self._lm, self._adapter = lm, adapter
         desk = _plain(followed.Desk)
@@ -140,7 +142,8 @@ class StandIns:
         self.desk = desk
 
     def of(self, x: Any) -> Any:
-        """What stands for a value: for a module a plain object, for a container of modules another one, else the value itself."""
+        """Return the stand-in of a value: for a module a plain object, for a container of modules another one, else the
+        value itself."""
         if isinstance(x, dspy.Module):
             known = self._made.get(id(x))
             return known if known is not None else self._of_module(x)
@@ -173,7 +176,7 @@ class StandIns:
     # -- DSPy's part of a request, called ahead
 
     def spec(self, number: int, inputs: dict[str, Any]) -> Any:
-        """What a predictor would ask on these inputs."""
+        """Return a predictor's request on these inputs."""
         probe = copy.copy(self._predictors[number])
         probe.callbacks = []
         lm, probe.lm = probe.lm or self._lm, None
@@ -188,7 +191,7 @@ class StandIns:
         return None
 
     def values(self, number: int, inputs: dict[str, Any], texts: list[str]) -> Any:
-        """What a predictor makes of the texts of its fields."""
+        """Return a predictor's outputs from the texts of its fields."""
         predictor = self._predictors[number]
         adapter = self._adapter or dspy.ChatAdapter()
         spec = self.spec(number, inputs)
@@ -197,14 +200,14 @@ class StandIns:
 
 
 class _Probed(BaseException):
-    """A request that was made to see what it is: no handler of DSPy's takes it for a failure."""
+    """Carries a probed request: not an error that DSPy's handlers would catch."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
 
 
 class _Probe(Engine):
-    """An engine that asks nothing."""
+    """An engine that makes no requests."""
 
     def __init__(self, engine: OnBackend) -> None:
         super().__init__(engine.backend)
@@ -214,7 +217,7 @@ class _Probe(Engine):
 
 
 def _plain(cls: type, functions: Mapping[str, Any] = {}) -> Any:
-    """An object of a class like this that the evaluator takes for one of the program's."""
+    """Return an object of such a class that the evaluator takes for one of the program's."""
     own = {name: member for name, member in vars(cls).items() if isinstance(member, types.FunctionType) or name == "__doc__"}
     return type(cls.__name__, (), {**own, **functions, "__module__": "dspy.lowered"})()
 

@@ -1,6 +1,7 @@
 """DSPy's engine interface over a backend: one request in, one response out, sync, async and as a stream.
 
-DSPy asks for `n` answers one after the other; inside of `several(n)` the first asks the backend for all of them at once.
+DSPy requests `n` answers one after the other; inside of `several(n)` the first requests all of them from the backend at
+once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from lmc.prompt import (
 )
 
 MAX_TOKENS = 1024
-"""Of an answer, or of each output field, where the LM names no limit."""
+"""Default token limit of an answer, or of each output field."""
 
 EXTENSION = "lmc_fields"
 """The entry of `Config.extensions` that holds the fields of an answer's template."""
@@ -56,7 +57,7 @@ _SUPPORTED = frozenset(
 
 @dataclass
 class _Several:
-    """What one call of DSPy asks n times: the runs that are on their way, to be given out one by one."""
+    """The n requests of one call of DSPy: pending runs, to be handed out one by one."""
 
     n: int
     request: Any = None
@@ -68,7 +69,7 @@ _several: ContextVar[_Several | None] = ContextVar("lmc_dspy_several", default=N
 
 @contextmanager
 def several(n: int) -> Iterator[None]:
-    """Within it, n requests that differ in nothing are one group in the backend. What nobody took is cancelled at its end."""
+    """Submit n equal requests within the block as one group. Unclaimed ones are cancelled at its end."""
     if n < 2:
         yield
         return
@@ -86,7 +87,7 @@ def several(n: int) -> Iterator[None]:
 
 
 class _Run:
-    """One answer on its way: plain, or a template whose fields are filled one after the other in one chain."""
+    """One pending answer: plain, or a template whose fields are filled one after the other in one chain."""
 
     def __init__(self, backend: Backend, request: Any, seed: int, hints: Hints | None) -> None:
         self._backend, self._request, self._seed, self._hints = backend, request, seed, hints
@@ -97,13 +98,14 @@ class _Run:
         self.text = ""  # of the fields that are complete, headers included
         self.outputs: list[Output] = []
         self._texts: dict[str, str] = {}  # of the fields that are complete
-        self._first = 0  # the field whose answer is the first of the handle
+        self._first = 0  # the field of the handle's first answer
         self.cut = False
         self._handle: Handle | None = None
         self._submit()
 
     def _submit(self) -> None:
-        """Asks for what is not complete yet, up to a field that another one decides; again after a field was cut off and completed."""
+        """Request what is not complete yet, up to a field that another one decides; again after a field was cut off and
+        completed."""
         self._first = len(self.outputs)
         self._handle = observing.submit(self._backend, None, tuple(self._segments()), self._hints)
 
@@ -115,7 +117,7 @@ class _Run:
         before: tuple[Part | Image, ...] = (*self._prompt, self.text) if self.text else self._prompt
         for i, each in enumerate(self._fields[len(self.outputs) :]):
             if each.by and each.by not in self._texts:
-                return  # asked once that is there
+                return  # requested once that has arrived
             each = each.decided(self._texts)
             yield from segments_of((*before, self._header(each, first=not self.text and i == 0)))
             before = ()
@@ -142,13 +144,13 @@ class _Run:
 
     @property
     def pending(self) -> Result | None:
-        """The answer to wait for next; None when all are there."""
+        """Return the answer to wait for next; None when all have arrived."""
         if self._fields is None:
             return None if self.outputs else self.results[0]
         return self.results[len(self.outputs) - self._first] if len(self.outputs) < len(self._fields) else None
 
     def opening(self) -> str:
-        """The text before the pending answer that belongs to the response: a header."""
+        """Return the text before the pending answer that belongs to the response: a header."""
         if self._fields is None:
             return ""
         done = len(self.outputs)
@@ -158,11 +160,11 @@ class _Run:
         return "" if self._fields is None else f"\n\n{COMPLETED}\n"
 
     def output(self, result: Result) -> Output:
-        """The answer, which it waits for."""
+        """Return the answer; wait for it."""
         return result.output()
 
     def take(self, output: Output) -> str:
-        """The pending answer is there: its text as it stands in the response."""
+        """Take the pending answer, which has arrived: return its text as it is in the response."""
         text, cut = output.text, output.metas[0]["finish_reason"]["type"] == "length"
         self.cut = self.cut or cut
         if self._fields is None:
@@ -176,7 +178,7 @@ class _Run:
         self._texts[each.name] = whole
         self.text += opening + whole
         asked = len(self.outputs) - self._first < len(self.results)
-        if len(self.outputs) < len(self._fields) and (whole != text or not asked):  # what follows saw a text that was cut off, or waited for this one
+        if len(self.outputs) < len(self._fields) and (whole != text or not asked):  # later fields saw a text that was cut off, or waited for this one
             self.cancel()
             self._submit()
         return whole
@@ -224,11 +226,12 @@ class _Run:
 
 
 running: ContextVar[State | None] = ContextVar("lmc_dspy_running", default=None)
-"""The state of the compiled module's run that this is part of (lmc/integrations/dspy/compiled.py)."""
+"""State of the compiled module's run that this belongs to (lmc/integrations/dspy/compiled.py)."""
 
 
 class _RunOfProgram(_Run):
-    """An answer that a compiled module asks for: on a fork of its run, so that it has an address there, and what comes next is asked ahead."""
+    """A request of a compiled module: on a fork of its run, so that it has an address there, and the next requests are
+    made ahead."""
 
     def __init__(self, backend: Backend, request: Any, state: State) -> None:
         (self._parent,), self._nodes = state.fork(1), list[Prompt]()
@@ -253,11 +256,12 @@ class _RunOfProgram(_Run):
         return result.output()
 
     def cancel(self) -> None:
-        """The run cancels what it asked when it ends."""
+        """Do nothing: the run cancels its requests when it ends."""
 
 
 def spec_of(request: Any, texts: Mapping[str, str] = {}) -> dict[str, Any] | None:
-    """A request as data that a program can ask (followed.py); None for one with images, messages of tools or several answers.
+    """Return a request as data for a program (followed.py); None for one with images, messages of tools or several
+    answers.
 
     texts  of the fields that are complete
     `whole`: no field has to wait for the text of another
@@ -289,7 +293,7 @@ def spec_of(request: Any, texts: Mapping[str, str] = {}) -> dict[str, Any] | Non
 
 
 def _text_of(parts: Any) -> str | None:
-    """The text of a message; None if it has something else."""
+    """Return the text of a message; None if it has other parts."""
     return "".join(part.text for part in parts) if all(isinstance(part, lm15.TextPart) for part in parts) else None
 
 
@@ -309,7 +313,7 @@ def _content(parts: Any) -> list[str | Image]:
 
 
 def _piece(part: Any) -> str | Image:
-    """Text as it is, an image read. Raises what is wrong with it."""
+    """Return text as it is, an image read. Raises its errors."""
     if isinstance(part, lm15.TextPart):
         return part.text
     if not isinstance(part, lm15.ImagePart) or part.file_id is not None:
@@ -330,7 +334,7 @@ def _params_of(request: Any) -> SamplingParams:
 
 
 def _given_of(request: Any) -> dict[str, Any]:
-    """Its sampling parameters that were given."""
+    """Return its given sampling parameters."""
     config = request.config
     scored = config.logprobs is not None
     given = {
@@ -363,7 +367,7 @@ def _constraint_of(request: Any) -> Constraint | None:
 
 @contextmanager
 def _as_dspy() -> Iterator[None]:
-    """lmc's errors as those that DSPy knows: it retries what may go away, and raises the rest."""
+    """Translate lmc's errors to DSPy's: it retries transient ones, and raises the rest."""
     try:
         yield
     except PromptTooLongError as error:
@@ -380,7 +384,7 @@ def _as_dspy() -> Iterator[None]:
 
 
 class OnBackend:
-    """What both engines are: how a request begins on a backend, and what DSPy may know of it."""
+    """Base of both engines: submits requests to a backend, and describes it to DSPy."""
 
     supports_function_calling = False
     supports_reasoning = False
@@ -388,7 +392,7 @@ class OnBackend:
     supported_params = _SUPPORTED
 
     def __init__(self, backend: Backend | None = None) -> None:
-        """`backend`: None takes lmc's default backend when something is asked."""
+        """Create; `backend`: None uses lmc's default backend at the first request."""
         self._backend = backend
 
     @property
@@ -398,13 +402,13 @@ class OnBackend:
         return self._backend
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return self  # a backend is shared, as DSPy's own connections are
+        return self  # a backend is shared, like DSPy's own connections
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_backend": None}
 
     def dump_state(self) -> dict[str, Any]:
-        """A backend is not saved: what is loaded runs on lmc's default backend. The name is for people."""
+        """Return the backend's name, for people: it is not saved; a loaded program runs on lmc's default backend."""
         return {"backend": self.backend.capabilities.name}
 
     @classmethod
@@ -413,7 +417,7 @@ class OnBackend:
 
     @contextmanager
     def _asked(self, request: Any) -> Iterator[_Run]:
-        """The request on its way; what is not complete at the end is cancelled. Raises dspy.lm15's errors."""
+        """Submit the request for the block; what is incomplete at its end is cancelled. Raises dspy.lm15's errors."""
         with _as_dspy():
             run = self._begin(request)
             try:
@@ -443,17 +447,17 @@ class OnBackend:
 
 
 class Engine(OnBackend):
-    """Answers DSPy's requests on a backend; many threads may ask at once, and share prefixes and batches."""
+    """Answers DSPy's requests on a backend; many threads may use it concurrently, and share prefixes and batches."""
 
     def complete(self, request: Any) -> Any:
-        """The response to a `dspy.lm15.Request`. Raises dspy.lm15's errors."""
+        """Return the response to a `dspy.lm15.Request`. Raises dspy.lm15's errors."""
         with self._asked(request) as run:
             while (result := run.pending) is not None:
                 run.take(run.output(result))
             return run.response()
 
     def stream(self, request: Any) -> Iterator[Any]:
-        """The response as it grows, headers of fields included."""
+        """Yield the response as it grows, headers of fields included."""
         changed = threading.Event()
         with self._asked(request) as run:
             growth = _Growth(run, changed.set)
@@ -465,7 +469,7 @@ class Engine(OnBackend):
                 changed.wait()
 
     def close(self) -> None:
-        """The backend is borrowed and stays open."""
+        """Do nothing: the backend is borrowed and stays open."""
 
 
 class AsyncEngine(OnBackend):
@@ -490,20 +494,20 @@ class AsyncEngine(OnBackend):
                 await changed.wait()
 
     async def aclose(self) -> None:
-        """The backend is borrowed and stays open."""
+        """Do nothing: the backend is borrowed and stays open."""
 
 
 class _Growth:
-    """A response as DSPy's events, as far as it is there. Never waits: `notify` is called when there is more."""
+    """A response as DSPy's events, as far as it has arrived. Never waits: `notify` is called when there is more."""
 
     def __init__(self, run: _Run, notify: Callable[[], None]) -> None:
         self._run, self._notify = run, notify
         self._started = self.over = False
         self._shown: Result | None = None  # the answer that is being shown
-        self._deltas = self._length = 0  # of it, shown
+        self._deltas = self._length = 0  # deltas and characters of it shown
 
     def events(self) -> Iterator[Any]:
-        """What has come since the last time."""
+        """Yield the events since the last call."""
         run = self._run
         if not self._started:
             self._started = True
@@ -511,7 +515,7 @@ class _Growth:
         while (result := run.pending) is not None:
             if result is not self._shown:
                 yield from self._begin(result)
-            done = result.done  # asked first: deltas come before the end
+            done = result.done  # read first: deltas come before the end
             yield from self._grown(result)
             if not done:
                 return
@@ -548,7 +552,7 @@ async def _answer(result: Result) -> Output:
 
 
 def _on_loop(call: Callable[[], object]) -> Callable[[], None]:
-    """`call` on the running event loop, from any thread."""
+    """Return a function that calls `call` on the running event loop, from any thread."""
     loop = asyncio.get_running_loop()
 
     def soon() -> None:

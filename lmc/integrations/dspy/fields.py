@@ -1,6 +1,6 @@
 """Output fields of a signature as languages: free text, a regex or a JSON schema, whose members all parse as the field's type.
 
-An answer is a template with a hole for each field; the headers between them are text that nobody has to generate:
+An answer is a template with a hole for each field; the headers between them are given text:
 
     [[ ## reasoning ## ]]        text
     {free text, up to the next header}
@@ -33,14 +33,14 @@ from lmc.fsm.sources import automaton_of
 HEADER = "[[ ## {} ## ]]"
 COMPLETED = HEADER.format("completed")
 STOPS = ("\n\n[[ ##", "\n[[ ##", "[[ ##")  # all are complete with the same character: the longest cuts
-_DEPTHS = (3, 2, 1)  # of what recurs, or may be any JSON: the largest whose automaton is not too large
+_DEPTHS = (3, 2, 1)  # depths of recursion or of any JSON: the largest whose automaton is not too large
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One hole of the template. `source` is a regex or a schema; "" for text.
 
-    by, sources  the field that decides which schema it has, and that for each of its texts
+    by, sources  the field that decides its schema, and the schema for each of its texts
     """
 
     name: str
@@ -50,11 +50,11 @@ class Field:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def decided(self, texts: Mapping[str, str]) -> Field:
-        """As it is once the texts of the fields before it are known."""
+        """Return it as decided by the texts of the fields before it."""
         return replace(self, source=self.sources.get(texts[self.by], self.source), by="", sources={}) if self.by else self
 
     def complete(self, text: str) -> str:
-        """The text of an answer that was cut off, completed in the shortest way."""
+        """Return the text of an answer that was cut off, completed in the shortest way."""
         if self.kind == "text":
             return text
         dfa = _automaton(self.kind, self.source)
@@ -68,8 +68,8 @@ class Field:
 
 
 def fields_of(signature: Any, tools: Mapping[str, Any] = {}) -> list[Field]:
-    """The output fields of a signature in order; what calls one of `tools` has arguments of its schema. Raises ConstraintError for a type
-    that no constraint can promise."""
+    """Return the output fields of a signature in order; a call of one of `tools` has arguments of its schema. Raises
+    ConstraintError for a type that no constraint can guarantee."""
     found = [_calls(name, tools) if info.annotation is dspy.ToolCalls and tools else _field(name, info.annotation) for name, info in signature.output_fields.items()]
     if tools and {"next_tool_name", "next_tool_args"} <= signature.output_fields.keys():  # of dspy.ReAct
         sources = {name: _bounded(json.dumps(_arguments(tool))) for name, tool in tools.items()}
@@ -78,7 +78,7 @@ def fields_of(signature: Any, tools: Mapping[str, Any] = {}) -> list[Field]:
 
 
 def _arguments(tool: Any) -> dict[str, Any]:
-    """The schema of a tool's arguments, all of which are written."""
+    """Return the schema of a tool's arguments, all of which are written."""
     args: dict[str, Any] = tool.args or {}
     return {"type": "object", "properties": args, "required": list(args), "additionalProperties": bool(tool.has_kwargs)}
 
@@ -115,7 +115,7 @@ def _field(name: str, annotation: Any) -> Field:
 
 
 def _is_text(annotation: Any) -> bool:
-    """Types that DSPy makes of any text."""
+    """Return whether a type can be made by DSPy from any text."""
     if annotation is str or annotation in (dspy.Reasoning, dspy.Code):
         return True
     if isinstance(annotation, type) and issubclass(annotation, dspy.Code):
@@ -124,7 +124,7 @@ def _is_text(annotation: Any) -> bool:
 
 
 def _spelled(member: enum.Enum) -> str:
-    """What DSPy reads as the member: its value where that is text, else its name."""
+    """Return the text that DSPy reads as the member: its value if that is text, else its name."""
     return member.value if isinstance(member.value, str) else member.name
 
 
@@ -144,7 +144,8 @@ def _one_of(name: str, annotation: Any, members: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1024)
 def _bounded(schema: str) -> str:
-    """The schema, its recursion cut where it would need a stack: what is cut off can then be completed."""
+    """Return the schema with its recursion cut where it would need a stack: a truncated answer can then be
+    completed."""
     if _automaton("json_schema", schema) is not None:
         return schema
     for depth in _DEPTHS:

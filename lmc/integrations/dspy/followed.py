@@ -1,7 +1,8 @@
-"""What run-ahead follows in place of DSPy's own classes. The evaluator reads this source; of it Python runs `ask` alone.
+"""Stand-ins that run-ahead follows in place of DSPy's own classes. The evaluator reads this source; Python itself only
+runs `ask`.
 
-A call of a predictor becomes a fork on which its request is asked. Whatever DSPy computes before (`desk.spec`) and behind it (`desk.values`) is
-pure, and is called ahead on known arguments only.
+A call of a predictor becomes a fork on which its request is made. DSPy's computations before (`desk.spec`) and after it
+(`desk.values`) are pure, and are called ahead on known arguments only.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ import lmc
 
 @lmc.function
 def forward(s, module, desk, inputs):
-    """Stands for a run of a module."""
+    """Run a module: the stand-in for its run."""
     desk.state = s
     return module(**inputs)
 
 
 class Module:
-    """Stands for a `dspy.Module`: its own attributes, and the functions of its class."""
+    """Stand-in for a `dspy.Module`: its own attributes, and the functions of its class."""
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         return self.forward(*args, **inputs)  # type: ignore[attr-defined]
 
 
 class Predictor:
-    """Stands for a `dspy.Predict`, by its number on the desk."""
+    """Stand-in for a `dspy.Predict`, by its number on the desk."""
 
     desk: Any
     number: int
@@ -34,7 +35,7 @@ class Predictor:
 
     def __call__(self, **inputs: Any) -> Any:
         (own,) = self.desk.state.fork(1)
-        (fork,) = own.fork(1)  # each time that it has to ask again
+        (fork,) = own.fork(1)  # for each retry
         spec = self.desk.spec(self.number, inputs)
         ask(fork, spec)
         values = self.desk.values(self.number, inputs, [fork[field["name"]] for field in spec["fields"]])
@@ -45,17 +46,17 @@ class Predictor:
 
 
 class Prediction:
-    """Stands for a `dspy.Prediction`."""
+    """Stand-in for a `dspy.Prediction`."""
 
     __module__ = "dspy.lowered"  # a class of lmc's would be none of the program's: what a predictor gave would be unknown
 
 
 class Desk:
-    """What the predictors of a run share: its state, and DSPy's part of a request (`spec`, `values`)."""
+    """Shared by the predictors of a run: its state, and DSPy's part of a request (`spec`, `values`)."""
 
 
 def ask(fork: Any, spec: Any) -> None:
-    """Ask on a fork what a request asks: its messages, then its fields one after another."""
+    """Make a request on a fork: its messages, then its fields one after another."""
     for role, content in spec["turns"]:
         if role == "system":
             fork += lmc.system(content)

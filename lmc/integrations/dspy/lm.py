@@ -13,8 +13,8 @@ from lmc.integrations.dspy.engine import AsyncEngine, Engine, several
 class LM(dspy.LM):
     """A language model for DSPy over any backend of lmc; without one, over lmc's default backend.
 
-    Takes what `dspy.LM` takes (`temperature`, `max_tokens`, `cache`, `callbacks`, `num_retries`, …). `n` answers are one group in the
-    backend. Saved programs do not hold the backend: what is loaded runs on lmc's default one.
+    Takes what `dspy.LM` takes (`temperature`, `max_tokens`, `cache`, `callbacks`, `num_retries`, …). `n` answers are
+    one group in the backend. Saved programs do not hold the backend: a loaded one runs on lmc's default.
     """
 
     def __init__(self, backend: Backend | None = None, *, model: str | None = None, **options: Any) -> None:
@@ -32,7 +32,7 @@ class LM(dspy.LM):
 
     def _answers(self, kwargs: dict[str, Any]) -> int:
         n = kwargs.get("n") or self.kwargs.get("n") or 1
-        return n if isinstance(n, int) else 1  # what is none, DSPy refuses
+        return n if isinstance(n, int) else 1  # DSPy refuses anything else
 
 
 def _name(engine: Engine) -> str:

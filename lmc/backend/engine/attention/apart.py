@@ -1,8 +1,8 @@
 """Attention of a large pass in two parts: short spans by our tiles, which read shared prefixes once, and prompts by
 FlashInfer, which multiplies many rows at the machine's speed but takes a tile of 64 for a row that decodes.
 
-One behind the other: such a pass is launched kernel by kernel, and each event between two streams would let go of the
-interpreter's lock and wait for it.
+One after the other: such a pass is launched kernel by kernel, and each event between two streams would release and
+reacquire the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmc.backend.engine.attention import flashinfer, tiled
 class Apart:
     """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q.
 
-    rows      the first, which `short` reads; the others are `long`'s
+    rows      number of first rows, computed by `short`; `long` computes the others
     """
 
     rows: int

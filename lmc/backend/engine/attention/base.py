@@ -1,4 +1,4 @@
-"""What one pass of the model computes: rows of tokens, where their KV goes, and what each row may attend to.
+"""The forward batch of one pass: rows of tokens, the slots of their KV, and what each row attends to.
 
 A pass mixes prefill chunks, decode rows, forced rows and scoring rows; attention sees only spans of rows and slots.
 """
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Span:
     """Consecutive rows of one sequence.
 
-    rows [start, start + length) attend causally to `slots`, whose last `length` entries are the rows' own slots:
-    row i sees slots[: len(slots) - length + i + 1]. Rows among tokens [first, last) that are `mutual` see all of them. Where a model turns positions of long sequences otherwise (longrope),
-    `is_far` says that this is one.
+    rows [start, start + length) attend causally to `slots`, whose last `length` entries are the rows' own slots: row i
+    sees slots[: len(slots) - length + i + 1]. Rows among tokens [first, last) that are `mutual` see all of them. For a
+    model with other rotations in long sequences (longrope), `is_far` marks one.
     """
 
     start: int
@@ -31,9 +31,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Rows of a pass that are pictures' and no tokens': what they begin with in the place of an embedding.
+    """Rows of a pass that belong to pictures: their features in place of embeddings.
 
-    deeper    what is added to them behind the first, second, … layer
+    deeper    added to them after the first, second, … layer
     axes      their positions in time, height and width, [3, P] int64; None: those of the pass
     """
 
@@ -43,7 +43,7 @@ class Seen:
     axes: torch.Tensor | None = None
 
     def only(self, place: torch.Tensor) -> Seen:
-        """Of a part of the pass: `place` [T] says which rows those of the pass are there, -1 for none."""
+        """Select a part of the pass: `place` [T] maps rows of the pass to rows of the part, -1 for none."""
         import torch
 
         ours = torch.nonzero(place[self.rows] >= 0)[:, 0]
@@ -56,7 +56,7 @@ class ForwardBatch:
     """One pass. T rows in all, S spans, R rows whose logits are wanted."""
 
     token_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64, 0-based; tokens behind a picture may have others than their places in the sequence
+    positions: torch.Tensor  # [T] int64, 0-based; tokens after a picture may have positions other than their index
     out_slots: torch.Tensor  # [T] int64, where the rows' K and V are written
     spans: tuple[Span, ...]
     logit_rows: torch.Tensor  # [R] int64
@@ -64,7 +64,7 @@ class ForwardBatch:
     adapters: torch.Tensor | None = None  # [T] int64, the number of each row's adapter, 0 for none; None: no row has one
 
     def part(self, spans: Sequence[Span]) -> tuple[ForwardBatch, torch.Tensor]:
-        """The rows of some spans as a pass, and which of the R rows those of its logits are."""
+        """Return the rows of some spans as a pass, and which of the R logit rows are its own."""
         import torch
 
         device = self.token_ids.device
@@ -92,5 +92,5 @@ class CausalModel(Protocol):
     """A decoder-only model over a paged KV store."""
 
     def forward(self, batch: ForwardBatch, kv: KVStore) -> torch.Tensor:
-        """Writes the rows' K and V to their slots; returns logits [R, vocab_size] float32."""
+        """Write the rows' K and V to their slots; return logits [R, vocab_size] float32."""
         ...

@@ -4,8 +4,8 @@ A *plan* is host work, once a pass: it cuts the rows' contexts into tiles for th
 
     https://docs.flashinfer.ai/api/attention.html (BatchPrefillWithPagedKVCacheWrapper, backends fa2 and fa3)
 
-FlashInfer compiles its kernels for a shape once on a machine, which takes minutes: here beside the engine's work, by processes of low
-priority. They are used from the next moment on in which nothing runs, since they round otherwise than ours.
+FlashInfer compiles its kernels for a shape once on a machine, which takes minutes: here beside the engine's work, by
+processes of low priority. They are used once nothing runs, since they round differently from ours.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ log = logging.getLogger("lmc.engine")
 
 _WORKSPACE = 256 << 20  # bytes for partial results of split contexts
 _NICE = 15
-_AT_ONCE = 10.0  # seconds in which compilers say that there is nothing to do, or almost
+_AT_ONCE = 10.0  # seconds in which compilers find nothing to do, or almost
 _ROWS, _SLOTS = 96, 400  # of a sequence, on average, from which on fa3 is faster (measured; docs/performance.md)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What attention has to know of a model. window: tokens that a row sees, its own included; None: all."""
+    """Attention shape of a model. window: tokens that a row sees, its own included; None: all."""
 
     num_heads: int
     num_kv_heads: int
@@ -42,7 +42,7 @@ class Shape:
 
 
 class PagedAttention:
-    """Attention of passes, one after the other on one stream. ImportError where there is no FlashInfer.
+    """Attention of passes, one after the other on one stream. Raises ImportError without FlashInfer.
 
     usable  its kernels are loaded, those for Hopper (fa3) too where the device is one: no pass waits for a compiler
     """
@@ -63,8 +63,8 @@ class PagedAttention:
         threading.Thread(target=self._compile, args=(_specs(shape, backends),), name="lmc-kernels", daemon=True).start()
 
     def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> Attend:
-        """For the next pass. All int32: `qo_indptr` and `kv_indptr` [S + 1] on the host, where each sequence's rows and slots
-        begin; `kv_indices` [N] on the device, the slots of all sequences."""
+        """Plan the next pass. All int32: `qo_indptr` and `kv_indptr` [S + 1] on the host, where each sequence's rows
+        and slots begin; `kv_indices` [N] on the device, the slots of all sequences."""
         sequences = len(qo_indptr) - 1
         long = int(qo_indptr[-1]) >= _ROWS * sequences and len(kv_indices) >= _SLOTS * sequences
         return self._planned(self._long if long and self._long is not None else self._short, qo_indptr, kv_indptr, kv_indices)
@@ -76,14 +76,15 @@ class PagedAttention:
     def load(self) -> None:
         """Load the kernels if they are compiled. Not while a graph is captured.
 
-        What FlashInfer or its compilers raise is logged; then it stays unusable, or does without the kernels for Hopper.
+        Errors of FlashInfer or its compilers are logged; then it stays unusable, or works without the kernels for
+        Hopper.
         """
         if self.usable or self._failed or not self._compiled.is_set():
             return
         tables = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32, device=self._device)
         try:
             self._planned(self._short, *tables)
-        except Exception as error:  # whatever its compilers raise
+        except Exception as error:  # compilers raise errors of any type
             log.warning("FlashInfer cannot be used here; long prompts are read by our own kernels: %s", error)
             self._failed = True
             return
@@ -96,9 +97,10 @@ class PagedAttention:
         self.usable = True
 
     def _compile(self, specs: Sequence[Any]) -> None:
-        """Compile what is missing or older than its source, in processes beside this one. What fails is met again, and told, when it is loaded."""
+        """Compile kernels that are missing or older than their source, in processes beside this one. Failures recur,
+        and are reported, on loading."""
         began = time.monotonic()
-        if sys.platform == "linux":  # there it is the thread's own priority, which the compilers' processes inherit
+        if sys.platform == "linux":  # on Linux priority is per thread, inherited by the compilers' processes
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         threads = [threading.Thread(target=self._compile_one, args=(spec,), daemon=True) for spec in specs]
         for thread in threads:
@@ -137,7 +139,8 @@ class PagedAttention:
 
 
 def _specs(shape: Shape, backends: Sequence[str]) -> list[Any]:
-    """What FlashInfer compiles for a shape; empty where this release of it does not tell: then it compiles when it is loaded."""
+    """Return FlashInfer's modules to compile for a shape; empty if this release does not list them: then it compiles on
+    loading."""
     try:
         from flashinfer.jit import gen_batch_prefill_module  # pyright: ignore[reportMissingImports]
 

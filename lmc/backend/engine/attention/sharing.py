@@ -1,7 +1,8 @@
-"""Which rows of a pass share the beginning of their context, so that attention reads it once for all of them.
+"""Prefix sharing within a pass: groups of rows whose contexts begin alike, so that attention reads the prefix once for
+all of them.
 
-One level: a row is in one group, or in none. What is shared is known from the radix tree: sequences below one node have
-the node's slots in common.
+One level: a row is in one group, or in none. Sharing is read off the radix tree: sequences below one node have the
+node's slots in common.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.radix_cache import Node
     from lmc.backend.engine.work import Rows
 
-_LEAST = 256  # slots that a group must save to be one
+_LEAST = 256  # slots that a group must save to be formed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,12 @@ class Group:
 
     @property
     def saves(self) -> int:
-        """Slots that need not be read again."""
+        """Return the number of slots that need not be read again."""
         return self.length * (len(self.spans) - 1)
 
 
 def groups(spans: Sequence[Rows]) -> list[Group]:
-    """Groups of decoding spans, those that save most first; each span in at most one."""
+    """Return groups of decoding spans, those that save most first; each span in at most one."""
     below: dict[Node, list[int]] = {}
     for i, span in enumerate(spans):
         if len(span.ids) > 1 or span.branch is not None:

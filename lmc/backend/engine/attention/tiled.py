@@ -17,11 +17,11 @@ from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
 from lmc.backend.engine.kernels.attention import Partials, Tables, attend
 from lmc.backend.engine.stage import Stage
 
-_NARROW, _WIDE = 4, 2  # programs of a multiprocessor: as many as fit its memory
+_NARROW, _WIDE = 4, 2  # programs per multiprocessor: as many as fit its memory
 
 
 class TiledAttention:
-    """Of a model's shape on one device. window: tokens that a row sees, its own included; None: all."""
+    """Attention of a model's shape on one device. window: tokens that a row sees, its own included; None: all."""
 
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device
@@ -34,16 +34,16 @@ class TiledAttention:
 
     @property
     def few(self) -> int:
-        """Rows of a group up to which a narrow tile reads its prefix."""
+        """Return up to how many rows of a group a narrow tile reads its prefix."""
         return self._tiler.few
 
     @property
     def many(self) -> int:
-        """Rows of a wide tile."""
+        """Return the rows of a wide tile."""
         return self._tiler.many
 
     def sizes(self, rows: int, indices: int) -> dict[str, int]:
-        """The parts of a stage that it needs for passes of up to `rows` rows."""
+        """Return the sizes of its parts of a staging buffer for passes of up to `rows` rows."""
         shares, wide_shares = self._tiler.shares, self._tiler.shares_of_wide
         return {
             "narrow_shares": shares + 1, "wide_shares": wide_shares + 1, "indptr": rows + 1,
@@ -54,16 +54,17 @@ class TiledAttention:
     def plan(
         self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int
     ) -> Plan:
-        """See `Tiler.plan`."""
+        """Plan a pass, see `Tiler.plan`."""
         return self._tiler.plan(lengths, slots, cuts, shared, rows)
 
     def partials(self, rows: int) -> Partials:
-        """Room for the partial results of passes of up to `rows` rows; a captured graph needs it as long as it lives."""
+        """Allocate space for the partial results of passes of up to `rows` rows; a captured graph needs it as long as
+        it lives."""
         return Partials(self._tiler.most_partials(rows), self._tiler.num_heads, self._head_dim, self._device)
 
     def over(self, stage: Stage, partials: Partials, rows: int, *, wide: bool, beside: bool = True) -> Attend:
-        """Attention as it is staged there, for passes of `rows` rows. `wide`: whether there may be wide pieces; `beside`:
-        on a stream of their own."""
+        """Return attention over staged data, for passes of `rows` rows. `wide`: whether there may be wide pieces;
+        `beside`: on a stream of their own."""
         names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices")
         tables = Tables(*(stage.device(name) for name in names))
         positions = stage.device("positions", rows)
@@ -71,7 +72,7 @@ class TiledAttention:
 
 
 def put(plan: Plan, stage: Stage) -> int:
-    """Writes a plan where its kernels read it; returns how many indices it has."""
+    """Write a plan where its kernels read it; return how many indices it has."""
     for name in ("narrow_shares", "wide_shares", "indptr", "narrow", "wide", "indices"):
         stage.put(name, getattr(plan, name))
     return len(plan.indices)

@@ -1,13 +1,13 @@
-"""How a pass is cut into pieces for the kernels of kernels/attention.py: whose rows read which slots together.
+"""Tiling of a pass into pieces for the kernels of kernels/attention.py: which rows read which slots together.
 
     a decoding sequence          a narrow tile: its row (or few rows), its slots
     constants, a prompt's chunk  wide tiles: so many of its rows, the slots up to the last of them
-    a group with a prefix        tiles over the prefix, a narrow one if it has room, and each row's own tile behind it
+    a group with a prefix        tiles over the prefix, a narrow one if it has room, and each row's own tile after it
 
-Slots are counted in blocks; each tile's begin a new one, and what is left of its last repeats the tile's last slot. All tiles
-of a kind, one behind the other, are cut into shares of nearly one size, for programs of the GPU that then end together
-(https://arxiv.org/abs/2301.03598 does so with products of matrices): a share has the end of a tile, some tiles, and the
-beginning of one. A tile's part in one share is a *piece*.
+Slots are counted in blocks; each tile begins a new one, and the rest of its last one repeats the tile's last slot. All
+tiles of a kind, one after the other, are cut into shares of nearly one size, for programs of the GPU that then end
+together (https://arxiv.org/abs/2301.03598 does so with products of matrices): a share has the end of a tile, some
+tiles, and the beginning of one. A tile's part in one share is a *piece*.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-PIECE = 8  # int32 of a piece: first row, rows, first block, block behind the last, position of the first slot, part, slots, 0
+PIECE = 8  # int32 of a piece: first row, rows, first block, block after the last, position of the first slot, part, slots, 0
 BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
-_START = 1.0  # what beginning a piece costs, in blocks read meanwhile (measured)
+_START = 1.0  # cost of beginning a piece, in blocks read meanwhile (measured)
 
 
 def group_of(num_heads: int, num_kv_heads: int) -> int:
-    """Heads of q that share a head of k, as a power of two."""
+    """Return the heads of q that share a head of k, as a power of two."""
     return 1 << (num_heads // num_kv_heads - 1).bit_length()
 
 
 def rows_of(group: int, lanes: int) -> int:
-    """Rows of a tile."""
+    """Return the rows of a tile."""
     return max(1, lanes // group)
 
 
@@ -45,10 +45,10 @@ class Shared(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the kernels read; int32.
+    """Input of the kernels; int32.
 
-    narrow, wide                [n, PIECE]: the pieces of each kind, share by share; the n-th to give a partial result of its rows
-                                has part n, one that gives the result has part -1
+    narrow, wide                [n, PIECE]: the pieces of each kind, share by share; the n-th partial
+                                result of its rows has part n, a final one has -1
     narrow_shares, wide_shares  [shares + 1]: where each share's pieces begin
     indptr                      the partial results of row i are indptr[i] to indptr[i + 1]
     indices                     slots of all blocks
@@ -64,10 +64,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tiler:
-    """Cuts passes into so many shares.
+    """Cuts passes into a given number of shares.
 
     shares    of the narrow tiles; wide_shares: of the wide ones, None: as many
-    window    tokens that a row sees, its own included; None: all. Then nothing may be shared.
+    window    tokens that a row sees, its own included; None: all. With a window, nothing may be shared.
     """
 
     num_heads: int
@@ -79,10 +79,10 @@ class Tiler:
     def plan(
         self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int
     ) -> Plan:
-        """For spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S], which
-        their group reads. `rows`: at least all of them."""
+        """Plan spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S],
+        which their group reads. `rows`: at least all of them."""
         few, many = self.few, self.many
-        if self.window is not None:  # a block or two may be too old for a tile's first row; the kernel looks
+        if self.window is not None:  # a block or two may be too old for a tile's first row; the kernel checks
             cuts = np.maximum(0, np.fromiter(map(len, slots), np.int64, len(slots)) - lengths - self.window + 1)
             slots = [s[cut:] for s, cut in zip(slots, cuts.tolist(), strict=True)]
         own = np.fromiter(map(len, slots), np.int64, len(slots))
@@ -90,7 +90,7 @@ class Tiler:
         order, alone = np.argsort(~short, kind="stable"), int(short.sum())
         low = [s for s in shared if s.rows <= few]
         high = [s for s in shared if s.rows > few]
-        runs = [  # those of narrow tiles lie one behind the other
+        runs = [  # those of narrow tiles are contiguous
             *(slots[i] for i in order[:alone]),
             *(s.slots for s in low),
             *(slots[i] for i in order[alone:]),
@@ -112,12 +112,12 @@ class Tiler:
 
     @property
     def few(self) -> int:
-        """Rows of a narrow tile."""
+        """Return the rows of a narrow tile."""
         return rows_of(group_of(self.num_heads, self.num_kv_heads), NARROW)
 
     @property
     def many(self) -> int:
-        """Rows of a wide tile."""
+        """Return the rows of a wide tile."""
         return rows_of(group_of(self.num_heads, self.num_kv_heads), WIDE)
 
     @property
@@ -125,15 +125,15 @@ class Tiler:
         return self.wide_shares or self.shares
 
     def most_partials(self, rows: int) -> int:
-        """Partial results that a pass of so many rows can have: two a row, and those of tiles that are cut."""
+        """Return the most partial results of a pass of so many rows: two a row, and those of tiles that are cut."""
         return 2 * rows + self.shares * self.few + self.shares_of_wide * self.many
 
     def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray) -> Plan:
-        """`alone`: the narrow tiles in front, which are over no prefix."""
+        """Cut tiles into pieces. `alone`: the leading narrow tiles, which are over no prefix."""
         (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares_of_wide)
         every = np.concatenate((a, b))
         prefixes = a_tiles >= alone
-        together = _of_rows(b, rows) + _of_rows(a[prefixes], rows)  # such rows have tiles of their own behind it
+        together = _of_rows(b, rows) + _of_rows(a[prefixes], rows)  # such rows have tiles of their own after it
         several = together + _of_rows(a[~prefixes], rows)
         indptr = np.zeros(rows + 1, np.int32)
         np.cumsum(np.where(several > 1, several, 0), out=indptr[1:])
@@ -145,8 +145,8 @@ class Tiler:
 
 
 def _sliced(tiles: np.ndarray, height: int) -> np.ndarray:
-    """Tiles [n, 5] of `height` rows each, out of such of whole spans: first row, rows, first block, slots, position of the first
-    slot. The rows of a span are the last of its slots."""
+    """Return tiles [n, 5] of `height` rows each, from those of whole spans: first row, rows, first block, slots,
+    position of the first slot. The rows of a span are the last of its slots."""
     counts = -(-tiles[:, 1] // height)
     found, k = np.repeat(tiles, counts, 0), _counting(counts) * height
     rows = np.minimum(height, found[:, 1] - k)
@@ -157,7 +157,8 @@ def _sliced(tiles: np.ndarray, height: int) -> np.ndarray:
 
 
 def _within(tiles: np.ndarray, window: int) -> np.ndarray:
-    """Without the blocks that are too old even for a tile's first row; its rows are the last of its slots."""
+    """Return tiles without the blocks that are too old even for their first row; a tile's rows are the last of its
+    slots."""
     old = np.maximum(0, tiles[:, 3] - tiles[:, 1] - window + 1) // BLOCK
     return tiles + np.outer(old, (0, 0, 1, -BLOCK, BLOCK))
 
@@ -170,13 +171,14 @@ def _over(shared: Shared, begin: int, height: int) -> np.ndarray:
 
 
 def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pieces [n, PIECE] of all tiles, without targets, the tile of each [n], and where the shares begin [shares + 1]."""
+    """Return the pieces [n, PIECE] of all tiles, without targets, the tile of each [n], and where the shares begin
+    [shares + 1]."""
     blocks = -(-tiles[:, 3] // BLOCK)
     total = int(blocks.sum())
     if total == 0:
         return np.zeros((0, PIECE), np.int64), np.zeros(0, np.int64), np.zeros(shares + 1, np.int32)
     ends = np.cumsum(blocks)
-    costs = np.arange(1, len(tiles) + 1) * _START + ends  # of all up to a tile's end
+    costs = np.arange(1, len(tiles) + 1) * _START + ends  # cumulative, up to a tile's end
     aims = np.arange(1, shares) * (costs[-1] / shares)
     tile = np.searchsorted(costs, aims)
     within = np.ceil(aims - (costs[tile] - blocks[tile])).astype(np.int64)
@@ -197,18 +199,18 @@ def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def _of_rows(pieces: np.ndarray, rows: int) -> np.ndarray:
-    """How many of the pieces each row is in, [rows]."""
+    """Return the number of pieces of each row, [rows]."""
     counts = pieces[:, 1]
     return np.bincount(np.repeat(pieces[:, 0], counts) + _counting(counts), minlength=rows)
 
 
 def _within_tile(tiles: np.ndarray) -> np.ndarray:
-    """The how manieth of its tile each piece is, by the tiles of the pieces, which ascend."""
+    """Return the index of each piece within its tile, from the tiles of the pieces, which ascend."""
     return np.arange(len(tiles)) - np.searchsorted(tiles, tiles)
 
 
 def _padded(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """The runs one behind the other, each filled up to whole blocks with its last slot."""
+    """Return the runs one after the other, each padded to whole blocks with its last slot."""
     ends = np.cumsum(blocks) * BLOCK
     found = np.empty(int(ends[-1]) if len(ends) else 0, np.int32)
     missing = blocks * BLOCK - sizes
@@ -219,5 +221,5 @@ def _padded(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray) -
 
 
 def _counting(counts: np.ndarray) -> np.ndarray:
-    """0, 1, … for each of `counts`, one behind the other."""
+    """Return 0, 1, … for each of `counts`, one after the other."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

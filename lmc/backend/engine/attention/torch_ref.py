@@ -19,7 +19,7 @@ from lmc.backend.engine.attention.base import Span
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """One span after the other, as the definition says. In the dtype of q (use float64 to judge others)."""
+    """One span after the other, following the definition. In the dtype of q (use float64 as reference)."""
 
     spans: tuple[Span, ...]
     window: int | None = None
@@ -40,7 +40,7 @@ class ReferencePlan:
 
 
 def causal_mask(length: int, context: int, window: int | None, device: torch.device) -> Tensor:
-    """[length, context] bool: row i sees columns up to context - length + i, at most `window` of them."""
+    """Return [length, context] bool: row i sees columns up to context - length + i, at most `window` of them."""
     row = torch.arange(context - length, context, device=device)[:, None]
     column = torch.arange(context, device=device)[None]
     mask = column <= row
@@ -57,10 +57,10 @@ def reference(spans: Sequence[Span], window: int | None = None) -> ReferencePlan
 # cut into segments, each attended where it is cheapest, and the partial results merged by their log-sum-exp (lse):
 #
 #   prefill span   earlier context, all of it seen by all rows  ·  the rows' own slots, causally
-#   decode spans   prefixes that siblings share, read once for all of them  ·  what is each one's own, padded, one call
+#   decode spans   prefixes that siblings share, read once for all of them  ·  own segments, padded, one call
 
 _SHARE = 256  # a shared segment is worth its extra call when it saves reading this many slots
-_SMALL = 64  # own segments up to this length are padded to one another without a thought
+_SMALL = 64  # own segments up to this length are always padded to each other
 
 Where = slice | Tensor  # slots: consecutive ones as a slice (a view of the store), others as indices (a copy)
 
@@ -89,7 +89,7 @@ class _Causal:
 
 @dataclass(frozen=True)
 class _Masked:
-    """A prefill span whose rows see less than the causal rule allows, as in a sliding window, or more, as in a picture."""
+    """A prefill span whose rows see less than the causal rule, as in a sliding window, or more, as in a picture."""
 
     rows: slice
     where: Where
@@ -143,7 +143,8 @@ class _Own:
 def partial(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp: q [B, H, T, D], k and v [B, Hkv, S, D] → [B, H, T, D] and float32 [B, H, T].
+    """Compute attention and its log-sum-exp: q [B, H, T, D], k and v [B, Hkv, S, D] → [B, H, T, D] and float32 [B, H,
+    T].
 
     `causal` means T == S. On a CPU torch's flash kernel; elsewhere written out.
     """
@@ -162,13 +163,13 @@ def partial(
 
 
 def additive(mask: Tensor) -> Tensor:
-    """True → 0, False → -inf, float32."""
+    """Return True → 0, False → -inf, float32."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -math.inf)
 
 
 @dataclass(frozen=True)
 class FastPlan:
-    """`whole` parts are all that their rows see; `layered` ones of the same rows are merged."""
+    """Fast plan: `whole` parts are all that their rows see; `layered` ones of the same rows are merged."""
 
     whole: tuple[_Part, ...]
     layered: tuple[_Part, ...]
@@ -189,8 +190,8 @@ class FastPlan:
 
 @dataclass(frozen=True)
 class LonePlan:
-    """One row over consecutive slots, as a lone answer's are: a few views and the kernel, since a short context's attention takes
-    no longer than as many operations more."""
+    """One row over consecutive slots, as a lone answer's are: a few views and the kernel, since a short context's
+    attention is as cheap as a few more operations."""
 
     first: int
     count: int
@@ -201,7 +202,7 @@ class LonePlan:
 
 
 def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) -> None:
-    """Adds a partial result to the rows' running mean."""
+    """Add a partial result to the rows' running mean."""
     old_lse = lse[rows]
     total = torch.logaddexp(old_lse, new_lse)
     kept = out[rows] * (old_lse - total).exp_()[..., None].to(out.dtype)
@@ -210,7 +211,7 @@ def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) 
 
 
 def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan | LonePlan:
-    """Plans one pass; the spans cover the rows."""
+    """Plan one pass; the spans cover the rows."""
     if len(spans) == 1 and spans[0].length == 1:
         run = _where(spans[0].slots if window is None else spans[0].slots[-window:])
         if isinstance(run, slice):
@@ -229,12 +230,12 @@ def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan | LonePla
 
 
 def span_mask(span: Span, window: int | None) -> Tensor:
-    """What the span's rows see of its slots, [length, context] bool."""
+    """Return what the span's rows see of its slots, [length, context] bool."""
     before, context, device = len(span.slots) - span.length, len(span.slots), span.slots.device
     mask = causal_mask(span.length, context, None, device)
     for first, last in span.mutual:
         mask[max(0, first - before) : last - before, first:last] = True
-    if window is not None:  # it ends what is seen of earlier tokens, also of the same picture
+    if window is not None:  # it limits earlier tokens, also of the same picture
         mask &= torch.arange(context, device=device)[None] > torch.arange(before, context, device=device)[:, None] - window
     return mask
 
@@ -252,7 +253,7 @@ _Row = tuple[int, Tensor]  # a decode row and the slots it sees
 
 
 def _share(rows: list[_Row], start: int) -> tuple[list[_Part], list[_Row]]:
-    """Cuts shared segments off rows that agree on slots [0, start): the parts, and the rows with what is left."""
+    """Cut shared segments off rows that agree on slots [0, start): return the parts, and the rows with the rest."""
     families: dict[int, list[_Row]] = {}
     for row in rows:
         families.setdefault(int(row[1][start]), []).append(row)
@@ -271,7 +272,7 @@ def _share(rows: list[_Row], start: int) -> tuple[list[_Part], list[_Row]]:
 
 
 def _common_length(all_slots: list[Tensor]) -> int:
-    """How many slots all begin with; at most all but the last, which is the row's own."""
+    """Return the length of the common prefix of all; at most all but the last, which is the row's own."""
     first, end = all_slots[0], min(map(len, all_slots)) - 1
     for other in all_slots[1:]:
         same = first[:end] == other[:end]
@@ -281,7 +282,7 @@ def _common_length(all_slots: list[Tensor]) -> int:
 
 
 def _own(rows: list[_Row]) -> list[_Part]:
-    """Calls over the rows' own slots: rows of similar length together, so that little is padded."""
+    """Return calls over the rows' own slots: rows of similar length together, so that little is padded."""
     batches: list[list[_Row]] = []
     for row in sorted(rows, key=lambda r: -len(r[1])):
         if batches and (len(batches[-1][0][1]) <= _SMALL or len(row[1]) * 2 > len(batches[-1][0][1])):

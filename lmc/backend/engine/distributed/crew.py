@@ -1,9 +1,11 @@
-"""The ranks of an engine, as rank 0 has them: started, fed with passes, watched, and ended whatever happens.
+"""The ranks of an engine as managed by rank 0: started, fed with passes, watched, and always ended.
 
     loop's thread      tell ─► memory, "n is there" ─► ranks         every look finds what is wrong within a moment: a rank that
-    watching thread    their messages, their deaths, their silence   has ended, failed, or says nothing ends all of them, and the engine
+    watching thread    their messages, their deaths, their silence   has ended, failed or hangs ends all ranks, and the
+                       engine
 
-Collectives that wait for a rank which is gone end with it: on CPUs since its connections close, on GPUs since the group is aborted.
+Collectives that wait for a lost rank end with it: on CPUs since its connections close, on GPUs since the group is
+aborted.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ log = logging.getLogger("lmc.engine")
 CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.backend.engine.distributed.rank import main; main()"
 DOORBELL = struct.Struct("<qq")  # number of a pass, int32 of it; -1: the end
 
-_LOOK = 0.05  # seconds between looks at ranks that say nothing
-_SILENT = 6.0  # seconds without a beat after which a rank that should compute is taken to hang: it beats four times a second
+_LOOK = 0.05  # seconds between checks of silent ranks
+_SILENT = 6.0  # seconds without a heartbeat (four a second) after which a rank that should compute counts as hung
 _SILENT_LOADING = 120.0  # while it loads, native code may hold the interpreter for long
-_GRACE = 2.0  # seconds that ranks have to end by themselves
+_GRACE = 2.0  # grace period for ranks to end by themselves, in seconds
 LIMIT_CPU, LIMIT_GPU = 60.0, 8.0
-"""Seconds after which a pass that all ranks have begun is taken to hang."""
+"""Seconds after which a pass that all ranks have begun counts as hung."""
 
 
 class Crew:
@@ -55,7 +57,7 @@ class Crew:
 
     devices  of all ranks, by their names
     limit    seconds that a pass may take
-    lost     why the engine cannot go on; None as long as it can
+    lost     why the engine cannot continue; None while it can
     on_loss  called once, with that, from any thread
     """
 
@@ -87,32 +89,33 @@ class Crew:
         belongs_here(self)
 
     def forked(self, parent: int) -> None:
-        """A child of fork() has no right to its parent's ranks."""
+        """Release the ranks in a child of fork(): they are its parent's."""
         self._heard, self._ranks, self._closing = threading.Condition(), {}, True
 
     def watched_by(self, told: Callable[[RanksLost], None]) -> None:
-        """`told` is called if the engine cannot go on, from any thread; at once if it is so."""
+        """Call `told` if the engine cannot continue, from any thread; at once if that is so already."""
         self.on_loss = told
         if self.lost is not None:
             told(self.lost)
 
     @property
     def processes(self) -> list[int]:
-        """Their ids, by rank."""
+        """Return their ids, by rank."""
         return [rank.process.pid for rank in self._ranks.values()]
 
     # -- before the first pass ---------------------------------------------------------------------------------------------
 
     def load(self, options: Mapping[str, Any]) -> None:
-        """Lets them load their parts of a model (loader.load's options), each on its device."""
+        """Let them load their parts of a model (loader.load's options), each on its device."""
         self._say({"load": {**options, "device": None}})
 
     def loaded(self) -> dict[int, dict[str, Any]]:
-        """What each says when it has: `slots` that it has room for, `weights` bytes, `token` bytes. Raises ModelLoadError."""
+        """Return each rank's report after loading: `slots` that it has room for, `weights` bytes, `token` bytes. Raises
+        ModelLoadError."""
         return self._each("loaded", ModelLoadError)
 
     def begin(self, slots: int, device: Any) -> None:
-        """Makes the group. Every rank has a pool of so many slots then."""
+        """Make the group. Every rank then has a pool of so many slots."""
         self._say({"begin": slots, "store": self._folder})
         try:
             self.group.connect(Path(self._folder) / "store", device)
@@ -122,7 +125,7 @@ class Crew:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def ready(self) -> None:
-        """Returns when all can compute."""
+        """Return when all can compute."""
         self._each("ready", RanksLost)
         self._serving = True
 
@@ -153,7 +156,7 @@ class Crew:
     # -- passes ------------------------------------------------------------------------------------------------------------
 
     def tell(self, work: Pass, wanted: Sequence[int], groups: Sequence[Sharing], places: Mapping[Request, int], samples: int) -> None:
-        """All ranks compute this pass now; rank 0 has to, too. Raises RanksLost."""
+        """Let all ranks compute this pass now; rank 0 has to, too. Raises RanksLost."""
         self.check()
         parts, memory, number = parts_of(work, wanted, groups, places, samples), self._memory, self._number + 1
         size = sum(map(len, parts))
@@ -167,14 +170,14 @@ class Crew:
             self._send(rank, each, DOORBELL.pack(number, size))
 
     def waits(self) -> None:
-        """Rank 0 has nothing to do but to wait for a pass, until `over`: from now on it has so many seconds."""
+        """Time rank 0's wait for a pass, until `over`: from now on it has so many seconds."""
         self._began = time.monotonic()
 
     def over(self) -> None:
         self._began = 0.0
 
     def check(self) -> None:
-        """Raises RanksLost if it is so."""
+        """Raise RanksLost if ranks are lost."""
         if self.lost is not None:
             raise self.lost
 
@@ -183,18 +186,19 @@ class Crew:
         wait_until(lambda: int(taken[1 : self.ranks].min(initial=number)) >= number, self.check)
 
     def failed(self, error: BaseException, why: str = "") -> RanksLost:
-        """Rank 0 cannot go on with a pass: the reason, which is another rank's if one has ended. Ends all of them."""
+        """Handle that rank 0 cannot continue a pass: return the reason, which is another rank's if one has ended. Ends
+        all of them."""
         until = time.monotonic() + _GRACE
         while self.lost is None and isinstance(error, OSError | RuntimeError) and time.monotonic() < until:
-            time.sleep(_LOOK / 5)  # what broke here may be the first sign of what the watch finds in a moment
-        self.lose(why or f"rank 0 failed in a pass, and the others cannot go on from there: {type(error).__name__}: {error}")
+            time.sleep(_LOOK / 5)  # the failure here may be the first sign of a loss that the watch finds in a moment
+        self.lose(why or f"rank 0 failed in a pass, and the others cannot continue: {type(error).__name__}: {error}")
         assert self.lost is not None
         return self.lost
 
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
-        """All ranks end, and the engine with that reason."""
+        """End all ranks, and the engine with that reason."""
         with self._heard:
             if self.lost is not None or self._closing:
                 return
@@ -206,7 +210,7 @@ class Crew:
         self.group.abort()  # the last: it may take a while
 
     def close(self) -> None:
-        """Ends the ranks; returns when their processes have gone. Idempotent."""
+        """End the ranks; return when their processes have gone. Idempotent."""
         if self._process != os.getpid():
             return
         with self._heard:
@@ -238,7 +242,7 @@ class Crew:
     # -- the watch ---------------------------------------------------------------------------------------------------------
 
     def look(self, number: int, rank: _Rank) -> bool:
-        """What a rank has said, and how it is. False when there is nothing more to look at."""
+        """Read a rank's messages and check its state. Return False when there is nothing more to watch."""
         if self._closing or self.lost is not None:
             return False
         try:
@@ -272,7 +276,7 @@ class Crew:
 
 
 class _Rank:
-    """A process, and the line to it."""
+    """A process, and the connection to it."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self.connection, other = Pipe()
@@ -291,7 +295,7 @@ class _Rank:
 
 
 def _errors() -> int | None:
-    """Where what ranks print goes: not among the program's own output."""
+    """Return where ranks' stderr goes: not among the program's own output."""
     try:
         return sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL
     except (OSError, ValueError):
@@ -307,7 +311,7 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
 
 
 def _watch(crew: weakref.ref[Crew], ranks: list[_Rank]) -> None:
-    """Until nobody has the crew, or there is nothing to watch."""
+    """Watch until the crew is garbage, or there is nothing to watch."""
     lines: dict[Connection, tuple[int, _Rank]] = {rank.connection: (number, rank) for number, rank in enumerate(ranks, 1)}
     while True:
         try:

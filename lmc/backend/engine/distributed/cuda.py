@@ -1,7 +1,7 @@
 """The runners of ranks on GPUs: the same graphs on every rank, with NCCL's sums captured in them.
 
-What ranks do to their devices must be the same, in the same order: all plan each pass by the same rules from the same spans, all graphs are
-captured before the first pass, and what rank 0 has drawn ahead is sent behind each pass, on the devices.
+Ranks must run the same operations on their devices, in the same order: all plan each pass by the same rules from the
+same spans, all graphs are captured before the first pass, and rank 0's draws are sent after each pass, on the devices.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from lmc.backend.engine.models.llama import LlamaModel
     from lmc.backend.engine.work import Pass
 
-_LOOK = 100e-6  # seconds between looks at a pass in flight
+_LOOK = 100e-6  # seconds between polls of a pass in flight
 
 
 class _Ranked(CudaRunner):
-    """What all ranks have in common."""
+    """Common part of all ranks."""
 
     def __init__(self, group: Group, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(model, kv, sampler)
         self._group = group
-        self._sharing: list[Sharing] = []  # of the pass that begins, as rank 0 has found it
+        self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
         if self._products is not None:
             for matrix in _summed(model):
                 matrix.multiply = self._products
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Every graph that there can be: one that is captured later would be a pass which others do not compute."""
+        """Capture every possible graph: one captured later would be a pass that others do not compute."""
         super().capture()
         for rows in BUCKETS:
             for wide in (False, True):
@@ -55,7 +55,7 @@ class _Ranked(CudaRunner):
 
 
 class LeadingCuda(_Ranked):
-    """Rank 0's. See AheadRunner."""
+    """Rank 0's runner. See AheadRunner."""
 
     def __init__(self, crew: Crew, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(crew.group, model, kv, sampler)
@@ -86,7 +86,7 @@ class LeadingCuda(_Ranked):
 
 
 class Watched:
-    """A pass in flight that others compute, too: it is looked at, since one that hangs in a graph would never say so."""
+    """A pass in flight that others compute, too: it is polled, since one that hangs in a graph would never report."""
 
     def __init__(self, landing: Landing, crew: Crew) -> None:
         self._landing, self._crew = landing, crew
@@ -101,7 +101,7 @@ class Watched:
 
 
 class FollowingCuda(_Ranked):
-    """The others'."""
+    """The other ranks' runner."""
 
     @torch.inference_mode()
     def follow(self, written: Written) -> None:
@@ -113,7 +113,7 @@ class FollowingCuda(_Ranked):
 
 def _summed(model: LlamaModel) -> Iterable[Summed]:
     for layer in model.layers:
-        for matrix in (layer.o, layer.down):  # experts have products of their own
+        for matrix in (layer.o, layer.down):  # experts have GEMMs of their own
             if isinstance(matrix, Summed):
                 yield matrix
 

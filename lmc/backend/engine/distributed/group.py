@@ -1,7 +1,8 @@
-"""What ranks say to each other on their devices: sums, the gathered logits, tokens that rank 0 has drawn; and matrices that end in that.
+"""Collectives of ranks on their devices: sums, the gathered logits, tokens drawn by rank 0; and matrices that end in
+them.
 
-gloo on CPUs, NCCL on GPUs, where all of it can be captured in CUDA graphs. Groups are no process group of torch.distributed's registry: a
-program may have its own, and several engines.
+gloo on CPUs, NCCL on GPUs, where all of it can be captured in CUDA graphs. Groups are not in torch.distributed's
+registry: a program may have its own, and several engines.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 
 _LONG = timedelta(hours=1)
 HANDSHAKE = 30.0
-"""Seconds that ranks, all of them alive, may take to find each other."""
+"""Seconds that live ranks may take to find each other."""
 
 
 def without_multicast() -> None:
-    """In this process; before anything of NCCL is loaded."""
+    """Set it in this process, before NCCL is loaded."""
     os.environ.update(NO_MULTICAST)
 
 
 class Group:
-    """Of ranks 0 to `ranks` - 1. Until `connect` it only says which one this is.
+    """The group of ranks 0 to `ranks` - 1. Until `connect` it only identifies this one.
 
-    limit  seconds that a collective on a CPU may take: after that its peers are taken to be gone
+    limit  seconds that a collective on a CPU may take: after that its peers count as lost
     """
 
     def __init__(self, rank: int, ranks: int, limit: float) -> None:
@@ -42,7 +43,8 @@ class Group:
         self._group: Any = None
 
     def connect(self, store: Path, device: torch.device) -> None:
-        """Meets the other ranks over a file that all of them name; each of them must be about to. Raises RuntimeError."""
+        """Rendezvous with the other ranks over a file that all of them name; each of them must be about to. Raises
+        RuntimeError."""
         import torch.distributed as dist
 
         without_multicast()
@@ -66,12 +68,12 @@ class Group:
             torch.cuda.synchronize(device)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Of all ranks' `x`, in place."""
+        """Sum all ranks' `x`, in place."""
         self._group.allreduce([x]).wait()
         return x
 
     def gather(self, x: Tensor) -> Tensor | None:
-        """Of rank 0: all ranks' `x` [rows, n] side by side, [rows, ranks · n]; of others None."""
+        """Gather on rank 0: all ranks' `x` [rows, n] side by side, [rows, ranks · n]; None on others."""
         if self.rank:
             self._group.gather([], [x], self._root).wait()
             return None
@@ -80,22 +82,23 @@ class Group:
         return every.transpose(0, 1).reshape(len(x), -1)
 
     def from_root(self, x: Tensor) -> Tensor:
-        """Rank 0's `x`, in place."""
+        """Broadcast rank 0's `x`, in place."""
         self._group.broadcast([x], self._from_root).wait()
         return x
 
     def abort(self) -> None:
-        """Ends what waits for peers that are gone. From any thread."""
+        """Abort waits for lost peers. From any thread."""
         group = self._group
         if group is not None and hasattr(group, "abort"):
             group.abort()
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Close the connections."""
         self._group = None
 
     def measure(self, device: torch.device, sizes: tuple[int, ...] = (8 << 10, 512 << 10, 16 << 20), rounds: int = 20) -> dict[int, float]:
-        """Seconds of a sum of so many bytes, float16, the median of some; all ranks must do this at once."""
+        """Return the seconds of a sum of so many bytes, float16, the median of several; all ranks must do this at
+        once."""
         found = dict[int, float]()
         for size in sizes:
             x, times = torch.zeros(size // 2, dtype=torch.float16, device=device), list[float]()
@@ -110,7 +113,7 @@ class Group:
 
 
 class Summed:
-    """A matrix whose columns are spread over ranks: each multiplies its part of x, and the results are added up."""
+    """A matrix whose columns are sharded over ranks: each multiplies its part of x, and the results are summed."""
 
     __slots__ = ("_group", "_sum", "local", "multiply")
 
@@ -122,7 +125,7 @@ class Summed:
         return self._sum(self.multiply(self.local, x).contiguous())
 
     def over(self, local: Linear) -> Summed:
-        """The same of another way to multiply by this part."""
+        """Wrap another way to multiply by this part."""
         return Summed(local, self._group)
 
 
@@ -131,9 +134,10 @@ def _plainly(matrix: Linear, x: Tensor) -> Tensor:
 
 
 class Gathered:
-    """A head whose rows are spread over ranks. Rank 0 has the logits of all; the others something of the same number of rows.
+    """A head whose rows are sharded over ranks. Rank 0 has the logits of all; the others a placeholder of the same
+    number of rows.
 
-    width    rows of the longest part; shorter ones are filled up
+    width    rows of the longest part; shorter ones are padded
     size     of the vocabulary
     """
 

@@ -1,8 +1,8 @@
 """A pass for other ranks: written once to memory that all of them map, in a few arrays of int32, and read there as a pass again.
 
-    rank 0 ──write──► part n mod 2 of the memory ──"n is there"──► each rank copies it out, and says so in `taken`
+    rank 0 ──write──► part n mod 2 of the memory ──"n is there"──► each rank copies it out, and confirms in `taken`
 
-While a pass runs the next one may be written; one more waits until the slowest rank has taken what was there before.
+While a pass runs the next one may be written; one more waits until the slowest rank has copied the previous contents.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MOST_RANKS = 64
 
 
 class Written(NamedTuple):
-    """A pass as others read it: spans without requests, logit rows, groups that read slots together, and how many samples of it are
-    told behind it."""
+    """A pass as others read it: spans without requests, logit rows, groups that read slots together, and how many of
+    its samples are broadcast after it."""
 
     work: Pass
     wanted: list[int]
@@ -39,7 +39,7 @@ class Written(NamedTuple):
 
 
 class Memory:
-    """The memory. The file behind it has no name; it grows when a pass needs more."""
+    """Shared memory. The file behind it has no name; it grows when a pass needs more."""
 
     def __init__(self, handle: int | None = None) -> None:
         self.handle = _unnamed() if handle is None else handle
@@ -55,16 +55,16 @@ class Memory:
 
     @property
     def taken(self) -> np.ndarray:
-        """By each rank: the number of the last pass that it has copied out, [MOST_RANKS] int64."""
+        """Return, by rank, the number of the last pass that it has copied out, [MOST_RANKS] int64."""
         return self._numbers[:MOST_RANKS]
 
     @property
     def beats(self) -> np.ndarray:
-        """By each rank: how often it has said that it lives."""
+        """Return, by rank, the number of heartbeats."""
         return self._numbers[MOST_RANKS:]
 
     def room(self, number: int, ints: int) -> np.ndarray:
-        """The place of pass `number`, at least so many int32. Whoever writes makes it larger, while nobody reads."""
+        """Return the place of pass `number`, at least so many int32. The writer enlarges it while no rank reads."""
         return np.frombuffer(self._memory, np.int32, ints, _HEAD + number % _PARTS * self._part)
 
     def fits(self, ints: int) -> bool:
@@ -75,7 +75,7 @@ class Memory:
         self._map()
 
     def refresh(self) -> None:
-        """Another process may have made it larger."""
+        """Map it again: another process may have enlarged it."""
         if os.fstat(self.handle).st_size != len(self._memory):
             self._map()
 
@@ -91,7 +91,8 @@ def _unnamed() -> int:
 
 
 def parts_of(work: Pass, wanted: Sequence[int], groups: Sequence[Group], places: Mapping[Request, int], samples: int) -> list[np.ndarray]:
-    """The arrays of a pass. A pending token is written as its place among the samples before (kernels/embedding.py)."""
+    """Return the arrays of a pass. A pending token is written as its index among the samples before
+    (kernels/embedding.py)."""
     spans = work.spans
     lengths = np.fromiter((len(s.ids) for s in spans), np.int32, len(spans))
     contexts = np.fromiter((len(s.slots) for s in spans), np.int32, len(spans))
@@ -107,7 +108,7 @@ def parts_of(work: Pass, wanted: Sequence[int], groups: Sequence[Group], places:
 
 
 def put(parts: Sequence[np.ndarray], room: np.ndarray) -> None:
-    """Writes them one behind the other."""
+    """Write them one after the other."""
     np.concatenate(parts, out=room, casting="same_kind")
 
 
@@ -116,7 +117,7 @@ def _ints(values: Sequence[int]) -> np.ndarray:
 
 
 def read(room: np.ndarray) -> Written:
-    """What `put` wrote, copied out."""
+    """Read a pass written by `put`, copied out."""
     spans, rows, wanted, slots, groups, grouped, samples, _ = room[:_FIELDS].tolist()
     at = _FIELDS
 
@@ -140,7 +141,7 @@ def read(room: np.ndarray) -> Written:
 
 
 def wait_until(done: Callable[[], bool], check: Callable[[], None]) -> None:
-    """Returns once `done`; in between `check` may raise. As a rule it is done at once, or in some microseconds."""
+    """Return once `done`; in between `check` may raise. Usually it is done at once, or within microseconds."""
     for _ in range(100):
         if done():
             return

@@ -1,6 +1,7 @@
-"""A rank's process: loads its part of the model, and computes every pass that rank 0 tells, until it is told to end or has nobody to tell it.
+"""A rank's process: loads its part of the model, and computes every pass that rank 0 sends, until rank 0 tells it to
+end or is gone.
 
-It ends by itself when rank 0's process ends, however that happens: a thread watches the line and the parent.
+It ends by itself when rank 0's process ends, however that happens: a thread watches the connection and the parent.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from lmc.backend.engine.distributed.runner import Follower
 
 _BEAT = 0.25  # seconds
-_IDLE = 0.5  # seconds without a pass after which kernels are taken that have been compiled meanwhile
+_IDLE = 0.5  # idle seconds after which kernels compiled meanwhile are adopted
 
 
 def main() -> None:
-    """Runs a rank as `sys.argv` says."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, who tells
+    """Run a rank according to `sys.argv`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by rank 0, which ends the ranks
     told = json.loads(sys.argv[2])
     without_multicast()
     line, memory = Connection(told["control"]), Memory(told["memory"])
@@ -38,7 +39,7 @@ def main() -> None:
     try:
         _run(told, line, memory)
     except EOFError:
-        pass  # nobody tells any more
+        pass  # rank 0 is gone
     except BaseException as error:
         _tell(line, {"failed": _described(error)})
         status = 1
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def _beat(told: Mapping[str, Any], memory: Memory) -> None:
-    """Says that this process lives, and ends it when rank 0's does not."""
+    """Send heartbeats, and end this process when rank 0's ends."""
     line = select.poll()
     line.register(told["control"], 0)  # its end alone
     rank = told["rank"]
@@ -59,7 +60,7 @@ def _tell(line: Connection, message: Mapping[str, Any]) -> None:
     try:
         line.send_bytes(json.dumps(message).encode())
     except OSError:
-        pass  # rank 0 has gone, and will not ask
+        pass  # rank 0 has gone, and needs no reply
 
 
 def _described(error: BaseException) -> str:

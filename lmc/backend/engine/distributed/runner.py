@@ -1,4 +1,5 @@
-"""Runners of ranks: rank 0's, which tells each pass before it computes its part, and the others', which compute what they are told."""
+"""Runners of ranks: rank 0's, which sends each pass before it computes its part, and the others', which compute the
+passes they receive."""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Follower(Protocol):
-    """What a rank computes passes with."""
+    """Computes passes on a rank."""
 
     def follow(self, written: Written) -> None: ...
 
     def settle(self) -> None:
-        """Nothing runs for the moment."""
+        """Nothing runs at the moment."""
         ...
 
 
 class Leading(ModelRunner):
-    """Rank 0's, where passes are waited for."""
+    """Rank 0's runner, where passes are waited for."""
 
     def __init__(self, crew: Crew, model: LlamaModel, kv: KVPool, sampler: Sampler, device: str) -> None:
         super().__init__(model, kv, sampler, device)
@@ -53,7 +54,7 @@ class Leading(ModelRunner):
 
 
 class Following(ModelRunner):
-    """The others'."""
+    """The other ranks' runner."""
 
     @torch.inference_mode()
     def follow(self, written: Written) -> None:
@@ -74,7 +75,7 @@ def leader(loaded: LoadedModel, pool: KVPool, vocab_size: int, crew: Crew) -> Ru
 
 def follower(loaded: LoadedModel, pool: KVPool, group: Group) -> Follower:
     assert isinstance(loaded.model, LlamaModel)
-    sampler = Sampler(loaded.config.vocab_size)  # which is never asked
+    sampler = Sampler(loaded.config.vocab_size)  # never used
     if _by_graphs(loaded):
         from lmc.backend.engine.distributed.cuda import following
 

@@ -1,4 +1,4 @@
-"""Who has which part of a model: heads by their groups, columns of the MLP, rows of the vocabulary; and the slices of weights to that.
+"""Sharding of a model: heads by their groups, columns of the MLP, rows of the vocabulary; and the slices of weights.
 
     9 heads of q, 3 of k and v, 2 ranks      q 0–5, kv 0–1 │ q 6–8, kv 2          whole groups, as evenly as they go
     9 heads of q, 3 of k and v, 4 ranks      q 0–1, kv 0 │ q 2, kv 0 │ q 3–5, kv 1 │ q 6–8, kv 2      more ranks than kv heads: these are copied
@@ -22,7 +22,7 @@ _UNIT = 128  # columns of the MLP that stay together where that is possible: til
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one of several ranks has. Ranges are of the whole model.
+    """The part of one of several ranks. Ranges are of the whole model.
 
     heads, kv_heads  consecutive; each of its heads of k and v is read by equally many of its heads of q
     inner            columns of the MLP, or of each expert's
@@ -40,7 +40,7 @@ class Share:
 
     @property
     def config(self) -> ModelConfig:
-        """Of the part, as a model of its own. A bias that is added once is rank 0's."""
+        """Return the config of the part, as a model of its own. A bias that is added once is rank 0's."""
         c = self.whole
         inner = {"expert_size": len(self.inner)} if c.num_experts else {"intermediate_size": len(self.inner)}
         return replace(
@@ -49,7 +49,7 @@ class Share:
 
 
 def shares(config: ModelConfig, ranks: int) -> tuple[Share, ...]:
-    """The shares of all ranks. Raises ModelLoadError if the model has not enough parts."""
+    """Return the shares of all ranks. Raises ModelLoadError if the model has not enough parts."""
     inner = config.expert_size or config.intermediate_size
     if ranks > min(config.num_heads, inner, config.vocab_size):
         raise ModelLoadError(f"tp={ranks}: the model has {config.num_heads} attention heads, and a rank needs at least one; tp may be {config.num_heads} at most")
@@ -66,7 +66,7 @@ def shares(config: ModelConfig, ranks: int) -> tuple[Share, ...]:
 
 
 def evenly(total: int, parts: int) -> list[range]:
-    """Consecutive ranges of nearly one size, the larger ones first."""
+    """Return consecutive ranges of nearly one size, the larger ones first."""
     size, more = divmod(total, parts)
     ends = [i * size + min(i, more) for i in range(parts + 1)]
     return [range(a, b) for a, b in pairwise(ends)]
@@ -87,7 +87,8 @@ def _heads(heads: int, kv_heads: int, ranks: int) -> Iterator[tuple[range, range
 
 
 class Slices(Mapping[str, "Tensor"]):
-    """Weights under transformers' names, of which a rank's slices are read. What is mapped from a file and not sliced is not read."""
+    """Weights under transformers' names, of which a rank's slices are read. Unused parts of a mapped file are not
+    read."""
 
     def __init__(self, state: Mapping[str, Tensor], share: Share, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._state, self._share, self._shapes = state, share, shapes
@@ -108,7 +109,7 @@ class Slices(Mapping[str, "Tensor"]):
 
 
 def _sliced(found: Tensor, kind: str, share: Share) -> Tensor:
-    """The slice of a matrix or bias of transformers'."""
+    """Return the slice of one of transformers' matrices or biases."""
     size = share.whole.head_dim
     rows = {
         "q_proj": _times(share.heads, size), "k_proj": _times(share.kv_heads, size), "v_proj": _times(share.kv_heads, size),
@@ -127,7 +128,7 @@ def _times(part: range, by: int) -> range:
 
 
 def sliced_fused(weights: Mapping[str, Tensor], share: Share) -> dict[str, Tensor]:
-    """A rank's slices of weights in the layout of models/llama.py."""
+    """Return a rank's slices of weights in the layout of models/llama.py."""
     return {name: part for name, tensor in weights.items() if (part := _of_fused(name, tensor, share)) is not None}
 
 

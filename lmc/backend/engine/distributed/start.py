@@ -24,7 +24,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Started:
-    """All that an engine of several ranks is made of. `topology`: what is where, for people."""
+    """The parts of an engine of several ranks. `topology`: the placement, for people."""
 
     loaded: LoadedModel
     pool: KVPool
@@ -35,7 +35,7 @@ class Started:
 
 
 def start(source: str, device: str, ranks: int, options: Mapping[str, Any], max_tokens: int | None) -> Started:
-    """Starts the ranks and loads the model on all of them. Raises ModelLoadError; nothing is left running then."""
+    """Start the ranks and load the model on all of them. Raises ModelLoadError; nothing is left running then."""
     devices = devices_of(device, ranks)
     on_gpu = devices[0] != "cpu"
     crew = Crew(devices, LIMIT_GPU if on_gpu else LIMIT_CPU, threads=max(1, _threads() // ranks))
@@ -46,7 +46,7 @@ def start(source: str, device: str, ranks: int, options: Mapping[str, Any], max_
         if alike:
             crew.load(options)
         loaded = load(**options, device=devices[0], group=crew.group)
-        if not alike:  # the first has converted it, if need be, and the others find that
+        if not alike:  # the first has converted it, if needed, and the others find the result
             crew.load(options)
         said = crew.loaded()
         slots = max_tokens or min(default_pool(loaded, ranks), *(each["slots"] for each in said.values()))
@@ -74,7 +74,8 @@ def _threads() -> int:
 
 
 def devices_of(device: str, count: int) -> list[str]:
-    """Of so many ranks or replicas: GPUs from the one that is named on; CPUs are one device. Raises ModelLoadError if there are fewer."""
+    """Return the devices of so many ranks or replicas: GPUs from the named one on; CPUs are one device. Raises
+    ModelLoadError if there are fewer."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -90,7 +91,7 @@ def devices_of(device: str, count: int) -> list[str]:
 
 
 def _lines(loaded: LoadedModel, devices: list[str], slots: int, memory: list[tuple[int, int]]) -> list[str]:
-    """What is sharded how, and what each rank holds."""
+    """Describe the sharding, and the memory of each rank."""
     from lmc.backend.engine.distributed.shares import shares
 
     assert loaded.share is not None

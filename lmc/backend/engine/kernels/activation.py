@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 
 def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up in float32; gate_up [T, 2·I] → [T, I]."""
+    """Compute silu(gate) · up in float32; gate_up [T, 2·I] → [T, I]."""
     gate, up = gate_up.float().chunk(2, -1)
     return (F.silu(gate) * up).to(gate_up.dtype)
 
@@ -32,7 +32,7 @@ def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2·I], contiguous → [T, I]."""
+    """Compute gate_up [T, 2·I], contiguous → [T, I]."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:

@@ -1,4 +1,4 @@
-"""Attention of rows over slots: pieces computed apart, and merged.
+"""Attention of rows over slots: pieces computed separately, and merged.
 
 A *tile* is a run of rows that read the same slots. Rows of one sequence make a tile, and so do rows of several sequences that
 share a prefix, which is then read once for all of them. Tiles are cut into pieces (attention/tiles.py). Where a row's slots lie
@@ -19,8 +19,8 @@ from lmc.backend.engine.kernels.early import after, can_launch_early, launch
 
 _WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together
-_EARLY = 4  # rows up to which programs that wait take nothing from those that read (measured)
-_STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of what lies in them: 3 has one block on its way, 5 two
+_EARLY = 4  # rows up to which waiting programs do not slow the reading ones (measured)
+_STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of their contents: 3 has one block in flight, 5 two
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def _begin(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """The rows of a piece: q, which of them there are, and the last of the piece's slots that each sees."""
+    """Return the rows of a piece: q, which of them exist, and the last of the piece's slots that each sees."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, WIDTH)
     row = tl.load(piece) + lane // GROUP
@@ -58,7 +58,7 @@ def _end(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """Leaves the result of a piece: in its place, or among the partial ones."""
+    """Store the result of a piece: in its place, or among the partial ones."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, WIDTH)
     taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
@@ -83,8 +83,8 @@ def _attend(
     LANES: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program a share and a head of k. GROUP: lanes a row has, the heads of q that share a head of k, as a power of two.
-    CHAINED: the blocks of a share lie one behind the other, so that reading goes on from piece to piece."""
+    """Run one program per share and head of k. GROUP: lanes a row has, the heads of q that share a head of k, as a
+    power of two. CHAINED: the blocks of a share are contiguous, so that reading continues from piece to piece."""
     if EARLY:
         after()
     share = tl.program_id(0) // KV_HEADS
@@ -143,7 +143,7 @@ def _merge(
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and BLOCK heads; the loads of PARTS partial results are under way together."""
+    """Run one program per row and BLOCK heads; the loads of PARTS partial results are in flight together."""
     if EARLY:
         after()
     row = tl.program_id(0)
@@ -173,7 +173,7 @@ def _merge(
 
 
 class Partials:
-    """Room for the partial results of a pass; passes on one stream share it."""
+    """Space for the partial results of a pass; passes on one stream share it."""
 
     def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
         self.means = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
@@ -196,9 +196,9 @@ def attend(
     beside: torch.cuda.Stream | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q, in `out` where it is
-    given; rows that are in no piece are left as they come. `positions` [T]. `wide`: whether there may be wide pieces.
-    `window`: how many tokens a row sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
+    """Compute q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q, in `out` if
+    given; rows in no piece are left undefined. `positions` [T]. `wide`: whether there may be wide pieces. `window`: how
+    many tokens a row sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
     width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)

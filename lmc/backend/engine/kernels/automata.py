@@ -1,10 +1,10 @@
-"""Token automata on the device: what an answer's state allows, and the state behind the token that was sampled.
+"""Token automata on the device: the tokens that an answer's state allows, and the state after the sampled token.
 
-A token is legal if its bytes lead somewhere (lmc/fsm/tokens.py), so a program walks the bytes of its tokens. For states that are
-met again, what it finds is kept as a row of bits.
+A token is legal if its bytes lead somewhere (lmc/fsm/tokens.py), so a program walks the bytes of its tokens. For
+recurring states, the result is kept as a row of bits.
 
-A state below zero stands for one that only the device knows: -1 - i is the state behind the i-th sample of the pass before. Where
-that is DEAD, nothing is legal.
+A state below zero represents one that only the device knows: -1 - i is the state after the i-th sample of the previous
+pass. If that is DEAD, nothing is legal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Answers(NamedTuple):
 
     table      int64 [n, 5], of each: its row of the logits and of the tokens drawn from them, no row twice; its state before
                the token, or -1 - i; the addresses of its automaton's arrays
-    before     int32 [≥ 1]: what `advance` gave for the pass before
+    before     int32 [≥ 1]: result of `advance` for the previous pass
     automata   [n]
     """
 
@@ -67,7 +67,7 @@ class Answers(NamedTuple):
 
     @staticmethod
     def of(rows: Sequence[int], states: Sequence[int], automata: Sequence[Automaton], before: Tensor) -> Answers:
-        """On the device of `before`, by one transfer that is not waited for."""
+        """Copy to the device of `before`, by one asynchronous transfer."""
         arrays = {id(a): a for a in automata}
         addresses = {i: (a.deltas.data_ptr(), a.rows.data_ptr(), a.masks.data_ptr()) for i, a in arrays.items()}
         table = np.empty((len(automata), _WIDTH), np.int64)
@@ -76,17 +76,17 @@ class Answers(NamedTuple):
 
     @property
     def known(self) -> list[tuple[int, int, Automaton]]:
-        """Row, state and automaton of each, waited for."""
+        """Return row, state and automaton of each, synchronously."""
         rows, states = self.table[:, :2].T.tolist()
         before = self.before.tolist()
         return [(r, s if s >= 0 else before[-1 - s], a) for r, s, a in zip(rows, states, self.automata, strict=True)]
 
 
-# -- what it means ---------------------------------------------------------------------------------------------------
+# -- references ---------------------------------------------------------------------------------------------------
 
 
 def behind_reference(state: int, automaton: Automaton, spelling: Spelling) -> Tensor:
-    """int64 [size]: the state behind each token of the vocabulary, DEAD where it is not legal."""
+    """Return int64 [size]: the state after each token of the vocabulary, DEAD where it is not legal."""
     text, begins, lengths = spelling.text.long(), spelling.begins.long(), spelling.lengths.long()
     rows, deltas = automaton.rows.long(), automaton.deltas.long()
     behind = torch.where(lengths > 0, state, DEAD)
@@ -100,14 +100,15 @@ def behind_reference(state: int, automaton: Automaton, spelling: Spelling) -> Te
 
 
 def close_reference(logits: Tensor, answers: Answers, spelling: Spelling) -> None:
-    """-inf in `logits` [R, V] wherever a token is not legal behind an answer; V may be more than the vocabulary's size."""
+    """Set -inf in `logits` [R, V] wherever a token is not legal after an answer; V may exceed the vocabulary's size."""
     for row, state, automaton in answers.known:
         legal = _padded(behind_reference(state, automaton, spelling) >= 0, logits.shape[1])
         logits[row].masked_fill_(~legal, -torch.inf)
 
 
 def fill_reference(bits: Tensor, states: Answers, spelling: Spelling) -> None:
-    """The rows of bits of states: int32 [n, ⌈size / 32⌉], the lowest first. From then on they are looked up there."""
+    """Return the rows of bits of states: int32 [n, ⌈size / 32⌉], the lowest first. From then on they are looked up
+    there."""
     weights = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32, device=bits.device)
     for row, state, automaton in states.known:
         legal = _padded(behind_reference(state, automaton, spelling) >= 0, bits.shape[1] * 32)
@@ -116,7 +117,8 @@ def fill_reference(bits: Tensor, states: Answers, spelling: Spelling) -> None:
 
 
 def advance_reference(answers: Answers, tokens: Tensor, spelling: Spelling) -> Tensor:
-    """int32 [n]: the state of each answer behind its token of `tokens` [R] int64, DEAD where that is none or not legal."""
+    """Return int32 [n]: the state of each answer after its token of `tokens` [R] int64, DEAD where that is missing or
+    not legal."""
     behind: list[int] = []
     for row, state, automaton in answers.known:
         token = int(tokens[row])
@@ -130,12 +132,12 @@ def _padded(flags: Tensor, size: int) -> Tensor:
     return found
 
 
-# -- how it is done --------------------------------------------------------------------------------------------------
+# -- kernels --------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def _answer(table, before, answer, WIDTH: tl.constexpr):
-    """Its row, its state, and its automaton's arrays."""
+    """Return an answer's row, its state, and its automaton's arrays."""
     at = table + answer * WIDTH
     state = tl.load(at + 1).to(tl.int32)
     if state < 0:
@@ -148,7 +150,7 @@ def _answer(table, before, answer, WIDTH: tl.constexpr):
 
 @triton.jit
 def _legal(token, state, deltas, places, text, begins, lengths, size):
-    """1 for each of the tokens that is legal."""
+    """Return 1 for each legal token."""
     length = tl.load(lengths + token, mask=token < size, other=0)
     at = text + tl.load(begins + token, mask=token < size, other=0)
     behind = tl.where(length > 0, state, -1)
@@ -166,7 +168,7 @@ def _legal(token, state, deltas, places, text, begins, lengths, size):
 def _close(
     logits, table, before, text, begins, lengths, columns, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One program BLOCK tokens of a row."""
+    """Run one program per BLOCK tokens of a row."""
     row, state, deltas, places, masks = _answer(table, before, tl.program_id(0), WIDTH)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     legal = tl.zeros((BLOCK,), tl.int32)
@@ -182,7 +184,7 @@ def _close(
 
 @triton.jit
 def _fill(bits, table, before, text, begins, lengths, words, size, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """One program BLOCK tokens of a state."""
+    """Run one program per BLOCK tokens of a state."""
     row, state, deltas, places, masks = _answer(table, before, tl.program_id(0), WIDTH)
     block = tl.program_id(1) * BLOCK
     legal = _legal(block + tl.arange(0, BLOCK), state, deltas, places, text, begins, lengths, size)
@@ -196,7 +198,7 @@ def _fill(bits, table, before, text, begins, lengths, words, size, WIDTH: tl.con
 
 @triton.jit
 def _advance(behind, tokens, table, before, text, begins, lengths, WIDTH: tl.constexpr):
-    """One program an answer."""
+    """Run one program per answer."""
     answer = tl.program_id(0)
     row, state, deltas, places, _ = _answer(table, before, answer, WIDTH)
     token = tl.load(tokens + row)
@@ -216,7 +218,7 @@ def _advance(behind, tokens, table, before, text, begins, lengths, WIDTH: tl.con
 
 
 def close(logits: Tensor, answers: Answers, spelling: Spelling) -> None:
-    """As `close_reference`; `logits` contiguous. Waits for nothing, and can be captured."""
+    """As `close_reference`; `logits` contiguous. Asynchronous, and can be captured."""
     columns, size = logits.shape[1], len(spelling.lengths)
     launch = _close[(len(answers.table), triton.cdiv(columns, _BLOCK))]
     launch(logits, answers.table, answers.before, *spelling, columns, size, _WIDTH, _BLOCK, num_warps=4)  # pyright: ignore[reportCallIssue]
@@ -230,7 +232,7 @@ def fill(bits: Tensor, states: Answers, spelling: Spelling) -> None:
 
 
 def advance(answers: Answers, tokens: Tensor, spelling: Spelling) -> Tensor:
-    """As `advance_reference`. Waits for nothing, and can be captured."""
+    """As `advance_reference`. Asynchronous, and can be captured."""
     behind = torch.empty(len(answers.table), dtype=torch.int32, device=tokens.device)
     launch = _advance[(len(behind),)]
     launch(behind, tokens, answers.table, answers.before, *spelling, _WIDTH, num_warps=1)  # pyright: ignore[reportCallIssue]

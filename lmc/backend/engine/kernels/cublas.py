@@ -1,7 +1,7 @@
-"""cuBLASLt, in whose hands the products of matrices are, asked for all the ways that it has.
+"""cuBLASLt, the library of matrix products, with access to all its algorithms.
 
-PyTorch takes the first way that cuBLAS proposes for a size. Often another of its proposals, or one for a size near by, is
-some per cent faster; which one only measuring tells (products.py).
+PyTorch takes the first algorithm that cuBLAS proposes for a size. Often another of its proposals, or one for a nearby
+size, is some per cent faster; which one must be measured (products.py).
 
     https://docs.nvidia.com/cuda/cublas/ (cublasLtMatmul, cublasLtMatmulAlgoGetHeuristic)
 """
@@ -24,7 +24,7 @@ _FLOAT32, _COMPUTE_FLOAT32 = 0, 68
 _TRANSPOSES_A = 3  # CUBLASLT_MATMUL_DESC_TRANSA
 _MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 
-_Proposed = tuple[bytes, int]  # a way, and the bytes of workspace that it needs
+_Proposed = tuple[bytes, int]  # an algorithm, and the bytes of workspace that it needs
 
 
 class _Algorithm(ctypes.Structure):
@@ -44,7 +44,8 @@ class CublasError(Exception):
 class Cublas:
     """y [rows, n] = x [rows, k] · wᵀ, w [n, k]; all of one dtype and contiguous, sums in float32. Not thread-safe.
 
-    A *way* (an algorithm with its settings) is 64 bytes, which mean the same in every process with the same GPU and version.
+    A *way* (an algorithm with its settings) is 64 bytes, with the same meaning in every process with the same GPU and
+    version.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -59,7 +60,7 @@ class Cublas:
         self._one, self._zero = c_float(1.0), c_float(0.0)
 
     def ways(self, rows: int, n: int, k: int) -> list[bytes]:
-        """What the library proposes for a size, its best guess first."""
+        """Return the library's proposals for a size, its best guess first."""
         product, w, x, y = self._shape(rows, n, k)
         wish = c_void_p()
         self._call("MatmulPreferenceCreate", byref(wish))
@@ -75,7 +76,7 @@ class Cublas:
         return [bytes(r.algorithm) for r in found[: count.value] if r.state == 0]
 
     def can(self, way: bytes, rows: int, n: int, k: int) -> bool:
-        """Whether a way, proposed for whatever size, does for this one."""
+        """Return whether a way, proposed for any size, works for this one."""
         product, w, x, y = self._shape(rows, n, k)
         found = _Result()
         refused = self._lib.cublasLtMatmulAlgoCheck(
@@ -84,7 +85,7 @@ class Cublas:
         return not refused and found.state == 0 and found.workspace <= WORKSPACE
 
     def multiply(self, way: bytes, x: Tensor, w: Tensor, y: Tensor) -> None:
-        """On the current stream; products on several streams at once would share the workspace."""
+        """Multiply on the current stream; products on several streams at once would share the workspace."""
         product, of_w, of_x, of_y = self._shape(len(x), *w.shape)
         stream = torch.cuda.current_stream(x.device).cuda_stream
         self._call(
@@ -94,7 +95,7 @@ class Cublas:
         )  # fmt: skip
 
     def _shape(self, rows: int, n: int, k: int) -> tuple[c_void_p, c_void_p, c_void_p, c_void_p]:
-        """The product, and the layouts of w, x and y, which the library sees column by column: yᵀ = w · xᵀ."""
+        """Return the product, and the layouts of w, x and y, which the library sees column by column: yᵀ = w · xᵀ."""
         if (known := self._shapes.get((rows, n, k))) is not None:
             return known
         product, transposed = c_void_p(), c_int32(1)
@@ -116,7 +117,7 @@ class Cublas:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The one that PyTorch has loaded."""
+    """Return the library that PyTorch has loaded."""
     version = torch.version.cuda
     if version is None:
         raise CublasError("this torch has no CUDA")

@@ -1,6 +1,6 @@
-"""The embedding of tokens, some of which only the device knows: those that the pass before has sampled.
+"""The embedding of tokens, some of which only the device knows: those sampled by the previous pass.
 
-An id below zero stands for one: -1 - i is the i-th sampled token.
+An id below zero represents one: -1 - i is the i-th sampled token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def embed_reference(ids: Tensor, sampled: Tensor, table: Tensor) -> Tensor:
-    """ids [T] int32, sampled [S ≥ 1] int32, table [vocab, C] → [T, C]."""
+    """Embed ids [T] int32, sampled [S ≥ 1] int32, table [vocab, C] → [T, C]."""
     return F.embedding(torch.where(ids < 0, sampled[(-1 - ids).clamp(min=0)], ids), table)
 
 

@@ -1,8 +1,9 @@
-"""Products of groups: each row times the matrix of its group, for all groups in one launch of a grid that does not depend on how rows are grouped.
+"""Grouped GEMM: each row times the matrix of its group, for all groups in one launch of a grid that does not depend on
+the grouping.
 
     chosen [T, k] ──sorted by expert──► blocks of at most so many rows of one expert each ──► a program a block and columns
 
-There are as many blocks as there could be at most; those that have no rows end at once.
+The number of blocks is the upper bound; those without rows end at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _COLUMNS, _INNER = 64, 64
 
 
 class Groups(NamedTuple):
-    """How the rows of a pass, each as often as it chose an expert, are cut into blocks. int32.
+    """Blocks of the rows of a pass, each as often as it chose an expert. int32.
 
     order    [T·k] choices, sorted by expert
     expert   [blocks];  first, rows: of each block, where in `order` it begins and how many it has, 0 for one that is not needed
@@ -33,7 +34,8 @@ class Groups(NamedTuple):
 
 
 def groups_of(chosen: Tensor, experts: int) -> Groups:
-    """Of chosen experts [T, k] int64. Shapes depend on T, k and the number of experts alone, and nothing is waited for."""
+    """Build from chosen experts [T, k] int64. Shapes depend only on T, k and the number of experts, and nothing is
+    synchronized."""
     flat = chosen.flatten()
     height = 16 if len(flat) <= 16 * experts else 64
     order = torch.argsort(flat, stable=True)
@@ -49,7 +51,7 @@ def groups_of(chosen: Tensor, experts: int) -> Groups:
 
 
 def multiply_reference(x: Tensor, w: Tensor, chosen: Tensor, repeat: int, weights: Tensor | None = None) -> Tensor:
-    """Row i of the result is x[i // repeat] times w[chosen[i]], by its weight if there are some; chosen [M]."""
+    """Compute row i of the result as x[i // repeat] times w[chosen[i]], by its weight if there are any; chosen [M]."""
     found = torch.einsum("mk,mnk->mn", x.float()[torch.arange(len(chosen), device=x.device) // repeat], w.float()[chosen])
     return (found if weights is None else found * weights[:, None]).to(x.dtype)
 
@@ -81,7 +83,8 @@ def _multiply(
 
 
 def multiply(x: Tensor, w: Tensor, groups: Groups, repeat: int, weights: Tensor | None = None) -> Tensor:
-    """See `multiply_reference`; x [M // repeat, K], w [experts, N, K], both contiguous, weights [M] float32 → [M, N]."""
+    """Compute `multiply_reference`; x [M // repeat, K], w [experts, N, K], both contiguous, weights [M] float32 → [M,
+    N]."""
     n, k = w.shape[1], w.shape[2]
     out = torch.empty(len(groups.order), n, dtype=x.dtype, device=x.device)
     if len(out):

@@ -1,4 +1,4 @@
-"""Tokens that a constraint does not allow are closed: one bit a token, whole rows at once."""
+"""Masking of tokens that a constraint does not allow: one bit a token, whole rows at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _BLOCK = 1024
 
 
 def close_reference(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """-inf in `logits` [R, V] wherever the bit of a token in row `rows[i]` is 0; bits [N, ⌈V / 32⌉] int32, the lowest first."""
+    """Set -inf in `logits` [R, V] wherever the bit of a token in row `rows[i]` is 0; bits [N, ⌈V / 32⌉] int32, the
+    lowest first."""
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     allowed = (bits[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
     logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
@@ -19,7 +20,7 @@ def close_reference(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 @triton.jit
 def _close(logits, rows, bits, columns, words, BLOCK: tl.constexpr):
-    """One program BLOCK tokens of a row."""
+    """Run one program per BLOCK tokens of a row."""
     mask = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(bits + mask * words + token // 32, mask=token < columns, other=-1)

@@ -14,7 +14,8 @@ from lmc.backend.engine.kernels.early import after, launch
 
 
 def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(norm(residual + x), residual + x), sums in float32; x None: nothing is added. x, residual [T, C], weight [C]."""
+    """Return (norm(residual + x), residual + x), sums in float32; x None: nothing is added. x, residual [T, C], weight
+    [C]."""
     total = residual if x is None else (residual.float() + x.float()).to(residual.dtype)
     wide = total.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -31,7 +32,7 @@ def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BL
     total = tl.load(residual + row * columns + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         total += tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-        total = total.to(residual.dtype.element_ty)  # as it is stored, so that the norm is of what others read
+        total = total.to(residual.dtype.element_ty)  # rounded as stored, as others read it
         tl.store(residual + row * columns + at, total, mask=inside)
         total = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, 0) / columns + eps)
@@ -40,7 +41,7 @@ def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BL
 
 
 def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """norm(residual + x) [T, C]; `residual` becomes the sum in place. All contiguous, one dtype."""
+    """Return norm(residual + x) [T, C]; `residual` becomes the sum in place. All contiguous, one dtype."""
     rows, columns = residual.shape
     out = torch.empty_like(residual)
     if rows:

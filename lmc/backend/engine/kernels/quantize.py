@@ -25,7 +25,7 @@ def _quantize(x, out, scales, columns, LARGEST: tl.constexpr, SMALLEST: tl.const
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, C], contiguous → e4m3 [T, C] and scales [T, 1] float32, as `fp8.quantize_reference`."""
+    """Quantize x [T, C], contiguous → e4m3 [T, C] and scales [T, 1] float32, as `fp8.quantize_reference`."""
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)

@@ -24,7 +24,7 @@ def rope_append_reference(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Rotated q [T, num_heads, head_dim]; k and v are written to `slots` of `keys` and `values`.
+    """Return rotated q [T, num_heads, head_dim]; k and v are written to `slots` of `keys` and `values`.
 
     qkv [T, (num_heads + 2·num_kv_heads)·head_dim]; positions, slots [T]; turns [max_context, head_dim / 2, 2] float32
     (cosine, sine); keys, values [num_slots, num_kv_heads, head_dim]; norms: weights [head_dim] of q and of k.
@@ -52,7 +52,8 @@ def _rope_append(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and BLOCK heads; heads of q come first, then of k, then of v. WIDTH: DIM as a power of two."""
+    """Run one program per row and BLOCK heads; heads of q come first, then of k, then of v. WIDTH: DIM as a power of
+    two."""
     if EARLY:
         after()
     row = tl.program_id(0).to(tl.int64)

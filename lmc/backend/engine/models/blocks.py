@@ -1,4 +1,4 @@
-"""How GGUF quantizes: blocks of weights with scales of their own, and their numbers in float32.
+"""GGUF quantization: blocks of weights with scales of their own, and their dequantization to float32.
 
 The layouts are those of ggml (github.com/ggml-org/ggml, src/ggml-common.h); d and m below are float16, all arithmetic is float32.
 numpy, not torch: its single-threaded passes do not wait for one another on a busy machine, and the loader runs one task a layer
@@ -14,11 +14,12 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-_AT_ONCE = 1 << 20  # weights: what is computed in between stays in the processor's cache
+_AT_ONCE = 1 << 20  # weights: intermediate results stay in the CPU cache
 
 
 class Kind(NamedTuple):
-    """A type of ggml: blocks of so many weights in so many bytes, and what they stand for: uint8 [n, bytes] → float32 [n, weights]."""
+    """A type of ggml: blocks of so many weights in so many bytes, and their dequantization: uint8 [n, bytes] → float32
+    [n, weights]."""
 
     name: str
     weights: int
@@ -26,7 +27,7 @@ class Kind(NamedTuple):
     numbers: Callable[[Array], Array]
 
     def dequantized(self, raw: Array) -> Array:
-        """uint8 [bytes] → float32 [weights], a fresh array."""
+        """Dequantize uint8 [bytes] → float32 [weights], a fresh array."""
         blocks = raw.reshape(-1, self.bytes)
         found = np.empty((len(blocks), self.weights), np.float32)
         step = _AT_ONCE // self.weights
@@ -36,12 +37,12 @@ class Kind(NamedTuple):
 
 
 def _half(raw: Array) -> Array:
-    """[n, 2] bytes → float32 [n, 1]."""
+    """Read [n, 2] bytes → float32 [n, 1]."""
     return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
 def _fields(packed: Array, *shifts: int) -> Array:
-    """Bits of every byte, one shift behind the other: uint8 [n, k] → [n, len(shifts), k], not masked."""
+    """Return bits of every byte, one shift after the other: uint8 [n, k] → [n, len(shifts), k], not masked."""
     return packed[:, None, :] >> np.array(shifts, np.uint8)[:, None]
 
 
@@ -114,7 +115,7 @@ def _iq4_xs(b: Array) -> Array:
 
 
 def _parts(quants: Array, scales: Array, mins: Array | None = None) -> Array:
-    """quants [n, 256] of parts [n, p] with scales, and what is taken off: w = scale·q - min."""
+    """Dequantize quants [n, 256] of parts [n, p] with scales and minima: w = scale·q - min."""
     parts = quants.reshape(*scales.shape, -1) * scales[:, :, None]
     if mins is not None:
         parts -= mins[:, :, None]
@@ -186,7 +187,7 @@ KINDS = {
     20: Kind("IQ4_NL", 32, 18, _iq4_nl),
     23: Kind("IQ4_XS", 256, 136, _iq4_xs),
 }
-"""By ggml's number of the type."""
+"""Block types by ggml's number."""
 
 UNREAD = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M",

@@ -1,12 +1,12 @@
-"""Converted models in the user's cache: one safetensors file each, written whole or not at all.
+"""Converted models in the user's cache: one safetensors file each, written completely or not at all.
 
 The file holds the weights in the layout that the model runs and, in its header, config, tokenizer and chat template.
-Its name says whose copy it is (source path, layout) and of which state of it (size, time, first and last bytes,
-format version): a changed source is another file, and the outdated one is removed. What a killed writer left behind
-goes with the next load that finds it older than an hour.
+Its name identifies the source (path, layout) and its state (size, time, first and last bytes, format version): a
+changed source is another file, and the outdated one is removed. Leftovers of a killed writer are removed by the next
+load that finds them older than an hour.
 
 A checksum guards the copy against the disk: CRC-32 of every tensor, 0.1 s for 330 MB (a cryptographic digest takes
-0.2–0.4 s and would guard against nobody: who can write here can write a digest too).
+0.2–0.4 s without adding protection: an attacker who can write here can write a digest too).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ log = logging.getLogger("lmc.models")
 
 FORMAT = 3  # change it whenever the content's meaning changes
 _PROBE = 4 << 20  # bytes of the source that are hashed at its beginning: all of a GGUF's metadata, as a rule
-_UNFINISHED = (".part-", ".tmp")  # how files begin that are being written: by us, and by safetensors
-_ABANDONED = 3600.0  # seconds without a change after which nobody is writing any more
+_UNFINISHED = (".part-", ".tmp")  # name prefixes of files being written: by us, and by safetensors
+_ABANDONED = 3600.0  # seconds without a change after which the writer counts as dead
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What a cache file holds."""
+    """The contents of a cache file."""
 
     config: ModelConfig
     weights: Mapping[str, Tensor]
@@ -50,22 +50,22 @@ class Converted:
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of one source's copy; the file may not be there."""
+    """The place of one source's copy; the file may not exist."""
 
     path: Path
     source: Path
-    family: str  # file names that begin so are copies of the same source in the same layout
+    family: str  # prefix of file names of copies of the same source in the same layout
 
     @property
     def size(self) -> int:
-        """Bytes of the copy; 0 without one."""
+        """Return bytes of the copy; 0 without one."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def load(self) -> Converted | None:
-        """The copy, or None when there is none; a damaged one is reported in one line and treated as absent."""
+        """Return the copy, or None when there is none; a damaged one is reported in one line and treated as absent."""
         from safetensors import SafetensorError
 
         while (state := self._state()) is not None:
@@ -79,7 +79,7 @@ class Entry:
         return None
 
     def _state(self) -> tuple[int, int] | None:
-        """What tells one writing of the file from another; None without a file."""
+        """Return a key that changes with each writing of the file; None without a file."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class Entry:
         )
 
     def store(self, found: Converted) -> None:
-        """Writes the copy beside its place and moves it there; readers see the old one, none, or the whole new one."""
+        """Write the copy beside its place and move it there; readers see the old one, none, or the complete new one."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -136,7 +136,7 @@ class Entry:
 
 
 def entry(source: Path, layout: str) -> Entry | None:
-    """Where the copy of `source` in `layout` lies; None, after one log line, when there can be no cache directory."""
+    """Return the entry of `source` in `layout`; None, after one log line, when there can be no cache directory."""
     try:
         folder = cache_dir() / "models"
         folder.mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def entry(source: Path, layout: str) -> Entry | None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Removes what killed writers left. A writer at work touches its file all the time, so it is never taken away."""
+    """Remove leftovers of killed writers. A working writer touches its file all the time, so it is never removed."""
     for path in folder.iterdir():
         if not path.name.startswith(_UNFINISHED):
             continue
@@ -170,7 +170,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _checksum(meta: Mapping[str, str], weights: Mapping[str, Tensor]) -> str:
-    """CRC-32 of all texts and weights, in the order of their names."""
+    """Return the CRC-32 of all texts and weights, in the order of their names."""
     import torch
 
     found = 0
@@ -190,7 +190,7 @@ def _digest(*data: bytes) -> str:
 
 
 def _config(raw: dict[str, Any]) -> ModelConfig:
-    """`asdict`, undone."""
+    """Rebuild a config from `asdict`."""
     scaling = raw.pop("rope_scaling")
     if scaling is not None:
         scaling = RopeScaling(**{**scaling, "factors": tuple(scaling["factors"])})

@@ -1,4 +1,4 @@
-"""What a model is: its shape, its position encoding and its end tokens, read from `config.json` or GGUF metadata."""
+"""Model configuration: shape, position encoding and end tokens, read from `config.json` or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lmc.errors import ModelLoadError
 
 
 class UnfusedError(ModelLoadError):
-    """What models/llama.py does not compute; transformers' own code may."""
+    """A model that models/llama.py does not support; transformers' own code may."""
 
 
-_EXPERTS = 1024  # that a layer may have
-_FACTOR = (1e-6, 1e6)  # what a factor may be
+_EXPERTS = 1024  # most experts of a layer
+_FACTOR = (1e-6, 1e6)  # range of a factor
 _SMALLEST_THETA, _LARGEST_THETA = 2.0, 1e15
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # what models/llama.py computes; SmolLM2 is a llama
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")  # for models/llama.py; SmolLM2 is a llama
 EXPERTS = ("mixtral", "qwen3_moe")  # those of them whose MLPs are experts; not from GGUF files
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context (names as in transformers' config.json).
+    """Scaling of rotary frequencies beyond the trained context (names as in transformers' config.json).
 
-    "factors" divides each frequency by its own factor: how GGUF writes llama3 scaling. "yarn" (arXiv 2309.00071) besides makes
-    what it rotates longer, `magnitude` times.
+    "factors" divides each frequency by its own factor: how GGUF writes llama3 scaling. "yarn" (arXiv 2309.00071) also
+    scales the rotated vectors, by `magnitude`.
     """
 
     kind: Literal["linear", "llama3", "factors", "yarn"]
@@ -44,8 +44,8 @@ class RopeScaling:
     magnitude: float = 1.0
 
     def apply(self, inv_freq: list[float], theta: float) -> list[float]:
-        """The stretched inverse frequencies (llama3: Meta's smooth interpolation by wavelength); unstretched they are powers of
-        1 / `theta`."""
+        """Return the scaled inverse frequencies (llama3: Meta's smooth interpolation by wavelength); unscaled they are
+        powers of 1 / `theta`."""
         if self.kind == "linear":
             return [f / self.factor for f in inv_freq]
         if self.kind == "factors":
@@ -55,11 +55,11 @@ class RopeScaling:
         return [self._llama3(f) for f in inv_freq]
 
     def _yarn(self, inv_freq: list[float], theta: float) -> list[float]:
-        """What turns fast stays, what turns slowly is interpolated, between them linearly by place."""
+        """Keep high frequencies, interpolate low ones, and blend linearly by index in between."""
         size = 2 * len(inv_freq)
 
         def place(turns: float) -> float:
-            """Of the frequency with so many rotations over the trained context."""
+            """Return the index of the frequency with so many rotations over the trained context."""
             return size * math.log(self.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = place(self.beta_fast), place(self.beta_slow)
@@ -93,7 +93,7 @@ class ModelConfig:
     intermediate_size: int
     vocab_size: int
     max_context: int
-    near_context: int | None = None  # positions of longer sequences are turned otherwise, all of them (longrope)
+    near_context: int | None = None  # all positions of longer sequences are rotated differently (longrope)
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     rope_axes: tuple[int, ...] = ()  # where rows of pictures have a time, a height and a width: which of them each frequency turns by
@@ -109,8 +109,8 @@ class ModelConfig:
     num_experts: int = 0  # of each layer's MLP; 0: it is dense
     experts_per_token: int = 0
     expert_size: int = 0  # columns of each expert
-    normed_experts: bool = True  # the weights of a token's experts are 1 together
-    head_rows: int = 0  # of the head, where other devices have the rest of it; 0: all
+    normed_experts: bool = True  # the weights of a token's experts sum to 1
+    head_rows: int = 0  # of the head, if other devices have the rest; 0: all
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_size", "intermediate_size")
@@ -137,13 +137,13 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     def inv_freq(self) -> list[float]:
-        """Rotary inverse frequencies, [head_dim / 2], scaling applied."""
+        """Return rotary inverse frequencies, [head_dim / 2], scaling applied."""
         plain = [self.rope_theta ** -(2 * i / self.head_dim) for i in range(self.head_dim // 2)]
         return self.rope_scaling.apply(plain, self.rope_theta) if self.rope_scaling else plain
 
 
 def made(where: str, **fields: Any) -> ModelConfig:
-    """A configuration that a file claims. Raises ModelLoadError that names the file."""
+    """Build a configuration from a file's claims. Raises ModelLoadError that names the file."""
     try:
         return ModelConfig(**fields)
     except ModelLoadError as error:
@@ -151,7 +151,8 @@ def made(where: str, **fields: Any) -> ModelConfig:
 
 
 def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    """From the content of `config.json`; `generation_config.json`'s end tokens win. `where` names the file in errors."""
+    """Build from the content of `config.json`; `generation_config.json`'s end tokens win. `where` names the file in
+    errors."""
     try:
         return _from_hf(Claims(raw, where), where, generation)
     except KeyError as missing:
@@ -168,7 +169,7 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
     for flag in ("mlp_bias", "use_mrope"):
         if raw.get(flag):
             raise UnfusedError(f"{where}: {flag} is not supported")
-    is_fp8(raw, where)  # or refused
+    is_fp8(raw, where)  # raises if unsupported
     rope = claims.part("rope_parameters" if raw.get("rope_parameters") else "rope_scaling")  # transformers 5 writes the first, 4 the second
     if (rope.raw("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1) != 1:
         raise UnfusedError(f"{where}: rotating a part of each head (partial_rotary_factor) is not supported")
@@ -206,7 +207,7 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
 
 
 def _hf_experts(claims: Claims, kind: str, where: str) -> dict[str, Any]:
-    """What a configuration says of experts."""
+    """Return a configuration's fields on experts."""
     raw = claims.fields
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
         raise UnfusedError(f"{where}: experts in some layers only are not supported")
@@ -220,7 +221,8 @@ def _hf_experts(claims: Claims, kind: str, where: str) -> dict[str, Any]:
 
 
 def _hf_window(claims: Claims, kind: str, where: str) -> int | None:
-    """The window of every layer. Families that say so per layer are ours only when all layers are alike."""
+    """Return the window of every layer. Families that configure it per layer are supported only if all layers are
+    alike."""
     raw = claims.fields
     if not raw.get("sliding_window") or not raw.get("use_sliding_window", kind in ("mistral", "mixtral")):
         return None
@@ -234,7 +236,7 @@ _NOPE_STEP = 4  # SmolLM3: every fourth layer
 
 
 def _hf_nope(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:
-    """transformers marks layers that rotate with 1."""
+    """Return layers without rotation: transformers marks those that rotate with 1."""
     if kind != "smollm3":
         return ()
     marks = raw.get("no_rope_layers")
@@ -274,7 +276,7 @@ def _hf_scaling(rope: Claims, where: str, max_position: int) -> RopeScaling | No
 
 
 def _yarn_range(rope: Claims, max_position: int) -> tuple[float, int]:
-    """How far it stretches, and the trained context."""
+    """Return the scaling factor, and the trained context."""
     trained = rope.whole("original_max_position_embeddings", CONTEXT, max_position)
     return rope.number("factor", *_FACTOR, max_position / trained), trained
 
@@ -292,7 +294,7 @@ def _yarn_scale(factor: float, by: float = 1.0) -> float:
 
 
 def _hf_axes(rope: Claims, size: int) -> tuple[int, ...]:
-    """The axis of each of `size` frequencies: of whole sections (Qwen2-VL), or by turns (Qwen3-VL)."""
+    """Return the axis of each of `size` frequencies: of whole sections (Qwen2-VL), or interleaved (Qwen3-VL)."""
     section = rope.raw("mrope_section", None)
     if section is None:
         return ()
@@ -304,7 +306,8 @@ def _hf_axes(rope: Claims, size: int) -> tuple[int, ...]:
 
 
 def _hf_context(claims: Claims, rope: Claims) -> int:
-    """Tokens. A config to which YaRN was added by hand, as model cards say, still tells the trained context."""
+    """Return the context in tokens. A config to which YaRN was added by hand, as model cards say, still has the trained
+    context."""
     most = claims.whole("max_position_embeddings", CONTEXT, 2048)
     if rope.raw("rope_type", rope.raw("type", None)) != "yarn":
         return most
@@ -315,7 +318,8 @@ def _hf_context(claims: Claims, rope: Claims) -> int:
 
 
 def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: int, biased: bool) -> ModelConfig:
-    """From GGUF metadata. What GGUF tells only by its tensors is passed in: a tied head, biases, the vocabulary."""
+    """Build from GGUF metadata. Facts that GGUF only has in its tensors are passed in: a tied head, biases, the
+    vocabulary."""
     arch = str(meta.get("general.architecture", "?"))
     if arch not in FAMILIES:
         raise ModelLoadError(f"{where}: architecture {arch!r:.60} is not supported; supported: {', '.join(FAMILIES)}")

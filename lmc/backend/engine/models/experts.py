@@ -1,7 +1,8 @@
-"""Mixtures of experts: of a layer's MLPs each token goes through a few, which a router chooses, and their results are weighed and added.
+"""Mixtures of experts: each token goes through a few of a layer's MLPs, chosen by a router, and their results are
+weighted and added.
 
-Here in torch, expert by expert, which is the reference; on a GPU as products of groups (kernels/grouped.py), whose shapes do not depend
-on what is chosen, so that graphs can have them.
+Here in torch, expert by expert, which is the reference; on a GPU as grouped GEMM (kernels/grouped.py), whose shapes do
+not depend on the routing, so that graphs can capture it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from lmc.backend.engine.models.linear import Dense, Linear, half_packed
 
 
 def routed(scores: Tensor, count: int, *, normed: bool) -> tuple[Tensor, Tensor]:
-    """The experts of each row and their weights, [T, count] float32 and int64, by the router's `scores` [T, experts]."""
+    """Return the experts of each row and their weights, [T, count] float32 and int64, by the router's `scores` [T,
+    experts]."""
     weights, chosen = torch.topk(torch.softmax(scores.float(), -1), count, dim=-1)
     return weights / weights.sum(-1, keepdim=True) if normed else weights, chosen
 
@@ -25,7 +27,7 @@ def routed(scores: Tensor, count: int, *, normed: bool) -> tuple[Tensor, Tensor]
 class Experts:
     """x [T, hidden_size] → the same.
 
-    gate_up, down  of each expert
+    gate_up, down  by expert
     stacked        the same as they are stored, [experts, 2·I, in] and [experts, out, I]; None where they were packed
     """
 
@@ -50,16 +52,16 @@ class Experts:
 
 
 def experts_of(fused: Mapping[str, Tensor], layer: str, config: ModelConfig, *, pack_half: bool) -> Experts:
-    """Those of a layer, from fused weights; `pack_half`: see linear.py."""
+    """Return the experts of a layer, from fused weights; `pack_half`: see linear.py."""
     router, gate_up, down = (fused[f"{layer}{name}.weight"] for name in ("router", "experts_gate_up", "experts_down"))
     kept = half_packed if pack_half else Dense
-    own = Dense(router.float()) if pack_half else Dense(router)  # small, and what it chooses should not depend on how it is kept
+    own = Dense(router.float()) if pack_half else Dense(router)  # small, and its choices should not depend on the storage dtype
     stacked = None if pack_half else (gate_up, down)
     return Experts(own, [kept(w) for w in gate_up], [kept(w) for w in down], config.experts_per_token, config.normed_experts, stacked)
 
 
 class Grouped:
-    """The same by kernels, without looking at what is chosen."""
+    """The same by kernels, without reading the routing on the host."""
 
     def __init__(self, experts: Linear) -> None:
         assert isinstance(experts, Experts) and experts.stacked is not None

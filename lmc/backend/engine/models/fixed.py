@@ -55,7 +55,8 @@ def agreeing(multiply: Linear, columns: int, most: int = SIZES[-1]) -> tuple[int
 
 
 def _agrees(multiply: Linear, rows: Tensor, expected: Tensor, size: int) -> bool:
-    """Whether so many rows give what `expected` has: the first and the last ones, and one row at each place."""
+    """Return whether a product of `size` rows equals `expected`: for the first and the last rows, and for one row at
+    each position."""
     last = len(expected) - size
     if not torch.equal(multiply(rows[:size].clone()), expected[:size]) or not torch.equal(multiply(rows[last : last + size].clone()), expected[last:]):
         return False

@@ -1,7 +1,7 @@
 """Matrices in FP8 (e4m3): half of bfloat16's bytes, which is what decoding reads.
 
-    w[o, i] ≈ q[o, i] · scale[o]           each output by the largest of its row, once
-    x[t, i] ≈ p[t, i] · s[t]               each row of a pass by its own largest, as it comes
+    w[o, i] ≈ q[o, i] · scale[o]           each output by the largest of its row, at load
+    x[t, i] ≈ p[t, i] · s[t]               each row of a pass by its own largest, at run time
     y[t, o] = s[t] · scale[o] · Σ p q      products of FP8, summed in float32
 
 On a GPU (Hopper or newer) by cuBLAS and CUTLASS, through torch. On a CPU the same numbers are multiplied in float32: to test with, and slower
@@ -27,7 +27,7 @@ _STEP = 16  # rows and columns of a matrix come in so many
 
 
 def quantize_reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, C] → e4m3 [T, C] and scales [T, 1] float32, with x ≈ e4m3 · scale; what is no number stays none."""
+    """Quantize x [T, C] → e4m3 [T, C] and scales [T, 1] float32, with x ≈ e4m3 · scale; NaN stays NaN."""
     wide = x.float()
     scales = (wide.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(SMALLEST)
     return (wide / scales).to(E4M3), scales
@@ -53,11 +53,11 @@ class Fp8:
         return y if self.bias is None else y + self.bias
 
     def multiply(self, rows: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """rows [T, in] e4m3 with scales [T, 1] times the matrix, without the bias."""
+        """Multiply rows [T, in] e4m3 with scales [T, 1] by the matrix, without the bias."""
         return torch._scaled_mm(rows, self.weight.t(), scale_a=scales, scale_b=self.scale, out_dtype=dtype, use_fast_accum=False)
 
     def reference(self, x: Tensor) -> Tensor:
-        """What it computes, in float32."""
+        """Return the same result computed in float32."""
         rows, scales = quantize_reference(x)
         y = F.linear(rows.float() * scales, self.weight.float() * self.scale.t())
         return (y if self.bias is None else y + self.bias.float()).to(x.dtype)
@@ -71,7 +71,7 @@ def _kernel():
 
 
 def fp8(weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Fp8 | None:
-    """The matrix in FP8. `scale` [out]: it is e4m3 already. None if its shape is one that FP8 products cannot have."""
+    """Convert the matrix to FP8. `scale` [out]: it is e4m3 already. None if FP8 GEMM does not support its shape."""
     if any(size % _STEP for size in weight.shape):
         return None
     if scale is None:
@@ -81,12 +81,12 @@ def fp8(weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None)
 
 
 def dequantized(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """[out, in] of `dtype`; `scale` [out]."""
+    """Return [out, in] of `dtype`; `scale` [out]."""
     return (weight.float() * scale[:, None]).to(dtype)
 
 
 def row_scales(scale: Tensor, rows: int, name: str) -> Tensor:
-    """A checkpoint's scale of a matrix, one for all or one an output, as [rows] float32."""
+    """Return a checkpoint's scale of a matrix, one for all or one per output, as [rows] float32."""
     found = scale.float().flatten()
     if len(found) not in (1, rows):
         raise ModelLoadError(f"the weights' {name!r} is {list(scale.shape)}; expected one scale, or one for each of {rows} rows: blocks are not supported")
@@ -96,12 +96,12 @@ def row_scales(scale: Tensor, rows: int, name: str) -> Tensor:
 
 
 def check_device(device: torch.device, what: str) -> None:
-    """Raises ModelLoadError where there are no products of FP8 rows."""
+    """Raise ModelLoadError if the device has no row-scaled FP8 GEMM."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         name = torch.cuda.get_device_name(device)
         raise ModelLoadError(f"{what} needs a GPU of compute capability 9.0 (Hopper) or newer, and {device} is {name}; take weights that are not quantized")
 
 
 def cat(parts: Sequence[Tensor]) -> Tensor:
-    """Parts of a matrix below each other; e4m3 as bytes, which every version of torch can move."""
+    """Concatenate parts of a matrix vertically; e4m3 as bytes, which every version of torch can move."""
     return torch.cat([p.view(torch.uint8) for p in parts]).view(E4M3) if parts[0].dtype == E4M3 else torch.cat(tuple(parts))

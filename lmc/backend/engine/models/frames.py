@@ -1,8 +1,8 @@
-"""Frames of a video, as families of models see them: which, and how large. The rules of transformers' video processors, whose own code needs
-torchvision.
+"""Frames of a video by model family: selection and size. The rules of transformers' video processors, whose own code
+needs torchvision.
 
     evenly   LLaVA-OneVision, LLaVA-NeXT-Video
-    paired   Qwen2-VL, Qwen2.5-VL: frames are looked at two by two
+    paired   Qwen2-VL, Qwen2.5-VL: frames are processed in pairs
     spread   Qwen3-VL: the first and the last among them
     within   SmolVLM: so many at most, without the first and the last second of a long video
 """
@@ -25,7 +25,7 @@ _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocess
 
 
 def settings(path: Path) -> dict[str, Any]:
-    """What a directory says of its video processor; where it says nothing, of that for images."""
+    """Return a directory's settings of its video processor; missing ones from the image processor."""
     for name in _FILES:
         try:
             found = json.loads((path / name).read_text())
@@ -40,18 +40,19 @@ def settings(path: Path) -> dict[str, Any]:
     return {}
 
 
-# -- which -------------------------------------------------------------------------------------------------------------
+# -- selection
+# -------------------------------------------------------------------------------------------------------------
 
 
 def evenly(film: Film, wanted: Frames, usual: int) -> list[int]:
-    """So many, each as far behind the last; `usual` where nothing is said."""
+    """Return so many indices, evenly spaced; `usual` many by default."""
     number = wanted.num_frames or (min(usual, film.count) if wanted.fps is None else max(1, int(film.seconds * wanted.fps)))
     number = min(number, film.count)
     return [i * film.count // number for i in range(number)]
 
 
 def paired(film: Film, wanted: Frames, given: Mapping[str, Any]) -> list[int]:
-    """A number that the tower's pairs divide, where the video has as many."""
+    """Return a number divisible by the tower's pairs, if the video has as many."""
     pair = int(given.get("temporal_patch_size") or 2)
     if wanted.num_frames is not None:
         number = max(1, round(wanted.num_frames / pair)) * pair
@@ -88,11 +89,12 @@ def _rate(wanted: Frames, given: Mapping[str, Any]) -> float:
     return wanted.fps or float(given.get("fps") or 2)
 
 
-# -- how large ---------------------------------------------------------------------------------------------------------
+# -- size ---------------------------------------------------------------------------------------------------------
 
 
 def size_of_each(frames: int, height: int, width: int, factor: int, pair: int, given: Mapping[str, Any]) -> tuple[int, int]:
-    """Qwen2-VL's: pixels of each frame are bounded. Raises ValueError for a shape that no model takes."""
+    """Return the size by Qwen2-VL's rule: pixels of each frame are bounded. Raises ValueError for an unsupported
+    shape."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     least, most = _pixels(given, 128 * 28 * 28, 28 * 28 * 768)
@@ -103,7 +105,8 @@ def size_of_each(frames: int, height: int, width: int, factor: int, pair: int, g
 
 
 def size_of_all(frames: int, height: int, width: int, factor: int, pair: int, given: Mapping[str, Any]) -> tuple[int, int]:
-    """Qwen3-VL's: pixels of all frames together are bounded. Raises ValueError for a shape that no model takes."""
+    """Return the size by Qwen3-VL's rule: pixels of all frames together are bounded. Raises ValueError for an
+    unsupported shape."""
     least, most = _pixels(given, 128 * 32 * 32, 32 * 32 * 768)
     if given.get("cap_pixels_per_frame"):
         share = min(int(given.get("max_video_tokens") or 768) * factor**2, most // frames)
@@ -124,6 +127,6 @@ def size_of_all(frames: int, height: int, width: int, factor: int, pair: int, gi
 
 
 def _pixels(given: Mapping[str, Any], least: int, most: int) -> tuple[int, int]:
-    """The fewest and the most, by whichever names a file has for them."""
+    """Return the fewest and the most pixels, by whichever names a file has for them."""
     size = given.get("size") or {}
     return int(given.get("min_pixels") or size.get("shortest_edge") or least), int(given.get("max_pixels") or size.get("longest_edge") or most)

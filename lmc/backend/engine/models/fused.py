@@ -24,7 +24,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, keys, values of a 
 
 
 class FusedLlama:
-    """Holds no state of its own but the table of rotations.
+    """The fused model. Holds no state of its own but the table of rotations.
 
     multiply    x [rows, in] times a matrix (products.py)
     """
@@ -39,7 +39,7 @@ class FusedLlama:
 
     @property
     def matrices(self) -> list[Linear]:
-        """By which rows of a pass are multiplied."""
+        """Return matrices by which rows of a pass are multiplied."""
         every = [matrix for layer in self._model.layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         return [local(matrix) for matrix in every if matrix is not None]
 
@@ -47,9 +47,10 @@ class FusedLlama:
         self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: Seen | None = None,
         adapters: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see embed.
+        """Return final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see
+        embed.
 
-        wanted    [R] rows: only theirs, [R, hidden_size], and nothing is computed of others that nobody reads
+        wanted    [R] rows: return only theirs, [R, hidden_size], and skip unread parts of the others
         seen      rows that are pictures'
         adapters  [T] int32, the number of each row's adapter, 0 for none; None: no row has one
         """
@@ -98,13 +99,14 @@ class FusedLlama:
         return grouped if local(experts) is experts else experts.over(grouped)  # pyright: ignore[reportFunctionMemberAccess]
 
     def _turned(self, positions: Tensor, rows: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
-        """A table of rotations for these rows alone, and their places in it: some have positions on three axes."""
+        """Return a table of rotations for these rows alone, and their indices in it: some have positions on three
+        axes."""
         table = self._turns[positions.long()]
         table[rows] = turned_by_axes(self._turns, axes, self.config)
         return table, torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden_size] → [R, vocab_size] float32."""
+        """Return [R, hidden_size] → [R, vocab_size] float32."""
         return self._model.head(hidden).float()
 
 

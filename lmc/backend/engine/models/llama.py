@@ -1,7 +1,8 @@
 """The Llama family, fused: merged qkv and gate_up, rotary position as one complex product, logits for wanted rows only.
 
-Covers, besides the experts of Mixtral and Qwen3-MoE, Llama 2 and 3, SmolLM2 and 3 (layers without positions), Mistral, Qwen2 (qkv bias) and Qwen3 (q/k norm). Rows of q and k are kept with each
-rotary pair side by side (x[2i], x[2i+1]); dot products do not notice, and rotation becomes a complex multiplication.
+Covers, besides the experts of Mixtral and Qwen3-MoE, Llama 2 and 3, SmolLM2 and 3 (layers without positions), Mistral,
+Qwen2 (qkv bias) and Qwen3 (q/k norm). Rows of q and k are kept with each rotary pair side by side (x[2i], x[2i+1]); dot
+products are invariant, and rotation becomes a complex multiplication.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Layer:
     post_norm: Tensor
     gate_up: Linear | None
     down: Linear | None
-    experts: Linear | None = None  # in the place of both (experts.py)
+    experts: Linear | None = None  # in place of both (experts.py)
 
 
 class LlamaModel:
@@ -60,7 +61,7 @@ class LlamaModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and of the KV store."""
+        """Return the dtype of activations and of the KV store."""
         return self.norm.dtype
 
     @property
@@ -69,7 +70,7 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
-        """Writes the rows' K and V to their slots; returns logits [R, vocab_size] float32."""
+        """Write the rows' K and V to their slots; return logits [R, vocab_size] float32."""
         plan = self.plan(batch.spans, self.config.sliding_window)
         turn = self.rotations[batch.positions][:, None]  # [T, 1, head_dim / 2] complex
         x = F.embedding(batch.token_ids, self.embed).to(self.norm.dtype)
@@ -86,7 +87,7 @@ class LlamaModel:
             qkv = self._adapted(index, "qkv", normed, layer.qkv(normed), rows)
             q = self._store_and_query(layer, qkv, turned, batch.out_slots, kv.key(index), kv.value(index))
             attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
-            if index == last:  # nobody reads the other rows any more
+            if index == last:  # the other rows are not read any further
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
                 rows = None if rows is None else rows.only(batch.logit_rows)
                 if len(x) == 0:
@@ -100,7 +101,7 @@ class LlamaModel:
     def _store_and_query(
         self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
-        """Rotated q [T, num_heads, head_dim]; k and v go to their slots."""
+        """Return rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
         qkv = qkv.view(len(qkv), -1, c.head_dim)
         qk, v = qkv[:, : c.num_heads + c.num_kv_heads], qkv[:, c.num_heads + c.num_kv_heads :]
@@ -136,7 +137,7 @@ class LlamaModel:
 
 
 def rotations(config: ModelConfig, device: torch.device) -> Tensor:
-    """e^(i·position·frequency), as long as the scaling of RoPE says: [max_context, head_dim / 2] complex64."""
+    """Return e^(i·position·frequency), scaled as RoPE's scaling requires: [max_context, head_dim / 2] complex64."""
     inv_freq = torch.tensor(config.inv_freq(), dtype=torch.float32, device=device)
     angles = torch.outer(torch.arange(config.max_context, dtype=torch.float32, device=device), inv_freq)
     magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
@@ -144,13 +145,14 @@ def rotations(config: ModelConfig, device: torch.device) -> Tensor:
 
 
 def turned_by_axes(table: Tensor, axes: Tensor, config: ModelConfig) -> Tensor:
-    """Rotations of rows that have a place in time, height and width, `axes` [3, P] int64: [P, head_dim / 2, …] of `table`."""
+    """Return rotations of rows with a position in time, height and width, `axes` [3, P] int64: [P, head_dim / 2, …] of
+    `table`."""
     which = torch.tensor(config.rope_axes, device=axes.device)
     return table[axes[which].T, torch.arange(len(which), device=axes.device)]
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotates pairs (x[2i], x[2i+1]); in float32, and in place when x is float32."""
+    """Rotate pairs (x[2i], x[2i+1]); in float32, and in place when x is float32."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs.mul_(turn)).flatten(-2).to(x.dtype)
 
@@ -159,17 +161,17 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def pair_rows(weight: Tensor, heads: int) -> Tensor:
-    """Rows of q or k from halves (x[i], x[i + d/2]) to pairs (x[2i], x[2i+1]); weight [heads·d, …]."""
+    """Reorder rows of q or k from halves (x[i], x[i + d/2]) to pairs (x[2i], x[2i+1]); weight [heads·d, …]."""
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def halve_rows(weight: Tensor, heads: int) -> Tensor:
-    """The inverse of `pair_rows`: what GGUF stores for llama, as transformers wants it."""
+    """Invert `pair_rows`: from GGUF's layout for llama to transformers'."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """What comes before the first layer and after the last."""
+    """Fuse the weights before the first layer and after the last."""
     rows, width = config.vocab_size, config.hidden_size
     fused = {"embed": _get(state, "model.embed_tokens.weight", rows, width), "norm": _get(state, "model.norm.weight", width)}
     if not config.tie_embeddings:
@@ -178,7 +180,7 @@ def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
 
 
 def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> dict[str, Tensor]:
-    """One layer's weights."""
+    """Fuse one layer's weights."""
     src, dst = f"model.layers.{index}.", f"layers.{index}."
     attn, mlp = src + "self_attn.", src + "mlp."
     c, width = config, config.hidden_size
@@ -217,7 +219,7 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
 
 
 def _expert_names(config: ModelConfig, src: str) -> tuple[str, str, tuple[str, str, str]]:
-    """The router of a layer, its experts, and the gate, up and down of each."""
+    """Return names of the router of a layer, its experts, and the gate, up and down of each."""
     if config.architecture == "mixtral":
         return f"{src}block_sparse_moe.gate.weight", f"{src}block_sparse_moe.experts.", ("w1", "w3", "w2")
     return f"{src}mlp.gate.weight", f"{src}mlp.experts.", ("gate_proj", "up_proj", "down_proj")
@@ -239,11 +241,11 @@ PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "o": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",),
 }  # fmt: skip
-"""What each merged matrix is made of, by transformers' names."""
+"""The parts of each merged matrix, by transformers' names."""
 
 
 def _scales(state: Mapping[str, Tensor], parts: Sequence[str]) -> list[Tensor] | None:
-    """Scales of a matrix' parts; None where it is not quantized."""
+    """Return scales of a matrix' parts; None if it is not quantized."""
     if not any(state[f"{part}.weight"].dtype == E4M3 for part in parts):
         return None
     if missing := [f"{part}.weight_scale" for part in parts if f"{part}.weight_scale" not in state]:
@@ -258,7 +260,7 @@ def _below(parts: Sequence[Tensor], name: str) -> Tensor:
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every fused weight: the names and layout of `fuse_ends` and `fuse_layer`."""
+    """Return the shape of every fused weight: the names and layout of `fuse_ends` and `fuse_layer`."""
     c = config
     found: dict[str, tuple[int, ...]] = {"embed": (c.vocab_size, c.hidden_size), "norm": (c.hidden_size,)}
     if not c.tie_embeddings:
@@ -284,7 +286,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def their_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that may be read, by transformers' names."""
+    """Return the shape of every tensor that may be read, by transformers' names."""
     c, width = config, config.hidden_size
     found: dict[str, tuple[int, ...]] = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (c.vocab_size, width))
     found["model.norm.weight"] = (width,)
@@ -322,7 +324,7 @@ MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 def _matrix(weight: Tensor, scale: Tensor | None, bias: Tensor | None, *, dtype: torch.dtype) -> Linear:
-    """In FP8, where its shape allows that."""
+    """Build a matrix, in FP8 if its shape allows that."""
     return fp8(weight, scale, bias) or Dense(weight if scale is None else dequantized(weight, scale, dtype), bias)
 
 
@@ -335,10 +337,10 @@ def build(
     wrap: Callable[[str, Linear], Linear] = lambda _, matrix: matrix,
     **options: Any,
 ) -> LlamaModel:
-    """The model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py.
+    """Build the model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py.
 
-    quantized  matrices of layers are made FP8 (fp8.py), those that are not yet
-    wrap       makes of a matrix ("head", "layers.0.o", …) the one that is used: where others have parts of it
+    quantized  matrices of layers are converted to FP8 (fp8.py) unless they are already
+    wrap       wraps a matrix ("head", "layers.0.o", …) that is sharded
     """
     kinds = MATRICES[:2] if config.num_experts else MATRICES
     names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in kinds]

@@ -54,7 +54,7 @@ _SOURCES = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything an engine needs to know about a model."""
+    """The parts of a loaded model that an engine needs."""
 
     model: CausalModel
     config: ModelConfig
@@ -62,29 +62,30 @@ class LoadedModel:
     chat_template: ChatTemplate
     whole_template: WholeTemplate | None
     name: str
-    dtype: torch.dtype  # of the activations and of the KV store
+    dtype: torch.dtype  # dtype of the activations and of the KV store
     device: torch.device
     weights: str  # how matrices are stored: a dtype's name, or "float16 packed"
-    layers: tuple[LayerShape, ...]  # what a token has in the KV pool
-    vision: Vision | None = None  # of a model that sees
-    share: Share | None = None  # of a part of a model: which one
-    weight_bytes: int = 0  # of what was loaded, as it is kept; 0: not known
+    layers: tuple[LayerShape, ...]  # shape of a token in the KV pool
+    vision: Vision | None = None  # of a vision model
+    share: Share | None = None  # the shard, of a sharded model
+    weight_bytes: int = 0  # of the loaded weights, as stored; 0: not known
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How weights are kept: matrices in one dtype, norms (and with them activations and KV) in another; and whose they are."""
+    """Storage of weights: matrices in one dtype, norms (and with them activations and KV) in another; and their
+    owner."""
 
     matrices: torch.dtype
     activations: torch.dtype
     pack_half: bool  # matrices go into FBGEMM's float16 packing
     device: torch.device
-    group: Group | None = None  # that has a part each; None: nobody else has one
-    fp8: bool = False  # matrices of layers go into FP8 when the model is built, those that are not there yet
+    group: Group | None = None  # whose ranks have a shard each; None: not sharded
+    fp8: bool = False  # matrices of layers are converted to FP8 when the model is built, unless they are already
     fixed: bool = False  # a row's numbers do not depend on what else is in its pass
 
     def share(self, config: ModelConfig) -> Share | None:
-        """This rank's part of a model. Raises ModelLoadError if ranks cannot have parts of it."""
+        """Return this rank's part of a model. Raises ModelLoadError if it cannot be divided among the ranks."""
         if self.group is None:
             return None
         every = shares(config, self.group.ranks)
@@ -117,7 +118,7 @@ class _Layout:
         return self.matrices if _is_matrix(name) and (not self.pack_half or fits_half(tensor)) else self.activations
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Bytes of weights of these shapes."""
+        """Return bytes of weights of these shapes."""
         return sum(prod(s) * (self.matrices if _is_matrix(n) else self.activations).itemsize for n, s in shapes.items())
 
 
@@ -127,7 +128,7 @@ def _is_matrix(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Source:
-    """What was read, before it is built."""
+    """A model's files as read, before it is built."""
 
     name: str
     config: ModelConfig
@@ -144,13 +145,13 @@ class _Source:
 SEEING = ("llava", "llava_next", "llava_next_video", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm")
 """Model types whose pictures go through a tower of transformers (vision.py, FAMILIES)."""
 SEEING_BY_INTERFACE = ("gemma3",)
-"""Those of them whose text goes through transformers' attention interface; of the others it is ours."""
+"""Those of them whose text goes through transformers' attention interface; the others run in our own code."""
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("fp8",)
 
 
 def _check_alone(layout: _Layout, name: str) -> None:
-    """Quantized weights are for one device."""
+    """Refuse quantized weights on several devices."""
     if layout.group is not None:
         raise ModelLoadError(f"{name}: weights in FP8 are not spread over devices (tp={layout.group.ranks}) yet; take tp=1, dp=…, or unquantized weights")
 
@@ -166,7 +167,8 @@ def load(
     quantization: str | None = None,
     deterministic: bool = False,
 ) -> LoadedModel:
-    """Loads `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or "smollm2".
+    """Load `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or
+    "smollm2".
 
     `dtype`: "float32", "bfloat16" or "float16" for everything. None takes bfloat16 on a GPU; on a CPU it takes float32
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
@@ -233,7 +235,7 @@ def _check_fixable(layout: _Layout, name: str) -> None:
 
 
 def _unfixable(found: _Source) -> str | None:
-    """What of a model has no fixed numbers."""
+    """Return why a model cannot have fixed numerics; None if it can."""
     if found.layout.fp8:
         return "FP8 is not"
     if found.vision is not None:
@@ -246,7 +248,7 @@ def _unfixable(found: _Source) -> str | None:
 
 
 def _device(name: str) -> torch.device:
-    """The device of that name, if this process can use it; "auto" is a GPU if there is one, else the CPU."""
+    """Return the device of that name, if this process can use it; "auto" is a GPU if there is one, else the CPU."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -275,9 +277,10 @@ def _layout(device: torch.device, dtype: str | None) -> _Layout:
 def _fused(
     path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout, share: Share | None = None
 ) -> dict[str, Tensor]:
-    """Fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows).
+    """Return fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows).
 
-    `states(i)` gives the weights of layer i under transformers' names, `states(None)` those outside the layers. `share`: its slices of them alone.
+    `states(i)` gives the weights of layer i under transformers' names, `states(None)` those outside the layers.
+    `share`: only its slices of them.
     """
     shapes = {} if share is None else llama.their_shapes(config)
     config = config if share is None else share.config
@@ -301,7 +304,8 @@ def _fused(
 def _builder(
     weights: Mapping[str, Tensor], config: ModelConfig, layout: _Layout, share: Share | None = None
 ) -> Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]:
-    """Builds a model of models/llama.py from weights in its fused layout: all of them, or those of a share."""
+    """Return a builder of a models/llama.py model from weights in its fused layout: all of them, or those of a
+    share."""
 
     def build(where: torch.device) -> tuple[CausalModel, tuple[LayerShape, ...]]:
         there = {name: tensor.to(where) for name, tensor in weights.items()}
@@ -345,7 +349,7 @@ _MOST_ROWS, _MOST_LOGITS = 256, 64  # that are multiplied at once
 
 
 def _spread(share: Share, group: Group) -> Callable[[str, Linear], Linear]:
-    """Matrices as they are used where others have parts of them."""
+    """Wrap matrices for use on several ranks, if they are sharded."""
     from lmc.backend.engine.distributed.group import Gathered, Summed
 
     def wrap(name: str, matrix: Linear) -> Linear:
@@ -375,7 +379,7 @@ def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.dev
 
 
 def local_source(source: str) -> str:
-    """The same model by a name of this machine: a hub id's files are downloaded now."""
+    """Return the same model by a local name: a hub id's files are downloaded now."""
     path = Path(source).expanduser()
     return str(_download(source)) if source != EMBEDDED and not path.exists() else source
 
@@ -401,7 +405,7 @@ _PERMUTED = ("llama", "mistral", "smollm3")  # architectures whose q and k rows 
 
 
 def hf_name(name: str, where: str) -> str:
-    """transformers' name of a GGUF tensor."""
+    """Return transformers' name of a GGUF tensor."""
     if name in _GGUF_TOP:
         return _GGUF_TOP[name]
     head, _, rest = name.partition(".")
@@ -433,7 +437,7 @@ def gguf_config(file: gguf.GgufFile) -> ModelConfig:
 
 
 def _check_tensors(file: gguf.GgufFile, config: ModelConfig) -> None:
-    """Refuses metadata that are not those of the file's tensors, before anything is made of them: layers and shapes."""
+    """Refuse metadata that do not match the file's tensors, before anything is built from them: layers and shapes."""
     where, arch = str(file.path), config.architecture
     layers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
     if layers != set(map(str, range(config.num_layers))):
@@ -454,7 +458,7 @@ def _check_tensors(file: gguf.GgufFile, config: ModelConfig) -> None:
 
 
 def _check_positions(where: Path, config: ModelConfig, device: torch.device) -> None:
-    """Refuses a context whose positions take more memory than there is: the file alone says how long it is."""
+    """Refuse a context whose positions take more memory than there is: its length is only the file's claim."""
     need, free = config.max_context * (config.head_dim // 2) * 16, free_memory(device)
     if need > free:
         raise ModelLoadError(
@@ -464,7 +468,8 @@ def _check_positions(where: Path, config: ModelConfig, device: torch.device) -> 
 
 
 def gguf_state(file: gguf.GgufFile, config: ModelConfig, part: str = "") -> dict[str, Tensor]:
-    """The weights whose GGUF names begin with `part`, in float32, under transformers' names and in its layout."""
+    """Return the weights whose GGUF names begin with `part`, in float32, under transformers' names and in its
+    layout."""
     import torch
 
     where = str(file.path)
@@ -484,7 +489,7 @@ def _ends(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -> _Source:
-    """The converted copy when there is one, else the file, whose conversion is then kept."""
+    """Return the converted copy when there is one; else convert the file, and store the copy."""
     place = cache.entry(path, layout.name.replace(" ", "-"))
     if place and place.size:
         _check_converted(path, place.size // _ranks(layout), layout)
@@ -512,7 +517,7 @@ def _ranks(layout: _Layout) -> int:
 
 
 def _check_converted(path: Path, size: int, layout: _Layout) -> None:
-    """Refuses weights of `size` bytes, as they are without quantization, before any is read; they go through the host's memory."""
+    """Refuse weights of `size` unquantized bytes before any is read; they go through the host's memory."""
     import torch
 
     for device in dict.fromkeys((layout.device, torch.device("cpu"))):
@@ -612,7 +617,7 @@ def _tokenizer(path: Path, config: ModelConfig, options: Mapping[str, Any], pars
 
 
 def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, WholeTemplate | None]:
-    """The tokenizer of a model that is on this machine, and its own chat template; no weights are read. Raises ModelLoadError."""
+    """Return the tokenizer of a local model, and its own chat template; no weights are read. Raises ModelLoadError."""
     path = Path(source).expanduser()
     if path.is_dir():
         raw, generation = json_of(path / "config.json"), _json_or_none(path / "generation_config.json")
@@ -638,7 +643,7 @@ def _vision() -> Any:
 
 
 def _theirs(path: Path, raw: Mapping[str, Any], generation: Mapping[str, Any] | None, reason: ModelLoadError) -> tuple[ModelConfig, Any]:
-    """The configuration for transformers' own code; `reason`: why ours does not do."""
+    """Return the configuration for transformers' own code; `reason`: why ours does not support the model."""
     from lmc.backend.engine.models.transformers_model import check_cheaply, read_config
 
     check_cheaply(path, raw)
@@ -664,7 +669,7 @@ _DUMMY_SEED, _DUMMY_SCALE = 0, 0.02  # the scale of transformers' own initial we
 
 
 def _random(config: ModelConfig, layout: _Layout, device: torch.device) -> dict[str, Tensor]:
-    """Fused weights from a fixed seed, made where they will be: norms 1, biases 0, the rest normal."""
+    """Return fused weights from a fixed seed, made on their device: norms 1, biases 0, the rest normal."""
     import torch
 
     generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
@@ -680,7 +685,7 @@ def _random(config: ModelConfig, layout: _Layout, device: torch.device) -> dict[
 
 
 def _there(path: Path) -> str:
-    """A hint at the model files that a directory has instead, if any."""
+    """Return a hint at other model files that a directory has, if any."""
     found = sorted(p.name for p in path.glob("*.gguf"))
     found += sorted(f"{p.parent.name}/" for p in path.glob("*/config.json"))
     return f" (but {', '.join(found[:4])}: name that)" if found else ""
@@ -706,7 +711,7 @@ def _json_or_none(path: Path) -> dict[str, Any] | None:
 
 
 def _template(path: Path, options: dict[str, Any]) -> str | None:
-    """The Jinja source: `chat_template.jinja`, or in tokenizer_config.json (one, or a list of named ones)."""
+    """Return the Jinja source: `chat_template.jinja`, or in tokenizer_config.json (one, or a list of named ones)."""
     file = path / "chat_template.jinja"
     if "chat_template" not in options and not file.is_file():  # processors of transformers 4 kept theirs here
         options = _json_or_none(path / "chat_template.json") or {}
@@ -729,7 +734,7 @@ def _text_or_none(found: Any, where: str) -> str | None:
 
 
 def _shards(path: Path) -> list[Path]:
-    """The weights' files."""
+    """Return the weights' files."""
     index = path / "model.safetensors.index.json"
     if not index.is_file():
         return [path / "model.safetensors"]
@@ -743,7 +748,7 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _check_layers(path: Path, config: ModelConfig) -> None:
-    """Refuses a configuration with more layers than the weights have tensors of; reads their names alone."""
+    """Refuse a configuration with more layers than the weights have tensors of; reads only their names."""
     from safetensors import SafetensorError, safe_open
 
     names = list[str]()
@@ -762,9 +767,9 @@ def _check_layers(path: Path, config: ModelConfig) -> None:
 
 
 def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:
-    """Refuses weights that memory has no room for, before any of them is read."""
+    """Refuse weights that do not fit into memory, before any of them is read."""
     stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
-    size = sum(shard.stat().st_size for shard in _shards(path) if shard.is_file())  # what is missing is told later
+    size = sum(shard.stat().st_size for shard in _shards(path) if shard.is_file())  # missing files are reported later
     check_fits(path, size * layout.matrices.itemsize // stored // _ranks(layout), layout.matrices, layout.device, _ranks(layout))
 
 
@@ -789,7 +794,7 @@ _HUB_ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+", re.ASCII)
 
 
 def _nearest(missing: Path) -> str:
-    """Where the name was looked up, and names beside it that are like it."""
+    """Return where the name was looked up, and similar names there."""
     like = difflib.get_close_matches(missing.name, _names(missing.parent), n=1)
     also = f", which has {like[0]!r}" if like else "" if missing.parent.is_dir() else ", which does not exist either"
     return f" in {missing.parent}{also}"
@@ -799,11 +804,11 @@ def _names(folder: Path) -> list[str]:
     try:
         return [path.name for path in folder.iterdir()]
     except OSError:
-        return []  # only a hint is lost
+        return []  # only costs a hint
 
 
 def _download(source: str) -> Path:
-    """A hub id's files in huggingface_hub's cache; it honours HF_HUB_OFFLINE and HF_HOME."""
+    """Download a hub id's files to huggingface_hub's cache; it honours HF_HUB_OFFLINE and HF_HOME."""
     if not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
         looked = Path(source).expanduser().absolute()
         raise ModelLoadError(f"{source}: no such file or directory{_nearest(looked)}; {_SOURCES}")
@@ -812,7 +817,7 @@ def _download(source: str) -> Path:
     patterns = ["*.json", "*.safetensors", "*.jinja"]
     try:
         return Path(snapshot_download(source, allow_patterns=patterns))
-    except Exception as error:  # network, authorization, unknown id: the hub's own words say which
+    except Exception as error:  # network, authorization, unknown id: the hub's own message tells which
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise ModelLoadError(
             f"{source}: no such file or directory, and not loadable as a hub id{offline}: {error}"

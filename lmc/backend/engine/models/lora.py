@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What an adapter has beside one merged matrix: A's of its parts one below the other, `down` [ranks, in], and their B's."""
+    """An adapter's factors of one merged matrix: the A's of its parts stacked, `down` [ranks, in], and their B's."""
 
     down: Tensor
     parts: tuple[Part, ...]
@@ -184,7 +184,7 @@ def _merged(matrix: str, pairs: Mapping[int, _Pair], c: ModelConfig, scale: floa
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Which rows of a pass have which adapter: pairs of an adapter's number, from 1 on, and its rows; None: all there are."""
+    """The rows of a pass by adapter: pairs of an adapter's number, from 1 on, and its rows; None: all rows."""
 
     numbers: Tensor  # [T] int64, 0 for none
     groups: tuple[tuple[int, Tensor | None], ...]

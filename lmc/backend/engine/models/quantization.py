@@ -1,4 +1,4 @@
-"""What checkpoints say of how their weights were quantized, and which of that can be read: FP8 by compressed-tensors and by ModelOpt."""
+"""Quantization declared by checkpoints, and the supported kinds: FP8 by compressed-tensors and by ModelOpt."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _REMEDY = "take the unquantized weights, an FP8 checkpoint with a scale for each
 
 
 def is_fp8(raw: Mapping[str, Any], where: str) -> bool:
-    """Whether the matrices of a checkpoint with this configuration are e4m3 with scales, one for all or one an output.
+    """Return whether the matrices of a checkpoint with this configuration are e4m3 with scales, one for all or one per
+    output.
 
-    Activations are quantized by row as they come, which is finer than what a checkpoint may have been calibrated for. False without a
-    quantization. Raises ModelLoadError for another one.
+    Activations are quantized by row at run time, which is finer than what a checkpoint may have been calibrated for.
+    False without a quantization. Raises ModelLoadError for another one.
     """
     said = raw.get("quantization_config")
     if not said:
@@ -46,6 +47,7 @@ def _compressed_tensors(said: Mapping[str, Any], where: str) -> bool:
 
 
 def of_modelopt(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What ModelOpt writes beside the configuration (`hf_quant_config.json`), as it is written into it by later versions."""
+    """Return ModelOpt's separate configuration (`hf_quant_config.json`) in the form in which later versions embed
+    it."""
     said = raw.get("quantization")
     return {"quant_method": "modelopt", "quant_algo": said.get("quant_algo") if isinstance(said, Mapping) else None}

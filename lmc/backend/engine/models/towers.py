@@ -1,13 +1,14 @@
 """Vision towers: transformers' image processors and towers behind decoders that take pictures and videos as rows. One class a family.
 
     LLaVA 1.5      a picture is rows of patches of a fixed number, from a CLIP or SigLIP tower
-    Qwen-VL        as many rows as its size asks for, with positions in time, height and width
-    LLaVA-NeXT     patches of tiles and of the whole, unpadded, with a newline behind each row: one picture; OneVision too
+    Qwen-VL        as many rows as its size requires, with positions in time, height and width
+    LLaVA-NeXT     patches of tiles and of the whole, unpadded, with a newline after each row: one picture; OneVision
+                   too
     Gemma 3        rows that see each other
     Idefics3       tiles, and the whole small, each a picture by itself; the processor writes tokens between them
 
-A video is frames (frames.py): one run of rows to OneVision, LLaVA-NeXT-Video and Qwen2-VL; to Qwen3-VL and SmolVLM pictures, each behind
-the time that it is of.
+A video is frames (frames.py): one run of rows to OneVision, LLaVA-NeXT-Video and Qwen2-VL; to Qwen3-VL and SmolVLM
+pictures, each after its timestamp.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _AT_ONCE = 16 << 10  # patches, about, that go through a tower together
 
 
 class Vision:
-    """A `Sight` (eyes.py) of one family. What its template writes `before` and `after` a picture is known once that is cut.
+    """A `Sight` (eyes.py) of one family. The parts `before` and `after` a picture are known once the template is cut.
 
     marker   the token that a chat template writes for a picture
-    decoder  its type, where our own code for text has another name for it
-    filming  what the directory says of its video processor
+    decoder  its type, if our own code for text has another name for it
+    filming  the directory's settings of its video processor
     """
 
     decoder: ClassVar[Mapping[str, str]] = {}
@@ -62,18 +63,18 @@ class Vision:
 
     @classmethod
     def check(cls, config: Any, where: Path) -> None:
-        """Refuses a configuration that the family may have, and that is not supported."""
+        """Refuse a configuration that the family may have but that is not supported."""
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
-        """See `Sight`."""
+        """Implement `Sight`."""
         raise NotImplementedError
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
-        """See `Sight`."""
+        """Implement `Sight`."""
         raise NotImplementedError
 
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
-        """See `Sight`."""
+        """Implement `Sight`."""
         raise NotImplementedError
 
     def _takes_videos(self) -> None:
@@ -83,19 +84,19 @@ class Vision:
 
     @torch.inference_mode()
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
-        """See `Sight`."""
+        """Implement `Sight`."""
         return [features for together in _together(shown) for features in self._features(together)]
 
     def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
         raise NotImplementedError
 
     def _on_device(self, arrays: Sequence[np.ndarray], *, dtype: torch.dtype | None = None) -> Tensor:
-        """Joined along the first axis."""
+        """Return tensors on the device, joined along the first axis."""
         return torch.from_numpy(np.concatenate(arrays)).to(self.model.device, dtype)
 
 
 def _together(shown: Sequence[Shown]) -> Iterator[list[Shown]]:
-    """In groups that go through a tower at once."""
+    """Return groups that go through a tower together."""
     group: list[Shown] = []
     for one in shown:
         if group and sum(other.count for other in group) + one.count > _AT_ONCE:
@@ -118,7 +119,7 @@ class Llava(Vision):
 
     @property
     def beside(self) -> int:
-        """Rows of a picture that are no patches."""
+        """Return the number of a picture's rows that are not patches."""
         return self.towers[self.config.vision_config.model_type] - (self.config.vision_feature_select_strategy == "default")
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
@@ -132,7 +133,7 @@ class Llava(Vision):
 
 
 class LlavaNext(Llava):
-    """LLaVA-NeXT: tiles as the image's shape asks for. How many rows they come to is what packing nothing comes to."""
+    """LLaVA-NeXT: tiles as the image's shape requires. Their number of rows is found by packing empty ones."""
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         found = self.processor(images=[[picture]], return_tensors="np")
@@ -160,8 +161,8 @@ class LlavaNext(Llava):
 class Filming(LlavaNext):
     """Tiles an image; of a video each frame is the whole of it, with fewer rows.
 
-    usual  frames, where nothing is said
-    size   of them, where the directory says nothing
+    usual  default number of frames
+    size   their default size
     """
 
     usual: ClassVar[int]
@@ -210,8 +211,8 @@ class LlavaNextVideo(Filming):
 
 
 class OneVision(Filming):
-    """LLaVA-OneVision. An image is tiled as one that stands alone, whatever stands beside it; `detail="low"` is the whole alone, as
-    transformers has each of several images."""
+    """LLaVA-OneVision. An image is always tiled as a single one; `detail="low"` is the whole only, as transformers does
+    for each of several images."""
 
     usual = 32
     size = {"size": {"height": 384, "width": 384}, "do_center_crop": False}
@@ -252,8 +253,9 @@ class QwenVL(Vision):
         return (self._shown(np.asarray(found["pixel_values"], np.float32), np.asarray(found["image_grid_thw"], np.int64)),)
 
     def _shown(self, pixels: np.ndarray, grid: np.ndarray, *, interval: float = 1.0, moving: bool = False) -> Shown:
-        """grid [1, 3]: patches in time, height and width. `interval`: from a pair of frames to the next, in positions. What follows is
-        behind all of them, as in training (transformers 5 goes on inside of a video that is longer than wide)."""
+        """Build from grid [1, 3]: patches in time, height and width. `interval`: from a pair of frames to the next, in
+        positions. The following text is after all of them, as in training (transformers 5 continues inside of a video
+        that is longer than wide)."""
         axes = self.model.get_vision_position_ids(0, torch.from_numpy(grid[0]), 1, self._merge, interval).numpy()
         return Shown(axes.shape[1], {"pixel_values": pixels, "grid": grid}, axes, int(axes.max()) + 1, moving=moving)
 
@@ -268,9 +270,10 @@ class QwenVL(Vision):
         return (*self.before_video, shown, *self.after_video)
 
     def _pairs(self, film: Film, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Patches, [pairs, of a pair, values of a patch], and their grid, [1, 3]; the last frame is its own pair if it has none."""
+        """Return patches, [pairs, of a pair, values of a patch], and their grid, [1, 3]; an odd last frame is paired
+        with itself."""
         tall = wide = 0
-        found: list[np.ndarray] = []  # of each frame, [patches, channels, values]; of a picture each patch has all twice
+        found: list[np.ndarray] = []  # by frame, [patches, channels, values]; a picture has each patch twice
         for picture in film.at(indices):
             tall, wide = self._size(len(indices), picture.height, picture.width)
             same = picture.resize((wide, tall), self.processor.resample)
@@ -292,7 +295,8 @@ class QwenVL(Vision):
 
 
 class Qwen3VL(QwenVL):
-    """Qwen3-VL; its tower's features are added behind the first layers, too. A pair of frames is a picture behind its time."""
+    """Qwen3-VL; its tower's features are added after the first layers, too. A pair of frames is a picture after its
+    timestamp."""
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
         return frames.spread(film, wanted, self.filming)
@@ -312,7 +316,7 @@ class Qwen3VL(QwenVL):
 
 
 class Idefics3(Vision):
-    """Idefics3 and SmolVLM. `detail="low"` is the whole alone, without tiles."""
+    """Idefics3 and SmolVLM. `detail="low"` is only the whole, without tiles."""
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         how = {"do_image_splitting": False} if detail == "low" else {}
@@ -340,7 +344,7 @@ class Idefics3(Vision):
 
 
 class SmolVLM(Idefics3):
-    """SmolVLM. A frame of a video is a picture without tiles, behind its time."""
+    """SmolVLM. A frame of a video is a picture without tiles, after its timestamp."""
 
     def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
         super().__init__(name, config, model, processor, words, filming)

@@ -1,8 +1,8 @@
-"""Any decoder of transformers, through its attention interface: slower than our own families, and as right as they are.
+"""Any decoder of transformers, through its attention interface: slower than our own families, and equally correct.
 
 transformers computes everything but attention. Its attention layers call `_attend`, which writes K and V to the pool's
-slots and attends over spans; nothing else may remember earlier tokens. That this holds is not believed but tried, once
-per load: a short text through transformers' own attention, and in two chunks through ours.
+slots and attends over spans; nothing else may keep state of earlier tokens. This is verified once per load: a short
+text through transformers' own attention, and in two chunks through ours.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FAR = 1 << 20  # a position at which every window and chunk shows
 
 @dataclass(slots=True)
 class _Pass:
-    """What attention layers need to know of the pass that they are called in."""
+    """Data of the current pass for attention layers."""
 
     batch: ForwardBatch
     kv: KVStore
@@ -83,8 +83,8 @@ class _How:
 
 
 class _Current:
-    """What a model's attention layers work for right now. Each of them holds it, because not every model hands on to them
-    what it is called with."""
+    """Current pass of a model's attention layers. Each of them holds it, because not every model passes its arguments
+    on to them."""
 
     __slots__ = ("work",)
 
@@ -122,7 +122,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface → [1, T, heads, value_dim]."""
+    """Implement transformers' attention interface → [1, T, heads, value_dim]."""
     work = getattr(module, _CURRENT).work
     assert work is not None, "attention outside of a pass"
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -133,14 +133,14 @@ def _attend(
     return work.attend(module.layer_idx, q, k, v, how)[None], None
 
 
-# -- what layers look like -----------------------------------------------------------------------------------------------
+# -- layer probes -----------------------------------------------------------------------------------------------
 
-_HARMLESS = ("position_ids", "cache_position", "position_embeddings")  # tensors that attention need not look at
+_HARMLESS = ("position_ids", "cache_position", "position_embeddings")  # tensors that attention may ignore
 
 
 @dataclass(slots=True)
 class _Probe:
-    """Takes the place of a pass once, to see which attention layers there are."""
+    """Replaces a pass once, to find the attention layers."""
 
     found: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
@@ -157,7 +157,8 @@ class _Probe:
 
 
 def _window_of(mask: Tensor | None, said: int | None) -> int | None:
-    """How many tokens a row sees, itself included; None for all. The mask knows, else what the layer says of itself."""
+    """Return how many tokens a row sees, itself included; None for all. By the mask, else by the layer's own
+    setting."""
     if mask is None:
         return said or None
     window = int(mask.flatten()[0]) if mask.dtype == torch.int64 and mask.numel() == 1 else _STRANGE
@@ -170,7 +171,8 @@ _STRANGE = -1
 
 
 def _describe_mask(*_: Any, mask_function: Callable[..., Any] | None = None, **__: Any) -> Tensor | None:
-    """transformers' mask interface: instead of a mask its window as a number, 0 for none, for the layers to hand on."""
+    """Implement transformers' mask interface: return the window as a number in place of a mask, 0 for none, for the
+    layers to pass on."""
     if mask_function is None:
         return None
     back = torch.arange(_FAR)
@@ -180,17 +182,17 @@ def _describe_mask(*_: Any, mask_function: Callable[..., Any] | None = None, **_
 
 
 def _seen(visible: Tensor) -> int:
-    """How many of the tokens from the row backwards are seen, where these are the nearest ones."""
+    """Return how many of the tokens from the row backwards are seen, if these are the nearest ones."""
     count = int(visible.sum())
     return count if bool(visible[:count].all()) else _STRANGE
 
 
-_adopting = threading.Lock()  # the mask interface is everybody's
+_adopting = threading.Lock()  # the mask interface is global
 
 
 @contextmanager
 def _masks_described() -> Iterator[None]:
-    """Registers our attention among transformers'; within, masks are numbers, and none are built after that."""
+    """Register our attention with transformers; within, masks are numbers, and none are built after that."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_NAME, _attend)
@@ -210,8 +212,8 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 class _LongRope:
-    """Rotary embeddings with two lists of factors, taken by the length of a sequence (arXiv 2402.13753). transformers takes them
-    by the longest sequence of a call, which here may be of several; so each call is of sequences of one kind.
+    """Rotary embeddings with two lists of factors, chosen by the length of a sequence (arXiv 2402.13753). transformers
+    chooses by the longest sequence of a call, which here may mix several; so each call has sequences of one kind.
 
     near  tokens up to which the short factors hold; None: no module of the model has any others
     """
@@ -233,10 +235,10 @@ class _LongRope:
             short = module.original_inv_freq.clone()
             long, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, short.device, seq_len=near + 1)
             self._modules.append((module, short, long))
-            self.near, module.rope_type = near, "default"  # it looks at no lengths from here on
+            self.near, module.rope_type = near, "default"  # it ignores lengths from here on
 
     def turn(self, is_far: bool) -> None:
-        """The next calls are of sequences of more than `near` tokens, or of none such."""
+        """Set whether the next calls are of sequences of more than `near` tokens, or of none such."""
         for module, short, long in self._modules:
             module.inv_freq.copy_(long if is_far else short)
 
@@ -245,7 +247,7 @@ class _LongRope:
 
 
 class TransformersModel:
-    """A CausalModel around a model of transformers, whose attention is ours from here on."""
+    """A CausalModel around a model of transformers, with our attention from here on."""
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         self._model, self._vocab_size = model, vocab_size
@@ -258,7 +260,7 @@ class TransformersModel:
 
     @property
     def windows(self) -> Mapping[int, int | None]:
-        """How far each layer sees, in tokens; None for all."""
+        """Return how far each layer sees, in tokens; None for all."""
         return self._windows
 
     def _adopt(self) -> tuple[tuple[LayerShape, ...], Mapping[int, int | None]]:
@@ -283,7 +285,7 @@ class TransformersModel:
         return run(ids.to(self._model.device)).float()
 
     def _in_chunks(self, ids: Tensor, kv: KVStore, windows: Mapping[int, int | None]) -> Tensor:
-        """Logits [n, vocab] by way of two passes."""
+        """Return logits [n, vocab] computed in two passes."""
         every = torch.arange(len(ids), device=ids.device)
         found: list[Tensor] = []
         for begin, end in ((0, len(ids) // 2), (len(ids) // 2, len(ids))):
@@ -302,7 +304,7 @@ class TransformersModel:
             )
 
     def _call(self, ids: Tensor, positions: Tensor | None, work: _Pass | _Probe | None = None, **options: Any) -> Tensor:
-        """Logits [T, vocab], or of the rows `logits_to_keep`. Without `work`: by transformers' own attention."""
+        """Return logits [T, vocab], or of the rows `logits_to_keep`. Without `work`: by transformers' own attention."""
         where = {} if positions is None else {"position_ids": positions[None]}
         seen = work.batch.seen if isinstance(work, _Pass) else None
         given = {"input_ids": ids[None]} if seen is None else {"inputs_embeds": self._embedded(ids, seen)[None]}
@@ -313,14 +315,14 @@ class TransformersModel:
             self._current.work = None
 
     def _embedded(self, ids: Tensor, seen: Seen) -> Tensor:
-        """[T, hidden_size], with what is seen in its rows."""
+        """Return [T, hidden_size], with the features of pictures in their rows."""
         found = self._model.get_input_embeddings()(ids)
         found[seen.rows] = seen.features.to(found.dtype)
         return found
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
-        """Writes the rows' K and V to their slots; returns logits [R, vocab_size] float32."""
+        """Write the rows' K and V to their slots; return logits [R, vocab_size] float32."""
         if self._rope.near is None:
             return self._logits(batch, kv)
         logits = torch.empty(len(batch.logit_rows), self._vocab_size, device=batch.token_ids.device)
@@ -349,7 +351,8 @@ _SIZES: Mapping[str, int] = {
 
 
 def check_cheaply(path: Path, raw: Mapping[str, Any]) -> None:
-    """Raises ModelLoadError for what can be seen to be no model of transformers' without its code, which takes seconds to import."""
+    """Raise ModelLoadError for a model that transformers evidently does not support, without importing it, which takes
+    seconds."""
     where, kind = path / "config.json", raw.get("model_type")
     if not isinstance(kind, str) or not _is_named(kind):
         raise ModelLoadError(f"{where}: model_type {kind!r:.80} is no causal language model of this transformers; a newer one may have it. Others: {SUPPORTED}")
@@ -362,15 +365,15 @@ def check_cheaply(path: Path, raw: Mapping[str, Any]) -> None:
 
 
 def _is_named(kind: str) -> bool:
-    """Whether transformers' list of models has a kind, as a look at its source shows."""
+    """Return whether transformers' list of models has a kind, by its source text."""
     found = importlib.util.find_spec("transformers")
     models = None if found is None or found.origin is None else Path(found.origin).parent / "models" / "auto" / "modeling_auto.py"
     return models is None or not models.is_file() or f'"{kind}"' in models.read_text()
 
 
 def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, ModelConfig]:
-    """transformers' config of a directory, and what the engine wants to know of it. Raises ModelLoadError for what is
-    no decoder."""
+    """Return transformers' config of a directory, and the engine's view of it. Raises ModelLoadError if it is no
+    decoder."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
@@ -382,7 +385,7 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
     try:
         theirs = AutoConfig.from_pretrained(str(path), local_files_only=True)
         kind, text = theirs.model_type, theirs.get_text_config(decoder=True)
-    except Exception as error:  # what its many configurations raise on values that they do not expect
+    except Exception as error:  # configurations raise various errors on unexpected values
         raise ModelLoadError(f"{where}: transformers cannot read it: {type(error).__name__}: {error}") from error
     if theirs.is_encoder_decoder:
         raise ModelLoadError(f"{where}: {kind!r} is an encoder-decoder; lmc runs decoder-only models")
@@ -420,7 +423,7 @@ _READ = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hea
 
 
 def _near_context(config: Any, where: str) -> int | None:
-    """Tokens up to which longrope turns positions by its short factors, if there are longer sequences."""
+    """Return the tokens up to which longrope uses its short factors, if there are longer sequences."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
         return None
@@ -429,7 +432,7 @@ def _near_context(config: Any, where: str) -> int | None:
 
 
 def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TransformersModel:
-    """The model of a directory. Raises ModelLoadError for files that are missing and models that cannot be run."""
+    """Build the model of a directory. Raises ModelLoadError for missing files and unsupported models."""
     from transformers import AutoModelForCausalLM
 
     from lmc.backend.engine.models.vision import drop
@@ -438,17 +441,17 @@ def build(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, devi
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
     try:
         model, info = read(str(path), config=theirs, dtype=dtype, **options)
-    except Exception as error:  # also of shapes, and of what its own code makes of the configuration
+    except Exception as error:  # errors of shapes, and of its own code on the configuration
         raise ModelLoadError(f"{path}: the weights cannot be read: {type(error).__name__}: {error}") from error
     if hasattr(model, "model"):
         drop(model.model, "vision_tower", "multi_modal_projector")  # vision.py has its own, under another attention
-    if missing := sorted(info["missing_keys"]):  # transformers would take random ones
+    if missing := sorted(info["missing_keys"]):  # transformers would use random ones
         raise ModelLoadError(f"{path}: the weights lack {missing[0]!r} ({len(missing)} in all); is the download complete?")
     return adopt(model, config, device, str(path))
 
 
 def random(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TransformersModel:
-    """The model of a directory's config with random weights from a fixed seed."""
+    """Build the model of a directory's config with random weights from a fixed seed."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -458,7 +461,7 @@ def random(path: Path, theirs: Any, config: ModelConfig, dtype: torch.dtype, dev
 
 
 def adopt(model: Any, config: ModelConfig, device: torch.device, where: str) -> TransformersModel:
-    """A loaded model under our attention. Raises ModelLoadError that says why it cannot be."""
+    """Put a loaded model under our attention. Raises ModelLoadError with the reason if that is impossible."""
     try:
         return TransformersModel(model.eval().to(device), config.vocab_size)
     except Exception as error:  # in its own code, too

@@ -1,4 +1,4 @@
-"""Models that see: the configuration and the weights of a decoder within theirs, and the tower before it (towers.py).
+"""Vision models: the configuration and the weights of the decoder within them, and the tower before it (towers.py).
 
 A tower is loaded without the decoder beside it: with a configuration of no layers, whose embeddings are dropped.
 """
@@ -43,11 +43,12 @@ FAMILIES: Mapping[str, type[Vision]] = {
     "idefics3": Idefics3,
     "smolvlm": SmolVLM,
 }
-"""By the model type of config.json."""
+"""Families by the model type of config.json."""
 
 
 def text_config(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoder's configuration, as its own config.json would have it; a family's file leaves out what is usual."""
+    """Return the decoder's configuration, as its own config.json would have it; a family's file leaves out its
+    defaults."""
     theirs, family = _config(path), FAMILIES[raw["model_type"]]
     family.check(theirs, path / "config.json")
     text = theirs.get_text_config(decoder=True).to_dict()
@@ -56,7 +57,7 @@ def text_config(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             text[name] = raw[name]
     if text["model_type"] in family.decoder:
         rope = text["rope_parameters"] = {**_SECTIONS[text["model_type"]], **text["rope_parameters"]}
-        rope["mrope_interleaved"] = _SECTIONS[text["model_type"]]["mrope_interleaved"]  # transformers does not look at the file's
+        rope["mrope_interleaved"] = _SECTIONS[text["model_type"]]["mrope_interleaved"]  # transformers ignores the file's
         text["model_type"] = family.decoder[text["model_type"]]
     return text
 
@@ -73,7 +74,7 @@ def _config(path: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # what its many configurations raise on values that they do not expect
+    except Exception as error:  # configurations raise various errors on unexpected values
         raise ModelLoadError(f"{path / 'config.json'}: transformers cannot read it: {type(error).__name__}: {error}") from error
 
 
@@ -90,7 +91,7 @@ _TEXT_NAMES = {
 
 
 def text_name(name: str) -> str | None:
-    """The name that a weight of the decoder has in a model of text; None for those of the tower."""
+    """Return the name of a decoder's weight in a text model; None for those of the tower."""
     for begin, instead in _TEXT_NAMES.items():
         if name.startswith(begin):
             return instead + name[len(begin) :]
@@ -98,7 +99,7 @@ def text_name(name: str) -> str | None:
 
 
 def load(path: Path, dtype: torch.dtype, device: torch.device, words: Tokenizer, *, random: bool) -> Vision:
-    """The tower of a directory. Raises ModelLoadError, and MissingPackageError where Pillow is not installed."""
+    """Load the tower of a directory. Raises ModelLoadError, and MissingPackageError if Pillow is not installed."""
     require("a model that sees", "images")
     theirs = deepcopy(_config(path))
     family, layers = FAMILIES[theirs.model_type], theirs.get_text_config(decoder=True).num_hidden_layers
@@ -114,7 +115,7 @@ def load(path: Path, dtype: torch.dtype, device: torch.device, words: Tokenizer,
 
 
 def drop(model: Any, *parts: str) -> None:
-    """Frees parts of a model that nobody calls."""
+    """Free unused parts of a model."""
     for name in parts:
         if hasattr(model, name):
             setattr(model, name, torch.nn.Identity())
@@ -129,13 +130,13 @@ def _model(path: Path, theirs: Any, dtype: torch.dtype, random: bool) -> Any:
             torch.manual_seed(0)
             return AutoModelForImageTextToText.from_config(theirs, dtype=dtype).model
     level = theirs_log.get_verbosity()
-    theirs_log.set_verbosity_error()  # it would list the decoder's weights, which nobody wants here
+    theirs_log.set_verbosity_error()  # it would list the decoder's weights, which are not needed here
     try:
         read: Callable[..., Any] = AutoModelForImageTextToText.from_pretrained
         model, info = read(
             str(path), config=theirs, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except Exception as error:  # also of shapes, and of what its own code makes of the configuration
+    except Exception as error:  # errors of shapes, and of its own code on the configuration
         raise ModelLoadError(f"{path}: the vision tower cannot be read: {type(error).__name__}: {error}") from error
     finally:
         theirs_log.set_verbosity(level)
@@ -145,7 +146,8 @@ def _model(path: Path, theirs: Any, dtype: torch.dtype, random: bool) -> Any:
 
 
 def _processor(path: Path) -> Any:
-    """How pictures are resized, cut and scaled. By Pillow wherever it runs: features must not depend on what else is installed."""
+    """Return the processor that resizes, crops and scales pictures. Always by Pillow: features must not depend on what
+    else is installed."""
     from transformers import AutoImageProcessor
 
     try:
