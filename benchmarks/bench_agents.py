@@ -36,8 +36,8 @@ from benchmarks.agent_traces import CONTEXT, Tools, Trace, agent, traces
 from benchmarks.bench_programs import where
 from benchmarks.stepped import SteppedCore, stepped
 from lmc.backend.engine.engine import EngineCore, PassOutput
+from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.policy import Policy
-from lmc.backend.engine.work import Pass
 from lmc.backend.local import LocalBackend
 from lmc.errors import LmcError
 from lmc.frontend.fibers import Fibers

@@ -51,7 +51,7 @@ from benchmarks.bench_forcing import CHARACTER, FORMS
 from benchmarks.bench_programs import where
 from benchmarks.xgrammar_oracle import normalise_regex
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.foresight import Ahead, Foresight
+from lmc.backend.engine.mask_prefetcher import Ahead, Foresight
 from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
 from lmc.backend.mock_samples import sample_regex
 from lmc.fsm.dfa import compile_regex

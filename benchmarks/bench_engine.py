@@ -35,12 +35,12 @@ import torch
 
 import lmc
 from benchmarks.workloads import text
+from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
-from lmc.backend.engine.work import Pass, Rows
 from lmc.backend.local import Engine
 from lmc.prompt import Gen, SamplingParams, Text
 

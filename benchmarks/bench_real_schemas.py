@@ -41,7 +41,7 @@ from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.sources import begun, check_of
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
-from lmc.garbage import few_full_collections
+from lmc.gc_tuning import few_full_collections
 
 Encode = Callable[[str], list[int]]
 _FULL_COLLECTIONS = 1000  # as while an engine works

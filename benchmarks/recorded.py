@@ -149,7 +149,7 @@ def edit() -> Recorded:
         s += f"Rename {old} to {new} in this file and write the whole of it.\n```python\n{code}```\nThe edited file:\n```python\n" + answer("file")
 
     engine = ROOT / "lmc" / "backend" / "engine"
-    renamed = {"lengths.py": ("Lengths", "AnswerLengths"), "transfer.py": ("to_device", "send"), "pace.py": ("Pace", "Tempo"), "stage.py": ("Stage", "Staging")}
+    renamed = {"lengths.py": ("Lengths", "AnswerLengths"), "transfer.py": ("to_device", "send"), "pace.py": ("Pace", "Tempo"), "staging.py": ("Stage", "Staging")}
     items = []
     for name, (old, new) in renamed.items():
         code = (engine / name).read_text(encoding="utf-8")[:2400]

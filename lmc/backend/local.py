@@ -40,7 +40,6 @@ from lmc.backend.base import (
     check_supported,
 )
 from lmc.backend.conversing import Trail, spoken
-from lmc.backend.engine.asks import ROOT, Asker, Finished, Place
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
 from lmc.backend.engine.encoding import Vocabulary
@@ -49,6 +48,7 @@ from lmc.backend.engine.eyes import Eyes, Picture
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Begin, Cache, Eviction, Policy, Schedule, host_size
 from lmc.backend.engine.request import Group, Kind, Request
+from lmc.backend.engine.request_builder import ROOT, Asker, Finished, Place
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError, CancelledError, ParameterError, UnsupportedOpError
@@ -824,9 +824,9 @@ class Engine(LocalBackend):
         if host_bytes and tp > 1:
             raise ParameterError("Engine: host_memory is for one device; leave it out where tp is more than 1")
         from lmc.backend.engine.automaton import ConstraintCompiler
-        from lmc.backend.engine.foresight import Foresight
         from lmc.backend.engine.kv_copy import KVMover
         from lmc.backend.engine.kv_pool import KVPool
+        from lmc.backend.engine.mask_prefetcher import Foresight
         from lmc.backend.engine.memory import check_host, check_pool, default_pool, kv_bytes
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.sources import begun, machine_of
@@ -919,7 +919,7 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | Non
 
     if loaded.device.type == "cuda" and loaded.dtype.itemsize == 2 and isinstance(loaded.model, LlamaModel):
         from lmc.backend.engine.cuda_runner import CudaRunner
-        from lmc.backend.engine.following import Kernels
+        from lmc.backend.engine.device_automata import Kernels
         from lmc.backend.engine.kernels import automata, mask
 
         kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)

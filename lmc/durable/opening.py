@@ -29,7 +29,7 @@ from lmc.errors import (
     ParameterError,
 )
 from lmc.frontend.primitives import caller_loc
-from lmc.garbage import few_full_collections
+from lmc.gc_tuning import few_full_collections
 from lmc.prompt import SamplingParams
 
 if TYPE_CHECKING:

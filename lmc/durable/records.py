@@ -21,7 +21,7 @@ from lmc import codec
 from lmc.durable.cipher import Cipher, Key, opened_first
 from lmc.durable.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
 from lmc.errors import JournalError
-from lmc.garbage import no_collection
+from lmc.gc_tuning import no_collection
 
 Place = tuple[str, str, int, int]
 """Identity of an effect: the stream of its run, the callee, a checksum of its arguments, and its index among such

@@ -20,7 +20,7 @@ from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.left_recursion import without_left_recursion
 from lmc.fsm.regex import Node, parse, shown
 from lmc.fsm.structural_tag import compile_structural_tag
-from lmc.garbage import few_full_collections
+from lmc.gc_tuning import few_full_collections
 
 Check = Callable[[str], str | None]
 _FULL_COLLECTIONS = 1000

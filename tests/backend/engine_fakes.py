@@ -16,8 +16,8 @@ from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import Vocabulary
 from lmc.backend.engine.engine import EngineCore, PassOutput
+from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Kind, Request, TokenLogprob, Top
-from lmc.backend.engine.work import Pass
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError

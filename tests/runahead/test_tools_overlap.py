@@ -11,7 +11,7 @@ import pytest
 
 import lmc
 from lmc.backend.base import Hints, ProgramRun
-from lmc.backend.engine.work import Pass
+from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, Family
 from lmc.prompt import Text
 from tests.backend.engine.test_host_tier import ask, gen

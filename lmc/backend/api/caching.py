@@ -23,7 +23,7 @@ from hashlib import blake2b
 from itertools import combinations
 from typing import Any
 
-from lmc.backend.api.firsts import Firsts, Turn
+from lmc.backend.api.cache_warmup import Firsts, Turn
 from lmc.backend.base import Usage
 
 Shared = tuple[tuple[int, float], ...]

@@ -32,9 +32,9 @@ from lmc.backend.api.bodies import (
     tokens_of,
     usage_of,
 )
+from lmc.backend.api.cache_warmup import Firsts
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
 from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally, Wire
-from lmc.backend.api.firsts import Firsts
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import Place
 from lmc.backend.api.prefixes import beginning, key_of

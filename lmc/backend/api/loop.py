@@ -11,7 +11,7 @@ from typing import Any
 
 from lmc.errors import BackendError
 from lmc.forking import REMEDY
-from lmc.garbage import few_full_collections
+from lmc.gc_tuning import few_full_collections
 
 try:
     from uvloop import new_event_loop as _new_loop  # pyright: ignore[reportMissingImports]

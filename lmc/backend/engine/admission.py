@@ -12,12 +12,12 @@ from enum import Enum, auto
 from time import perf_counter
 
 from lmc import config
-from lmc.backend.engine.filling import Filling, Start
-from lmc.backend.engine.holdings import Holdings
+from lmc.backend.engine.batch_builder import Filling, Start
+from lmc.backend.engine.forward_batch import Tally
 from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.slot_ownership import Holdings
 from lmc.backend.engine.waiting import Waiting
-from lmc.backend.engine.work import Tally
 
 _ON_ITS_WAY = 2  # passes that the first members of a group wait for the rest to arrive
 _TOGETHER = 16  # passes that a group waits for room for all of it

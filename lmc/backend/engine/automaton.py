@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lmc.backend.engine.constraint import ConstraintInfo, Matcher
-from lmc.backend.engine.foresight import Ahead, Foresight
-from lmc.backend.engine.once import Once
+from lmc.backend.engine.mask_prefetcher import Ahead, Foresight
+from lmc.backend.engine.single_flight import Once
 from lmc.backend.engine.steering import KINDS as STEERED
 from lmc.backend.engine.steering import Steering
 from lmc.errors import ConstraintError, Loc

@@ -18,25 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.apart import Apart
 from lmc.backend.engine.attention.base import Seen
 from lmc.backend.engine.attention.flashinfer import PagedAttention, Shape
 from lmc.backend.engine.attention.sharing import Group, groups
+from lmc.backend.engine.attention.split import Apart
 from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
 from lmc.backend.engine.engine import Flight, PassOutput
 from lmc.backend.engine.eyes import Eyes
+from lmc.backend.engine.forward_batch import Pass, Rows
+from lmc.backend.engine.gemm_tuning import Products
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
 from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_of, read, tokens_of, wanted_rows
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
-from lmc.backend.engine.products import Products
 from lmc.backend.engine.request import PENDING, Request
 from lmc.backend.engine.sampler import Drawn, Sampler
-from lmc.backend.engine.stage import Stage
-from lmc.backend.engine.work import Pass, Rows
+from lmc.backend.engine.staging import Stage
 
 log = logging.getLogger("lmc.engine")
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import NOBODY, Drafted, DraftedAnswer, Request, Sampled
-from lmc.backend.engine.work import Pass, Rows
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:

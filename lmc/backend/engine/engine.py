@@ -34,12 +34,12 @@ from lmc.backend.base import HEALTHY, Counters, Health
 from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
 from lmc.backend.engine.drafts import MOST_DRAFTING
+from lmc.backend.engine.forward_batch import Draft, Pass
 from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Scheduler
-from lmc.backend.engine.work import Draft, Pass
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
-from lmc.garbage import few_full_collections
+from lmc.gc_tuning import few_full_collections
 from lmc.waiting import pause
 
 log = logging.getLogger("lmc.engine")

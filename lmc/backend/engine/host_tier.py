@@ -22,9 +22,9 @@ import numpy as np
 
 from lmc.backend.engine.device_errors import is_device_error
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request
+from lmc.backend.engine.reservations import Promises
 
 log = logging.getLogger("lmc.engine")
 

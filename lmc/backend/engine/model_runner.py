@@ -17,7 +17,7 @@ from lmc.backend.engine.sampler import Sampler
 from lmc.backend.engine.transfer import to_device
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.work import Pass, Rows
+    from lmc.backend.engine.forward_batch import Pass, Rows
 
 
 class ModelRunner:

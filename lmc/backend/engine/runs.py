@@ -28,9 +28,9 @@ from lmc.backend.base import ProgramRun
 from lmc.backend.engine.forecast import Forecast, Peaks
 from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.load import Load
-from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.reservations import Promises
 
 _GROWS = 1.0  # expected growth of a run of an unknown program, in multiples of its first prompt
 _AWAY = 2.0  # seconds that a run may be away from an unknown place

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmc.backend.engine.following import Following, Kernels
+from lmc.backend.engine.device_automata import Following, Kernels
 from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.masking import Closing, few_of, greediest, is_constrained, mask, step_of
 from lmc.backend.engine.penalties import Penalties, penalise

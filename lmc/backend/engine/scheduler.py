@@ -21,17 +21,17 @@ from collections.abc import Callable
 
 from lmc import config
 from lmc.backend.engine.admission import Admission
+from lmc.backend.engine.batch_builder import FREE_ROWS, Filling
 from lmc.backend.engine.drafts import Costs, Drafts
-from lmc.backend.engine.filling import FREE_ROWS, Filling
-from lmc.backend.engine.holdings import Holdings
+from lmc.backend.engine.forward_batch import Pass, Tally
 from lmc.backend.engine.host_tier import Mover, Rates
 from lmc.backend.engine.lengths import Lengths
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
-from lmc.backend.engine.promises import most_preemptions
 from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.reservations import most_preemptions
+from lmc.backend.engine.slot_ownership import Holdings
 from lmc.backend.engine.waiting import Waiting
-from lmc.backend.engine.work import Pass, Tally
 
 _FOR_THE_FIRST = 4  # 1/n of the contested rows of a pass goes to the first prompt
 

@@ -13,9 +13,9 @@ from itertools import chain, islice
 from random import Random
 from typing import Any
 
-from lmc.backend.engine.holdings import Holdings
 from lmc.backend.engine.radix_cache import Node
 from lmc.backend.engine.request import Request
+from lmc.backend.engine.slot_ownership import Holdings
 
 _LOOKED_AT = 64  # requests whose prompts are counted, and kept in the cache
 _WINDOW = 256  # considered in one pass

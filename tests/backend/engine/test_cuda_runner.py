@@ -13,13 +13,13 @@ import numpy as np  # noqa: E402
 
 from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
 from lmc.backend.engine.attention.torch_ref import reference  # noqa: E402
+from lmc.backend.engine.forward_batch import Pass, Rows  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
 from lmc.backend.engine.models import llama  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
 from lmc.backend.engine.radix_cache import Node, RadixCache  # noqa: E402
 from lmc.backend.engine.request import Kind, Request  # noqa: E402
 from lmc.backend.engine.sampler import Sampler  # noqa: E402
-from lmc.backend.engine.work import Pass, Rows  # noqa: E402
 
 SLOTS, VOCAB = 4096, 500
 BASE = {

@@ -175,7 +175,7 @@ def test_silu_of_a_row_is_the_same_where_threads_part_it():
 def test_what_has_no_fixed_numbers_is_refused(llama, tmp_path):
     import transformers
 
-    from tests.backend.engine.test_following import EOS, trained
+    from tests.backend.engine.test_device_automata import EOS, trained
 
     def refused(source: str, said: str, **options) -> None:
         with pytest.raises(ModelLoadError, match=said):

@@ -26,8 +26,8 @@ import numpy as np  # noqa: E402
 
 from lmc.backend.engine.draft_model import DraftModel  # noqa: E402
 from lmc.backend.engine.sampler import Sampler  # noqa: E402
+from tests.backend.engine.test_device_automata import EOS, ahead_runner, k, trained  # noqa: E402
 from tests.backend.engine.test_drafts_model import said, same  # noqa: E402
-from tests.backend.engine.test_following import EOS, ahead_runner, k, trained  # noqa: E402
 
 __all__ = ["k"]  # a fixture
 

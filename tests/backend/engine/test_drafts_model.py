@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmc.prompt import Constraint, Gen, SamplingParams, Text
-from tests.backend.engine.test_following import CONSTRAINTS, ahead_runner, folder, k
+from tests.backend.engine.test_device_automata import CONSTRAINTS, ahead_runner, folder, k
 
 pytestmark = pytest.mark.model
 __all__ = ["folder", "k"]  # fixtures

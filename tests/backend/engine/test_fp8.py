@@ -11,7 +11,7 @@ import pytest
 from lmc.backend.engine.models.quantization import is_fp8
 from lmc.errors import ModelLoadError
 from lmc.prompt import Gen, SamplingParams, Text
-from tests.backend.engine.test_following import folder
+from tests.backend.engine.test_device_automata import folder
 
 __all__ = ["folder"]  # a fixture
 torch: Any = None  # imported when the first test runs: collecting this file must not need it

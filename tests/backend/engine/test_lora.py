@@ -42,7 +42,7 @@ def llama(tmp_path_factory):
 
 def make_base(kind: str, path):
     """A model of random weights that is no repetition, three adapters, and the same three merged into its weights."""
-    from tests.backend.engine.test_following import EOS, trained
+    from tests.backend.engine.test_device_automata import EOS, trained
 
     name, options, targets = KINDS[kind]
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lmc.backend.engine.lengths import Lengths
-from lmc.backend.engine.promises import most_preemptions
+from lmc.backend.engine.reservations import most_preemptions
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
     EOS,

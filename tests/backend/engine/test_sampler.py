@@ -321,7 +321,7 @@ def test_a_row_without_an_allowed_token_is_stuck_and_the_others_go_on(sampler, p
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"min_new_tokens": 3}])
 def test_what_is_drawn_ahead_is_what_is_drawn(params):
     pytest.importorskip("triton")
-    from lmc.backend.engine.following import Kernels
+    from lmc.backend.engine.device_automata import Kernels
     from lmc.backend.engine.kernels import automata, mask
     from lmc.backend.engine.sampler import Sampler
 

@@ -13,9 +13,9 @@ from lmc.backend.engine.attention.sharing import Group
 from lmc.backend.engine.distributed import passes
 from lmc.backend.engine.distributed.passes import Memory, parts_of, put, read
 from lmc.backend.engine.distributed.shares import shares
+from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.request import PENDING, Kind, Request
-from lmc.backend.engine.work import Pass, Rows
 from lmc.errors import ModelLoadError
 
 SMOLLM2 = ModelConfig("llama", 30, 9, 3, 64, 576, 1536, 49152, 8192)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from lmc.backend.engine.attention.sharing import Group, groups
+from lmc.backend.engine.forward_batch import Rows
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Kind, Request
-from lmc.backend.engine.work import Rows
 
 
 class Tree:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lmc.backend.engine.forward_batch import Rows
     from lmc.backend.engine.radix_cache import Node
-    from lmc.backend.engine.work import Rows
 
 _LEAST = 256  # slots that a group must save to be formed
 

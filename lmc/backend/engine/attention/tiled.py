@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
 from lmc.backend.engine.kernels.attention import Partials, Tables, attend
-from lmc.backend.engine.stage import Stage
+from lmc.backend.engine.staging import Stage
 
 _NARROW, _WIDE = 4, 2  # programs per multiprocessor: as many as fit its memory
 

@@ -34,8 +34,8 @@ from lmc.backend.engine.attention.sharing import Group as Sharing
 from lmc.backend.engine.device_errors import RanksLost
 from lmc.backend.engine.distributed.group import NO_MULTICAST, Group
 from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, put, wait_until
+from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.request import Request
-from lmc.backend.engine.work import Pass
 from lmc.errors import ModelLoadError, ParameterError
 from lmc.forking import belongs_here
 

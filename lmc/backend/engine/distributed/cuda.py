@@ -14,9 +14,9 @@ import torch
 
 from lmc.backend.engine.attention.sharing import Group as Sharing
 from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
+from lmc.backend.engine.device_automata import Kernels
 from lmc.backend.engine.distributed.group import Summed
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.following import Kernels
 from lmc.backend.engine.kernels import automata, mask
 from lmc.backend.engine.sampler import Sampler
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
     from lmc.backend.engine.distributed.group import Group
     from lmc.backend.engine.distributed.passes import Written
+    from lmc.backend.engine.forward_batch import Pass
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.llama import LlamaModel
-    from lmc.backend.engine.work import Pass
 
 _LOOK = 100e-6  # seconds between polls of a pass in flight
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmc.backend.engine.attention.sharing import Group
+from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.request import NOBODY, PENDING, Request
-from lmc.backend.engine.work import Pass, Rows
 
 _PARTS = 2
 _FIRST = 1 << 20  # bytes of a part, to begin with

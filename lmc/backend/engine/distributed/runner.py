@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
     from lmc.backend.engine.distributed.group import Group
     from lmc.backend.engine.engine import Runner
+    from lmc.backend.engine.forward_batch import Pass
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
-    from lmc.backend.engine.work import Pass
 
 
 class Follower(Protocol):

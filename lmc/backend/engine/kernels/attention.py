@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
-from lmc.backend.engine.kernels.early import after, can_launch_early, launch
+from lmc.backend.engine.kernels.dependent_launch import after, can_launch_early, launch
 
 _WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmc.backend.engine.kernels.early import after, launch
+from lmc.backend.engine.kernels.dependent_launch import after, launch
 
 
 def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmc.backend.engine.kernels.early import after, launch
+from lmc.backend.engine.kernels.dependent_launch import after, launch
 from lmc.backend.engine.models.fp8 import LARGEST, SMALLEST
 
 

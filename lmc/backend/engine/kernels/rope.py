@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmc.backend.engine.kernels.early import after, launch
+from lmc.backend.engine.kernels.dependent_launch import after, launch
 
 
 def rope_append_reference(

@@ -9,7 +9,7 @@ from itertools import takewhile
 import pytest
 
 import lmc
-from lmc.backend.api.firsts import BLOCK, Firsts
+from lmc.backend.api.cache_warmup import BLOCK, Firsts
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Body, Planted, Server
 from tests.api.openai_server import OpenAIModel
@@ -247,7 +247,7 @@ def test_effects_and_streams_keep_their_order(caching):
 
 def test_a_first_that_is_stuck_holds_nobody_for_long(monkeypatch):
     """The one behind it goes after a while; when that one is answered, those who wait go too, and nobody waits any more."""
-    monkeypatch.setattr("lmc.backend.api.firsts._LONGEST", 0.05)
+    monkeypatch.setattr("lmc.backend.api.cache_warmup._LONGEST", 0.05)
 
     async def scenario() -> None:
         firsts, went = Firsts(), asyncio.Event()
@@ -259,7 +259,7 @@ def test_a_first_that_is_stuck_holds_nobody_for_long(monkeypatch):
         async with firsts.turn("a" * BLOCK * 3):
             await one("a" * BLOCK * 2)  # after a while
             assert firsts.held == 1
-            monkeypatch.setattr("lmc.backend.api.firsts._LONGEST", 60.0)
+            monkeypatch.setattr("lmc.backend.api.cache_warmup._LONGEST", 60.0)
             await one("a" * BLOCK * 2 + "b" * BLOCK)
             assert firsts.held == 1, "what the other brought is known"
             longer = asyncio.create_task(one("a" * BLOCK * 3))

@@ -38,7 +38,7 @@ def k():
     global torch
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from lmc.backend.engine.following import Kernels, on_device, spelling
+    from lmc.backend.engine.device_automata import Kernels, on_device, spelling
     from lmc.backend.engine.kernels import automata, mask
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,7 +71,7 @@ def random_state(a: TokenAutomaton, rng) -> int:
 
 def test_a_warm_up_compiles_what_the_first_constrained_answer_needs(k):
     """Each kernel, for arguments of the same kinds: Triton compiles another one for other types, and for sizes that 16 divides."""
-    from lmc.backend.engine.following import Kernels
+    from lmc.backend.engine.device_automata import Kernels
     from lmc.backend.engine.sampler import Sampler
 
     called: dict[str, list[Any]] = {name: [] for name in Kernels._fields}
@@ -166,7 +166,7 @@ def test_answers_drawn_a_step_ahead_are_those_of_a_sampler_that_waits(k, kernels
     """Random logits, answers that come and end, automata that come and go, tokens that only the device knows."""
     from lmc.backend.engine.sampler import Sampler
 
-    monkeypatch.setattr("lmc.backend.engine.following._MOST_BYTES", room)
+    monkeypatch.setattr("lmc.backend.engine.device_automata._MOST_BYTES", room)
     rng, automata = np.random.default_rng(1), [automaton(regex) for regex in REGEXES if regex]
     torch.manual_seed(1)
     sampler, judge = Sampler(VOCABULARY.size, getattr(k, kernels)), Sampler(VOCABULARY.size)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.holdings import Holdings
+from lmc.backend.engine.forward_batch import Draft, Pass, Rows, Score
 from lmc.backend.engine.radix_cache import Node, common_prefix
 from lmc.backend.engine.request import PICTURE, Kind, Request, drafted
+from lmc.backend.engine.slot_ownership import Holdings
 from lmc.backend.engine.waiting import Waiting
-from lmc.backend.engine.work import Draft, Pass, Rows, Score
 
 FREE_ROWS = 188
 """Rows of a pass that are nearly free: up to it, reading the weights dominates (docs/performance.md)."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lmc.backend.engine.once import Once
+from lmc.backend.engine.single_flight import Once
 
 
 def test_a_key_is_made_once_and_others_do_not_wait():

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.foresight import Ahead, Foresight
+from lmc.backend.engine.mask_prefetcher import Ahead, Foresight
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.tokens import TokenAutomaton
@@ -57,7 +57,7 @@ def test_what_answers_need_is_built_before_they_ask_and_they_say_the_same():
 
 
 def test_it_ends_by_itself_and_starts_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lmc.backend.engine.foresight._LINGERS", 0.0)
+    monkeypatch.setattr("lmc.backend.engine.mask_prefetcher._LINGERS", 0.0)
     foresight, ahead = Foresight(), begun("[ab]{1,9}")
     foresight.want(ahead, 0)
     while (thread := foresight.thread) is not None:

@@ -19,9 +19,9 @@ from lmc.backend.engine.host_tier import HostTier, Mover, Rates
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.lengths import Lengths
 from lmc.backend.engine.policy import Policy
-from lmc.backend.engine.promises import Promises
 from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
 from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.reservations import Promises
 from lmc.backend.engine.runs import Runs
 
 _LEFT = 8  # 1/n of the pool left to growing answers when prefixes are fetched ahead

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from lmc.garbage import few_full_collections
+from lmc.gc_tuning import few_full_collections
 
 
 @pytest.fixture(autouse=True)

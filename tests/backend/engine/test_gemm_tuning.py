@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 
-from lmc.backend.engine import products  # noqa: E402
+from lmc.backend.engine import gemm_tuning  # noqa: E402
+from lmc.backend.engine.gemm_tuning import Products  # noqa: E402
 from lmc.backend.engine.models.linear import Dense  # noqa: E402
-from lmc.backend.engine.products import Products  # noqa: E402
 
 WAY = bytes(range(64))
 
@@ -29,7 +29,7 @@ class Recorded:
         y.fill_(1.0)
 
 
-def kept(path, *rows, form=products._FORMAT):
+def kept(path, *rows, form=gemm_tuning._FORMAT):
     path.write_text(json.dumps({"format": form, "ways": rows}))
     return path
 
@@ -58,23 +58,23 @@ def test_a_measured_size_goes_its_way_and_others_go_torchs(tmp_path):
 def test_what_is_damaged_is_measured_again(tmp_path, text, caplog):
     path = tmp_path / "ways.json"
     path.write_text(text)
-    assert products._read(path) == {} and "measuring again" in caplog.text
+    assert gemm_tuning._read(path) == {} and "measuring again" in caplog.text
 
 
 def test_another_format_is_measured_again_and_nothing_is_said(tmp_path, caplog):
-    assert products._read(kept(tmp_path / "ways.json", form=0)) == {} and not caplog.text
-    assert products._read(tmp_path / "none.json") == {} and products._read(None) == {}
+    assert gemm_tuning._read(kept(tmp_path / "ways.json", form=0)) == {} and not caplog.text
+    assert gemm_tuning._read(tmp_path / "none.json") == {} and gemm_tuning._read(None) == {}
 
 
 def test_what_others_measured_meanwhile_stays(tmp_path):
     path = kept(tmp_path / "ways.json", [1, 2, 3, WAY.hex()])
-    products._write(path, {(4, 5, 6): None})
-    assert products._read(path) == {(1, 2, 3): WAY, (4, 5, 6): None}
+    gemm_tuning._write(path, {(4, 5, 6): None})
+    assert gemm_tuning._read(path) == {(1, 2, 3): WAY, (4, 5, 6): None}
     assert [p.name for p in tmp_path.iterdir()] == ["ways.json"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, caplog):
-    products._write(tmp_path / "none" / "ways.json", {(1, 2, 3): None})
+    gemm_tuning._write(tmp_path / "none" / "ways.json", {(1, 2, 3): None})
     assert "cannot keep measurements" in caplog.text
 
 
@@ -85,7 +85,7 @@ def test_every_way_gives_torchs_products_and_is_found_once(tmp_path, monkeypatch
     device, dtype = torch.device("cuda"), torch.bfloat16
     matrices = [Dense(torch.randn(n, k, device=device).to(dtype)) for n, k in ((256, 512), (768, 128)) for _ in range(3)]
     path = tmp_path / "ways.json"
-    monkeypatch.setattr(products, "_GAIN", 1e9)  # torch's own is never kept
+    monkeypatch.setattr(gemm_tuning, "_GAIN", 1e9)  # torch's own is never kept
     times = Products(Cublas(device, dtype), path)
     times.measure(matrices, (1, 8, 40, 200))
     assert all(times._ways.values()) and len(times._ways) == 8
