@@ -90,7 +90,7 @@ def prompts(n: int, seed: int) -> list[str]:
 
 def submit(backend: Any, n: int) -> Callable[[int], int]:
     def run(seed: int) -> int:
-        handles = [backend.submit(None, (Text((p,)), Gen(_GREEDY)), Hints(more=True)) for p in given[seed]]
+        handles = [backend.submit(None, (Text((p,)), Gen(_GREEDY)), Hints(has_more=True)) for p in given[seed]]
         for handle in handles:
             handle.results[0].output()
         return n

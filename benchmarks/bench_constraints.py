@@ -51,7 +51,7 @@ from benchmarks.bench_forcing import CHARACTER, FORMS
 from benchmarks.bench_programs import where
 from benchmarks.xgrammar_oracle import normalise_regex
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.mask_prefetcher import Ahead, Foresight
+from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
 from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
 from lmc.backend.mock_samples import sample_regex
 from lmc.fsm.dfa import compile_regex
@@ -371,10 +371,10 @@ class _Batch:
         self.logits.copy_(torch.from_numpy(fresh).expand_as(self.logits))
 
     def request(self, matcher: AutomatonMatcher | None) -> Any:
-        from lmc.backend.engine.request import Kind, Request
+        from lmc.backend.engine.request import Request, RequestKind
         from lmc.prompt import SamplingParams
 
-        req = Request(Kind.GENERATE, np.zeros(1, np.int32), lambda _: None, SamplingParams(**self.params))
+        req = Request(RequestKind.GENERATE, np.zeros(1, np.int32), lambda _: None, SamplingParams(**self.params))
         req.answer = SimpleNamespace(stop_ids=self.eos, sampled=0, matcher=matcher)  # pyright: ignore
         return req
 
@@ -563,13 +563,13 @@ def _first_walk(
 ) -> list[_Taken]:
     rng = np.random.default_rng(1)
     regex = CASES[case][0]
-    foresight = Foresight()
+    foresight = MaskPrefetcher()
     automaton = _Automaton(compile_regex(regex), vocabulary)
     forced = _Forced(automaton, encode)
     answers = [encode(sample_regex(regex, bytes([i]))) for i in range(batch)]
-    greedy, ahead = _Batch(vocabulary, batch, rng), Ahead(automaton, forced)
+    greedy, ahead = _Batch(vocabulary, batch, rng), Prefetched(automaton, forced)
     automaton.mask(forced.run(automaton.start).state)
-    left = {AutomatonMatcher(automaton, forced, partial(foresight.want, ahead)): deque(answer) for answer in answers}
+    left = {AutomatonMatcher(automaton, forced, partial(foresight.request, ahead)): deque(answer) for answer in answers}
     taken: list[_Taken] = []
 
     def go_on(matcher: AutomatonMatcher) -> Sequence[int]:
@@ -602,7 +602,7 @@ def _first_walk(
     return taken
 
 
-def _while_a_pass_runs(foresight: Foresight, seconds: float) -> None:
+def _while_a_pass_runs(foresight: MaskPrefetcher, seconds: float) -> None:
     """Lets it work until it is done or has had so much processor time."""
     thread = foresight.thread
     clock = time.pthread_getcpuclockid(thread.ident) if thread is not None and thread.ident is not None else None

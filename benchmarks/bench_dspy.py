@@ -96,12 +96,12 @@ def served(engine: Any) -> Iterator[str]:
     """The engine behind `lmc serve` on a thread; its URL."""
     from lmc.serve.app import create_app
     from lmc.serve.gate import Entrance
-    from lmc.serve.main import Server, listen
-    from lmc.serve.settings import Settings
+    from lmc.serve.main import DrainingServer, listen
+    from lmc.serve.settings import ServerSettings
 
-    where, settings = listen("127.0.0.1", 0), Settings(("model",))
+    where, settings = listen("127.0.0.1", 0), ServerSettings(("model",))
     entrance = Entrance(settings.max_requests)
-    server = Server(create_app(engine, settings, entrance=entrance), entrance)
+    server = DrainingServer(create_app(engine, settings, entrance=entrance), entrance)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
     thread.start()
     while not server.started:

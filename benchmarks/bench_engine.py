@@ -40,7 +40,7 @@ from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.radix_cache import Node, RadixCache
-from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.local import Engine
 from lmc.prompt import Gen, SamplingParams, Text
 
@@ -131,7 +131,7 @@ def pass_of(spans: list[tuple[int, np.ndarray]], vocab: int, seed: int) -> Pass:
     work = Pass()
     for rows, slots in spans:
         ids = rng.integers(0, vocab, rows).astype(np.int32)
-        req = Request(Kind.PREFILL, ids, lambda _: None)
+        req = Request(RequestKind.PREFILL, ids, lambda _: None)
         work.add(Rows(req, ids, len(slots) - rows, slots))
     return work
 

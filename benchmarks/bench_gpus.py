@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmc.backend.engine.distributed.group import Group, without_multicast
+from lmc.backend.engine.distributed.group import RankGroup, without_multicast
 from lmc.backend.local import Engine
 from lmc.prompt import Gen, SamplingParams, Text
 
@@ -62,7 +62,7 @@ def measure_sums(folder: str, ranks: str, device: str, rank: str) -> None:
     without_multicast()
     here = torch.device(device if device == "cpu" else f"cuda:{rank}")
     torch.set_num_threads(1)
-    group = Group(int(rank), int(ranks), 60.0)
+    group = RankGroup(int(rank), int(ranks), 60.0)
     group.connect(Path(folder) / "store", here)
     found = group.measure(here, SIZES)
     if rank == "0":

@@ -16,7 +16,7 @@ from lmc.backend.engine.engine import EngineCore
 from lmc.backend.local import LocalBackend
 from lmc.frontend import flights
 from lmc.frontend.fibers import Fiber, Fibers
-from lmc.frontend.flights import Flights, Worker
+from lmc.frontend.flights import BatchThread, Flights
 from lmc.waiting import Signal, waiting_by
 
 
@@ -49,7 +49,7 @@ def stepped(engine: LocalBackend, made: type[SteppedCore] = SteppedCore) -> Iter
     give_way, next_item, sleep = Flights.give_way, Flights._next_item, Fibers._sleep
 
     def in_turns(wait: Callable[[Any, Signal, float | None], None]) -> Callable[[Any, Signal, float | None], None]:
-        def waits(self: Worker | Fiber, signal: Signal, timeout: float | None) -> None:
+        def waits(self: BatchThread | Fiber, signal: Signal, timeout: float | None) -> None:
             if timeout is None or not self.idle():  # others go first
                 wait(self, signal, timeout)
 
@@ -66,11 +66,11 @@ def stepped(engine: LocalBackend, made: type[SteppedCore] = SteppedCore) -> Iter
             while not self._turns and core.turn():
                 pass
 
-    def gives_way(self: Flights[Any], worker: Worker) -> None:
+    def gives_way(self: Flights[Any], worker: BatchThread) -> None:
         give_way(self, worker)
         drive(self)
 
-    def takes(self: Flights[Any], worker: Worker) -> int | None:
+    def takes(self: Flights[Any], worker: BatchThread) -> int | None:
         index = next_item(self, worker)
         if index is None:  # it ends, and others may wait
             drive(self)
@@ -95,7 +95,7 @@ def stepped(engine: LocalBackend, made: type[SteppedCore] = SteppedCore) -> Iter
             return True
 
     in_batches = patch.multiple(Flights, give_way=gives_way, _next_item=takes)
-    on_threads = patch.object(Worker, "wait", in_turns(Worker.wait))
+    on_threads = patch.object(BatchThread, "wait", in_turns(BatchThread.wait))
     on_fibers = patch.object(Fiber, "wait", in_turns(Fiber.wait))
     timed = patch.object(core.scheduler.runs, "_now", core.seconds)
     with timed, waiting_by(Here()), on_threads, on_fibers, in_batches, patch.object(Fibers, "_sleep", sleeps), patch.object(flights._watch, "over"):

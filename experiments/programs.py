@@ -15,7 +15,7 @@ from benchmarks.ahead_programs import WORKLOADS
 from benchmarks.bench_programs import ABLATIONS, POLICIES, ablated
 from benchmarks.workloads import Size, Workload, figures
 from experiments.core import Opened, Plot, Point, Row, Setup, experiment
-from lmc.measuring import Line, Measured, Way, arriving, compare, compiled, interpreted, measure
+from lmc.measuring import Line, MeasuredMode, Way, arriving, compare, compiled, interpreted, measure
 
 
 def systems(setup: Setup) -> Generator[tuple[str, Opened]]:
@@ -119,7 +119,7 @@ def _ablated(setup: Setup, workload: Workload, name: str, engine: Any, other: An
     whole, without = compiled(workload.program), way(workload) if way else compiled(workload.program)
     for run, backend in ((whole, engine), (without, other)):
         measure(run, workload.items(min(2, count), setup.seed - 1), backend)
-    pairs: list[tuple[Measured, Measured]] = []
+    pairs: list[tuple[MeasuredMode, MeasuredMode]] = []
     for rep in range(setup.reps):
         items = workload.items(count, setup.seed + rep)
         if rep % 2:

@@ -101,7 +101,7 @@ def from_bytes(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-class Encoder:
+class JsonEncoder:
     """As `to_bytes`, but numbers may be spelled in other ways, and only for what `is_json`.
 
     With pydantic installed, several times as fast, and used once its import pays off: if it is imported already, or
@@ -124,7 +124,7 @@ class Encoder:
         return data
 
 
-encode_json = Encoder()
+encode_json = JsonEncoder()
 
 
 @lru_cache(maxsize=1)
@@ -139,7 +139,7 @@ def _fast_encoder() -> Callable[[Any], bytes]:
 
 def decoder(size: int) -> Callable[[bytes], Any]:
     """Return `from_bytes`, or with pydantic a decoder twice as fast, for so many bytes that importing it pays off."""
-    if size < Encoder.PAYS and "pydantic_core" not in sys.modules:
+    if size < JsonEncoder.PAYS and "pydantic_core" not in sys.modules:
         return from_bytes
     try:
         from pydantic_core import from_json

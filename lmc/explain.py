@@ -15,7 +15,7 @@ from lmc import dollars, report
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
 from lmc.ir.ops import trait
-from lmc.ir.page import Expected, Section, Seen, fragment, page
+from lmc.ir.page import Expected, MeasuredAsk, Section, fragment, page
 from lmc.ir.text import print_op
 from lmc.pages import seconds, several
 from lmc.passes.manager import Planned
@@ -106,9 +106,9 @@ def _measured(program: Program, graph: Graph) -> Measured:
     return measured(graph, [list(ledger.records) for ledger in tuple(program.profile.runs)])
 
 
-def _seen_of(total: Total) -> Seen:
+def _seen_of(total: Total) -> MeasuredAsk:
     u = total.usage
-    return Seen(total.count, u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.forced_tokens, u.passes, total.seconds)
+    return MeasuredAsk(total.count, u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.forced_tokens, u.passes, total.seconds)
 
 
 def _facts(program: Program) -> list[str]:
@@ -147,7 +147,7 @@ def _ops(section: Section) -> list[dict[str, Any]]:
     return ops
 
 
-def _plain(x: Expected | Seen) -> dict[str, Any]:
+def _plain(x: Expected | MeasuredAsk) -> dict[str, Any]:
     return {name: getattr(x, name) for name in x.__dataclass_fields__}
 
 

@@ -26,7 +26,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 @dataclass(frozen=True)
-class Items:
+class InputItems:
     """Arguments of each item, and its fields that are not parameters (copied to the result)."""
 
     arguments: tuple[Item, ...]
@@ -39,7 +39,7 @@ class Items:
         return sorted({name for fields in self.extra for name in fields})
 
 
-def read_items(program: Any, path: Path) -> Items:
+def read_items(program: Any, path: Path) -> InputItems:
     """Read the items of a file, `-` for standard input. CSV by the suffix .csv or .tsv, and on standard input unless it
     begins with `{`."""
     known = parameters(program)
@@ -57,7 +57,7 @@ def read_items(program: Any, path: Path) -> Items:
         places.append(f"{name}:{number}")
     if not arguments:
         raise UsageError(f"{name} has no items: one JSON object a line, or CSV with a header, is expected, with the fields {describe(program)}")
-    return Items(tuple(arguments), tuple(extra), tuple(places))
+    return InputItems(tuple(arguments), tuple(extra), tuple(places))
 
 
 def _text_of(path: Path, name: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc import codec
-from lmc.backend.api.submitted import Submitted
+from lmc.backend.api.submitted import SubmittedWaves
 from lmc.durable import records, rewriting, steps
 from lmc.durable.cipher import Key, check_key
 from lmc.durable.groups import Record
@@ -26,7 +26,7 @@ from lmc.fsm.json_schema import why_invalid
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingQuestion:
     """An open point that waits for a person: a question of the program, or a call not known to have been made.
 
     item      number of the run;  number  among its effects
@@ -59,7 +59,7 @@ class RunStatus:
     effects: int
     error: str
     ended: int
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[PendingQuestion, ...]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Journal:
 
     def waves(self) -> list[Wave]:
         """Return the waves submitted to batch APIs (`deadline="24h"`), oldest first. Raises JournalError."""
-        waves = Submitted(batches_of(records.find(self.path))).waves.values()
+        waves = SubmittedWaves(batches_of(records.find(self.path))).waves.values()
         return [Wave(wave.name, len(wave.ids), wave.batch, wave.since, wave.over) for wave in waves]
 
     def runs(self) -> list[RunStatus]:
@@ -126,13 +126,13 @@ class Journal:
         contents = self.read()
         return [_status(contents, item) for item in sorted(contents.records)]
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingQuestion]:
         """Return questions without an answer, and calls in doubt. Raises JournalError."""
         return [each for run in self.runs() for each in run.waiting]
 
     # -- what a person decides
 
-    def answer(self, answer: Any, item: int | None = None, number: int | None = None) -> Waiting:
+    def answer(self, answer: Any, item: int | None = None, number: int | None = None) -> PendingQuestion:
         """Answer a question of `lmc.interrupt`: the next call with this journal goes on with it. `item` and `number`
         select one of several.
 
@@ -140,11 +140,11 @@ class Journal:
         """
         return self._decide(item, number, "question", lambda w: [["r", w.number, "value", _checked(answer, w)]])
 
-    def resolve(self, result: Any = None, item: int | None = None, number: int | None = None, *, error: BaseException | None = None) -> Waiting:
+    def resolve(self, result: Any = None, item: int | None = None, number: int | None = None, *, error: BaseException | None = None) -> PendingQuestion:
         """Record that a call in doubt happened: it gave `result`, or raised `error`. The run continues after it. Raises
         JournalError; ArgumentError for a result that is not data."""
 
-        def outcome(w: Waiting) -> list[Record]:
+        def outcome(w: PendingQuestion) -> list[Record]:
             try:
                 return [["r", w.number, "value" if error is None else "raised", codec.encode(result if error is None else error)]]
             except codec.NotData as what:
@@ -152,13 +152,13 @@ class Journal:
 
         return self._decide(item, number, "doubt", outcome)
 
-    def retry(self, item: int | None = None, number: int | None = None) -> Waiting:
+    def retry(self, item: int | None = None, number: int | None = None) -> PendingQuestion:
         """Record that a call in doubt did not happen, or that one that raised is to be repeated: the run makes it when
         it is resumed. Raises JournalError."""
         return self._decide(item, number, "retry", lambda w: [["u", w.number]])
 
-    def _decide(self, item: int | None, number: int | None, what: str, make: Any) -> Waiting:
-        found: list[Waiting] = []
+    def _decide(self, item: int | None, number: int | None, what: str, make: Any) -> PendingQuestion:
+        found: list[PendingQuestion] = []
 
         def chosen(contents: Contents) -> list[tuple[int, Record]]:
             items = sorted(contents.records) if item is None else steps.numbers_of(contents, item, self.path)
@@ -216,16 +216,16 @@ _NOTHING = {"question": "no question waits for an answer", "doubt": "no call is 
             "retry": "no call is in doubt, and no run failed after a call that raised; a run that failed otherwise resumes when it is called again"}  # fmt: skip
 
 
-def _waiting(item: int, effect: Effect) -> Waiting:
+def _waiting(item: int, effect: Effect) -> PendingQuestion:
     question, schema, since = effect.question or ("", "", 0)
-    return Waiting(item, effect.number, question, schema, f"{effect.name}({effect.shown})", effect.line, since)
+    return PendingQuestion(item, effect.number, question, schema, f"{effect.name}({effect.shown})", effect.line, since)
 
 
-def _which(waiting: Waiting) -> str:
+def _which(waiting: PendingQuestion) -> str:
     return f"item {waiting.item}, effect {waiting.number}: {waiting.question or waiting.call}"
 
 
-def _checked(answer: Any, waiting: Waiting) -> Any:
+def _checked(answer: Any, waiting: PendingQuestion) -> Any:
     """Return an answer as JSON. Raises ArgumentError."""
     if not waiting.schema:
         if not isinstance(answer, str):

@@ -27,7 +27,7 @@ Way = Callable[[Items, Any], list[Any]]
 """Runs a program's items on a backend; returns their states in order."""
 
 
-class Watched:
+class TimedBackend:
     """A backend that records when the answers of each run arrived. Overhead: a list append per request, none per
     answer.
 
@@ -79,7 +79,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMode:
     """All items once, in one mode.
 
     seconds   wall time until every item is done
@@ -129,7 +129,7 @@ def _ended(state: Any) -> Any:
     return state
 
 
-def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, streams: bool = False) -> Measured:
+def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, streams: bool = False) -> MeasuredMode:
     """Run all items once, with an empty cache.
 
     in_turn  items run one after another, so that the time of each counts from the end of the one before
@@ -137,7 +137,7 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
     """
     backend.flush_cache()
     gc.collect()
-    watched = Watched(backend, streams=streams)
+    watched = TimedBackend(backend, streams=streams)
     before, began, cpu = backend.counters(), time.perf_counter(), time.process_time()
     states = way(items, watched)
     for state in states:
@@ -147,20 +147,20 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
     starts = [began, *(end for _, end in times[:-1])] if in_turn else [began] * len(times)
     spent = sum((state.usage for state in states), Usage())
     answered = [(first - start, end - start) for start, (first, end) in zip(starts, times)] or [(seconds, seconds)]  # possibly no request
-    return Measured(
+    return MeasuredMode(
         seconds, cpu, backend.counters() - before, spent, Spread.of([first for first, _ in answered]), Spread.of([total for _, total in answered]),
         tuple((state.text(), repr(state.ret_value)) for state in states),
     )  # fmt: skip
 
 
-def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, streams: bool = True) -> Measured:
+def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, streams: bool = True) -> MeasuredMode:
     """Run each item at its arrival time, on a thread of its own, like users of a service.
 
     at  seconds from the start, of each item, in order
     `first` and `total` count from an item's arrival. Raises what an item raises, after all have ended.
     """
     backend.flush_cache()
-    watched = Watched(backend, streams=streams)
+    watched = TimedBackend(backend, streams=streams)
     states: list[Any] = [None] * len(items)
     failures: list[BaseException] = []
 
@@ -183,7 +183,7 @@ def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, s
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     seen = watched.times()
     times = [(seen[str(i)][0] - began - due, seen[str(i)][1] - began - due) for i, due in enumerate(at) if str(i) in seen] or [(seconds, seconds)]
-    return Measured(seconds, cpu, backend.counters() - before, sum((state.usage for state in states), Usage()), Spread.of([first for first, _ in times]),
+    return MeasuredMode(seconds, cpu, backend.counters() - before, sum((state.usage for state in states), Usage()), Spread.of([first for first, _ in times]),
                     Spread.of([total for _, total in times]), tuple((state.text(), repr(state.ret_value)) for state in states))  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: S
     draw  the items of a repetition; -1: of the untimed run
     """
     made = {name: WAYS[name](program) for name in ways}
-    runs: dict[str, list[Measured]] = {name: [] for name in ways}
+    runs: dict[str, list[MeasuredMode]] = {name: [] for name in ways}
     for way in made.values():
         measure(way, draw(-1)[:2], backend)
     for rep in range(reps):
@@ -234,7 +234,7 @@ def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: S
     return [_line(name, runs[name], runs[ways[0]], backend.capabilities.prices) for name in ways]
 
 
-def _line(name: str, runs: Sequence[Measured], reference: Sequence[Measured], prices: Prices | None) -> Line:
+def _line(name: str, runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode], prices: Prices | None) -> Line:
     times = [run.seconds for run in runs]
     middle = statistics.median_low(times)
     run = runs[times.index(middle)]

@@ -98,7 +98,7 @@ def money(amount: float) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """One line of a timeline.
 
     label, note  what it is, and its numbers
@@ -112,7 +112,7 @@ class Row:
     where: str = ""
 
 
-def timeline(rows: Sequence[Row], end: float) -> str:
+def timeline(rows: Sequence[TimelineRow], end: float) -> str:
     """Render rows over one axis of `end` seconds."""
     whole = end or 1.0
     marks = "".join(f'<span style="left:{at / whole:.2%}"><i>{seconds(at) if at else "0"}</i></span>' for at in _ticks(whole))

@@ -18,7 +18,7 @@ from lmc.backend.base import Prices, Result, Usage
 from lmc.errors import Loc
 from lmc.frontend import notebook
 from lmc.frontend.state import flat
-from lmc.pages import Row, count, money, seconds, several
+from lmc.pages import TimelineRow, count, money, seconds, several
 from lmc.prompt import Gen
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MOST_ROWS = 100
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestRecord:
     """A request of a run.
 
     branch  the path of the fork that made it, "" for the program itself
@@ -63,12 +63,12 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunRecord:
     """A run: when it began and, once it is over, ended, by `time.perf_counter()`, its requests, and its calls of host functions."""
 
     began: float
     ended: float | None
-    requests: Sequence[Request]
+    requests: Sequence[RequestRecord]
     tools: Sequence[tuple[str, float, float]] = ()
 
     @property
@@ -77,20 +77,20 @@ class Ran:
         return max([self.began, self.ended or 0.0, *(r.ended or r.result.began for r in self.requests)])
 
 
-def of_ledger(ledger: Ledger) -> Ran:
+def of_ledger(ledger: Ledger) -> RunRecord:
     """Return a compiled run."""
     asked = ((r.name or r.kind, r.kind, r.address[2], r.loc, r.result, r.ahead, r.asked) for r in tuple(ledger.records))
-    return Ran(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))
+    return RunRecord(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))
 
 
-def of_state(state: State[Any]) -> Ran:
+def of_state(state: State[Any]) -> RunRecord:
     """Return the run of a state; of an interpreted one without its calls of host functions."""
     ledger: Any = getattr(getattr(state.emitter, "run", None), "ledger", None)
     if ledger is not None and ledger.records:
         return of_ledger(ledger)
     results = sorted(dict.fromkeys(flat(state.asked)), key=lambda result: result.began)
     found = _requests(map(_interpreted, results), state.stream)
-    return Ran(min([r.result.began for r in found], default=0.0), None, found)
+    return RunRecord(min([r.result.began for r in found], default=0.0), None, found)
 
 
 _Asked = tuple[str, str, str, Loc | None, Result, str, float]
@@ -104,15 +104,15 @@ def _interpreted(result: Result) -> _Asked:
     return ask.name or kind, kind, stream, ask.loc, result, "no", result.began
 
 
-def _requests(asked: Iterable[_Asked], root: str) -> list[Request]:
+def _requests(asked: Iterable[_Asked], root: str) -> list[RequestRecord]:
     """Return the requests of a run whose program has the fork path `root`."""
-    found: list[Request] = []
+    found: list[RequestRecord] = []
     latest: dict[str, float] = {}  # arrival of the answer that each branch requested last
     for name, kind, stream, loc, result, ahead, at in asked:
         branch = stream.removeprefix(root).strip("/")
         began, ended = result.began, result.ended
         known = max(began, latest.get(branch, latest.get(branch.rpartition("/")[0], 0.0)))
-        found.append(Request(name, kind, branch, loc, result, ahead, at, min(known, ended) if ended else known))
+        found.append(RequestRecord(name, kind, branch, loc, result, ahead, at, min(known, ended) if ended else known))
         if ahead != "wasted":
             latest[branch] = max(ended, latest.get(branch, 0.0))
     return found
@@ -141,7 +141,7 @@ def _prices(state: State[Any]) -> Prices | None:
 
 
 def parts(
-    runs: Sequence[Ran], prices: Prices | None, state: State[Any] | None, more: Iterable[tuple[str, str]] = (), shown: Ran | None = None
+    runs: Sequence[RunRecord], prices: Prices | None, state: State[Any] | None, more: Iterable[tuple[str, str]] = (), shown: RunRecord | None = None
 ) -> str:
     """Return sections about runs and about one of them, `shown` (default: the last), and links to them and to `more`.
     `state`: of that run, if it still exists."""
@@ -158,7 +158,7 @@ def parts(
     return links + "".join(f"<section id={id}><h2>{name}</h2>{text}</section>" for id, name, text in found)
 
 
-def sums(runs: Sequence[Ran], prices: Prices | None) -> list[str]:
+def sums(runs: Sequence[RunRecord], prices: Prices | None) -> list[str]:
     """Return the total cost of runs, in sentences."""
     asked = [r for run in runs for r in run.requests]
     usage = sum((r.usage for r in asked), Usage())
@@ -186,7 +186,7 @@ def _where(loc: Loc | None) -> str:
 # -- the conversation ----------------------------------------------------------------------------------------------
 
 
-def conversation(ran: Ran, state: State[Any] | None) -> str:
+def conversation(ran: RunRecord, state: State[Any] | None) -> str:
     """Render the messages of the run's state, and below them the answers of its branches; without the state, all
     answers."""
     told = {id(r.result): _told(r) for r in ran.requests}
@@ -203,7 +203,7 @@ def conversation(ran: Ran, state: State[Any] | None) -> str:
     return f"{legend}{missing}<div class=talk>{rows}</div>"
 
 
-def _told(r: Request) -> str:
+def _told(r: RequestRecord) -> str:
     """Return the parts of an answer's cost line besides tokens."""
     ahead = ["asked ahead"] if r.ahead == "used" else []
     took = [seconds(r.seconds)] if r.ended else []
@@ -226,7 +226,7 @@ class _Line:
         return self.usage.prompt_tokens + self.usage.completion_tokens
 
 
-def source(runs: Sequence[Ran], prices: Prices | None) -> str:
+def source(runs: Sequence[RunRecord], prices: Prices | None) -> str:
     """Render the functions that made requests, with bars of time, tokens and money beside each line that did."""
     lines: dict[tuple[str, int], _Line] = {}
     for r in (r for run in runs for r in run.requests if r.loc is not None):
@@ -293,7 +293,7 @@ def _spans(text: str) -> list[tuple[int, int]]:
 # -- the timeline --------------------------------------------------------------------------------------------------
 
 
-def timelines(runs: Sequence[Ran], latest: Ran, prices: Prices | None) -> str:
+def timelines(runs: Sequence[RunRecord], latest: RunRecord, prices: Prices | None) -> str:
     """Render the timeline of a run's requests and answers, and with several runs, of the runs."""
     rows = [_program_row(latest), *(_tool_row(name, b - latest.began, e - latest.began) for name, b, e in latest.tools[:MOST_ROWS])]
     rows += [*(_request_row(r, latest, prices) for r in sorted(latest.requests, key=lambda r: r.result.began)[:MOST_ROWS])]
@@ -310,7 +310,7 @@ def timelines(runs: Sequence[Ran], latest: Ran, prices: Prices | None) -> str:
     return "".join(found)
 
 
-def _program_row(run: Ran, zero: float | None = None, label: str = "program") -> Row:
+def _program_row(run: RunRecord, zero: float | None = None, label: str = "program") -> TimelineRow:
     """Return the row of the program: when the run waited for answers, and when it did not."""
     zero = run.began if zero is None else zero
     busy = sorted((r.result.began, r.ended or run.end) for r in run.requests if r.ahead != "wasted")
@@ -325,7 +325,7 @@ def _program_row(run: Ran, zero: float | None = None, label: str = "program") ->
     if run.end > at:
         spans.append((at - zero, run.end - zero, "tool"))
     own = sum(e - b for b, e, kind in spans if kind == "tool")
-    return Row(label, f"{seconds(run.end - run.began)}, {seconds(own)} without a request", _joined(spans))
+    return TimelineRow(label, f"{seconds(run.end - run.began)}, {seconds(own)} without a request", _joined(spans))
 
 
 def _joined(spans: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
@@ -339,16 +339,16 @@ def _joined(spans: Iterable[tuple[float, float, str]]) -> list[tuple[float, floa
     return found
 
 
-def _request_row(r: Request, run: Ran, prices: Prices | None) -> Row:
+def _request_row(r: RequestRecord, run: RunRecord, prices: Prices | None) -> TimelineRow:
     where = " ".join(filter(None, [f"branch {r.branch}" if r.branch else "", _where(r.loc)]))
-    return Row(r.name, _note(r, prices), [(b - run.began, e - run.began, kind) for b, e, kind in _phases(r, run.end)], where)
+    return TimelineRow(r.name, _note(r, prices), [(b - run.began, e - run.began, kind) for b, e, kind in _phases(r, run.end)], where)
 
 
-def _tool_row(name: str, begin: float, end: float) -> Row:
-    return Row(name, f"{seconds(end - begin)}, a call of the program", [(begin, end, "tool")])
+def _tool_row(name: str, begin: float, end: float) -> TimelineRow:
+    return TimelineRow(name, f"{seconds(end - begin)}, a call of the program", [(begin, end, "tool")])
 
 
-def _phases(r: Request, end: float) -> list[tuple[float, float, str]]:
+def _phases(r: RequestRecord, end: float) -> list[tuple[float, float, str]]:
     """Return begin, end and kind of each phase of a request."""
     result, begin = r.result, r.result.began
     end = r.ended or max(end, begin)
@@ -364,7 +364,7 @@ def _phases(r: Request, end: float) -> list[tuple[float, float, str]]:
     return [*found, (begin, min(r.asked, end), "ahead")] if r.ahead == "used" and r.asked > begin else found
 
 
-def _note(r: Request, prices: Prices | None) -> str:
+def _note(r: RequestRecord, prices: Prices | None) -> str:
     if r.result.error is not None:
         return f"{'cancelled' if r.ahead == 'wasted' else 'failed'}: {type(r.result.error).__name__}"
     if r.ended is None:

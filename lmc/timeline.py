@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from lmc.backend import recording
-from lmc.backend.recording import Batch, Ran, Recorder
+from lmc.backend.recording import RecordedPass, RecordedRun, Recorder
 from lmc.errors import Loc, ParameterError, ProgramError
 
 Event = dict[str, Any]
@@ -92,7 +92,7 @@ def _track(pid: int, tid: int, name: str) -> Event:
 # -- the engine ----------------------------------------------------------------------------------------------------
 
 
-def _batches(batches: Sequence[Batch], clock: _Clock, names: list[Event]) -> Iterator[Event]:
+def _batches(batches: Sequence[RecordedPass], clock: _Clock, names: list[Event]) -> Iterator[Event]:
     if not batches:
         return
     names.append(_track(ENGINE, 1, "passes on the device"))
@@ -110,7 +110,7 @@ def _batches(batches: Sequence[Batch], clock: _Clock, names: list[Event]) -> Ite
         yield {"ph": "C", "name": "tokens from the cache", **at, "args": {"tokens": b.cached}}
 
 
-def _in_flight(runs: Iterable[Ran], clock: _Clock) -> Iterator[Event]:
+def _in_flight(runs: Iterable[RecordedRun], clock: _Clock) -> Iterator[Event]:
     """Yield the number of answers being waited for, also for backends that report no passes."""
     changes: list[tuple[float, int]] = []
     for run in runs:
@@ -125,13 +125,13 @@ def _in_flight(runs: Iterable[Ran], clock: _Clock) -> Iterator[Event]:
 # -- a run ---------------------------------------------------------------------------------------------------------
 
 
-def _times(run: Ran) -> list[tuple[Any, float, float]]:
+def _times(run: RecordedRun) -> list[tuple[Any, float, float]]:
     """Return the records of arrived answers, with request and arrival times; in that order."""
     found = [(record, spent[1], spent[2]) for record in run.records() if (spent := record.result.spent) is not None]
     return sorted(found, key=lambda timed: timed[1:])
 
 
-def _run(run: Ran, pid: int, clock: _Clock, names: list[Event], flows: Iterator[int]) -> Iterator[Event]:
+def _run(run: RecordedRun, pid: int, clock: _Clock, names: list[Event], flows: Iterator[int]) -> Iterator[Event]:
     times = _times(run)
     end = max([run.began, *(ended for _, _, ended in times)])
     names += _named(pid, f"{run.name} [{run.item}]", pid)

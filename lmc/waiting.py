@@ -50,7 +50,7 @@ metered: ContextVar[Meter | None] = ContextVar("metered", default=None)
 """Counts the waits of the program that runs here; None: they are not counted."""
 
 
-class Share:
+class TurnLimit:
     """Programs that a meter counts: at most `limit` of `count` at once, until each is `done`, or all are given up."""
 
     def __init__(self, meter: Meter | None, limit: int, count: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lmc
-from lmc.durable.journal import Journal
+from lmc.durable.journal import JournalFile
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine_fakes import backend
 
@@ -105,7 +105,7 @@ def test_a_mock_works_in_a_child_and_what_was_asked_before_does_not():
 def test_a_child_does_not_keep_a_journals_lock(tmp_path):
     """The parent's run is over, the child still lives: another run may have the journal."""
     path, header = tmp_path / "journal", {"kind": "run", "program": "p", "source": "", "compiled": "", "backend": "b", "sampling": {}, "seed": 1}
-    journal = Journal.open(path, header, lambda: 1)
+    journal = JournalFile.open(path, header, lambda: 1)
     journal.put(0, ["u", 1])
     reading, writing = os.pipe()
     child = os.fork()
@@ -116,7 +116,7 @@ def test_a_child_does_not_keep_a_journals_lock(tmp_path):
     os.close(reading)
     try:
         journal.close()
-        Journal.open(path, header, lambda: 1).close()
+        JournalFile.open(path, header, lambda: 1).close()
     finally:
         os.close(writing)
         os.waitpid(child, 0)
@@ -124,7 +124,7 @@ def test_a_child_does_not_keep_a_journals_lock(tmp_path):
 
 def test_a_journal_of_the_parent_is_written_by_the_parent_alone(tmp_path):
     path, header = tmp_path / "journal", {"kind": "run", "program": "p", "source": "", "compiled": "", "backend": "b", "sampling": {}, "seed": 1}
-    journal = Journal.open(path, header, lambda: 1)
+    journal = JournalFile.open(path, header, lambda: 1)
     journal.put(0, ["u", 1])
 
     def work():
@@ -135,6 +135,6 @@ def test_a_journal_of_the_parent_is_written_by_the_parent_alone(tmp_path):
     assert "JournalError" in (said := in_child(work)) and "it is written by process" in said and "of which this one is a fork" in said
     assert Path(path).read_bytes().startswith(before)
     journal.close()
-    again = Journal.open(path, header, lambda: 1)
+    again = JournalFile.open(path, header, lambda: 1)
     assert again.contents.records == {0: [["u", 1]]}
     again.close()

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import lmc
 from lmc.cli import app
-from lmc.measuring import WAYS, Spread, Watched, arriving, compare, compiled, measure
+from lmc.measuring import WAYS, Spread, TimedBackend, arriving, compare, compiled, measure
 
 pytestmark = pytest.mark.usefixtures("no_full_collections")
 
@@ -63,7 +63,7 @@ def test_items_that_arrive_by_themselves_are_told_apart():
 
 def test_a_watched_backend_is_otherwise_the_one_behind_it():
     inner = lmc.Mock()
-    watched = Watched(inner)
+    watched = TimedBackend(inner)
     compiled(notes)(ITEMS, watched)
     assert watched.capabilities is inner.capabilities or watched.capabilities == inner.capabilities
     assert sorted(len(results) for results in watched.runs.values()) == [1, 2]

@@ -557,13 +557,13 @@ class Hints(NamedTuple):
     order: tuple[int, ...] = ()
     group: tuple[int, ...] | None = None
     members: int = 1
-    way: tuple[int, int] = (0, 1)
+    sample_index: tuple[int, int] = (0, 1)
     reserve: int | None = None
-    more: bool = False
+    has_more: bool = False
     beyond: Beyond | None = None
     watched: bool = False
     namespace: str = ""
-    spare: bool = False
+    low_priority: bool = False
     guess: bool = False
     run: ProgramRun | None = None
     priority: float = 1.0

@@ -16,7 +16,7 @@ from lmc.prompt import Constraint, make_constraint
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """A call that a model wrote; arguments as JSON text."""
 
     name: str
@@ -50,7 +50,7 @@ class Family:
         begun = text.lstrip()
         return 0 if not begun or begun.startswith(self.opening) else len(text)
 
-    def split(self, text: str) -> tuple[str, list[Call]]:
+    def split(self, text: str) -> tuple[str, list[WrittenCall]]:
         """Return content and calls of a complete answer. Text that does not parse as a call is content."""
         if self.name == "hermes":
             found = [_call(m[1], self.key) for m in _HERMES.finditer(text)]
@@ -63,7 +63,7 @@ class Family:
             return text, []
         return "", [c for c in calls if c is not None]
 
-    def closed(self, text: str) -> list[Call]:
+    def closed(self, text: str) -> list[WrittenCall]:
         """Return calls of a growing answer whose arguments are complete."""
         values = [m[1] for m in _HERMES.finditer(text)] if self.name == "hermes" else _closed_objects(text) if self.settled(text) == 0 else []
         calls = [_call(value, self.key) for value in values]
@@ -105,17 +105,17 @@ def family_of(template: str) -> Family | None:
     return None
 
 
-def _call(text: str, key: str) -> Call | None:
+def _call(text: str, key: str) -> WrittenCall | None:
     try:
         return _as_call(json.loads(text), key)
     except ValueError:
         return None
 
 
-def _as_call(value: Any, key: str) -> Call | None:
+def _as_call(value: Any, key: str) -> WrittenCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(key), dict):
         return None
-    return Call(value["name"], json.dumps(value[key], ensure_ascii=False))
+    return WrittenCall(value["name"], json.dumps(value[key], ensure_ascii=False))
 
 
 def _closed_objects(text: str) -> list[str]:

@@ -42,13 +42,13 @@ from lmc.backend.base import (
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
-from lmc.backend.engine.encoding import Vocabulary
+from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
-from lmc.backend.engine.eyes import Eyes, Picture
+from lmc.backend.engine.eyes import Eyes, PromptPicture
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Begin, Cache, Eviction, Policy, Schedule, host_size
-from lmc.backend.engine.request import Group, Kind, Request
-from lmc.backend.engine.request_builder import ROOT, Asker, Finished, Place
+from lmc.backend.engine.request import Group, Request, RequestKind
+from lmc.backend.engine.request_builder import ROOT, Finished, PromptPosition, RequestBuilder
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError, CancelledError, ParameterError, UnsupportedOpError
@@ -104,7 +104,7 @@ class _Step:
         self,
         backend: LocalBackend,
         parent: _Step | None,
-        parts: tuple[Part | Picture, ...],
+        parts: tuple[Part | PromptPicture, ...],
         ask: Gen | Select | Given | None,
         hints: Hints,
     ) -> None:
@@ -199,7 +199,7 @@ class LocalBackend:
         self,
         *,
         name: str,
-        vocabulary: Vocabulary,
+        vocabulary: TokenizerProtocol,
         chat_template: ChatTemplate,
         runner: Runner,
         compiler: Compiler | None,
@@ -225,7 +225,7 @@ class LocalBackend:
         _check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template, self._adapters = name, vocabulary, chat_template, tuple(adapters)
         self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
-        self._asker = Asker(
+        self._asker = RequestBuilder(
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
             adapters=self._adapters,
@@ -282,7 +282,7 @@ class LocalBackend:
         self._check(segments)
         hints = hints or Hints()
         self._core.give_way()
-        self._core.more = hints.more or not idle()
+        self._core.more = hints.has_more or not idle()
         return self._enter(parent, self._steps(parent, segments, hints))
 
     def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
@@ -296,7 +296,7 @@ class LocalBackend:
         hints = hints or Hints()
         check_adapter(self.capabilities, hints.adapter, "prefill")
         self._core.give_way()
-        self._core.more = hints.more
+        self._core.more = hints.has_more
         steps = self._steps(parent, segments, hints)
         steps[-1].wants_prefill = True
         return self._enter(parent, steps)
@@ -359,12 +359,12 @@ class LocalBackend:
         return len(self._words.encode((text,), at_start=False)) if text else 0
 
     @property
-    def tokenizer(self) -> Vocabulary:
+    def tokenizer(self) -> TokenizerProtocol:
         return self._words
 
     def encode(self, parts: Sequence[Part]) -> list[int]:
         """Return the token ids of literal parts at the start of a prompt."""
-        return self._asker.ids(Place(ROOT.closed, tuple(parts))).tolist()
+        return self._asker.ids(PromptPosition(ROOT.closed, tuple(parts))).tolist()
 
     @property
     def drafts(self) -> Setting:
@@ -459,14 +459,14 @@ class LocalBackend:
             return self._fail(step, parent.error)
         before = parent.after if parent is not None else ROOT
         try:
-            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Picture)))
+            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, PromptPicture)))
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
-            self._ask(step, Place(before.closed, (*before.run, *step.parts), cached, before.pictures, before.adapter))
+            self._ask(step, PromptPosition(before.closed, (*before.run, *step.parts), cached, before.pictures, before.adapter))
         except Exception as error:
             self._fail(step, error)
             raise
 
-    def _ask(self, step: _Step, place: Place) -> None:
+    def _ask(self, step: _Step, place: PromptPosition) -> None:
         ref, order = weakref.ref(step), step.hints.order
         if isinstance(step.ask, Gen) and step.trail is not None and (step.ask.tools or step.trail.has_results):
             requests = self._with_tools(step, step.ask, place)
@@ -478,7 +478,7 @@ class LocalBackend:
         elif isinstance(step.ask, Given):
             return self._complete(step, self._asker.given(step.ask, place), None)
         else:
-            request = self._asker.prefill(place, order, step.hints.spare, step.hints.adapter) if step.wants_prefill else None
+            request = self._asker.prefill(place, order, step.hints.low_priority, step.hints.adapter) if step.wants_prefill else None
             step.requests = (request,) if request is not None else ()
             for req in step.requests:
                 self._tag(req, step)
@@ -490,12 +490,12 @@ class LocalBackend:
             step.state, step.requests = _State.RUNNING, tuple(requests)
         for req in requests:
             req.group, req.guess = step.group, step.hints.guess
-            req.script = self._script(req) if req.kind is Kind.GENERATE else None
+            req.script = self._script(req) if req.kind is RequestKind.GENERATE else None
             self._tag(req, step)
         self._send(requests)
         self.leave(step)
 
-    def _with_tools(self, step: _Step, ask: Gen, place: Place) -> list[Request]:
+    def _with_tools(self, step: _Step, ask: Gen, place: PromptPosition) -> list[Request]:
         """Build requests over the conversation as rendered by the model's whole template. The step's own prompt
         continues with the text of the answer."""
         assert step.trail is not None
@@ -512,7 +512,7 @@ class LocalBackend:
 
         constrained = prompt.constrained(ask)
         self._asker.validate(constrained)
-        return self._asker.gen(constrained, Place(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
+        return self._asker.gen(constrained, PromptPosition(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
 
     def _script(self, req: Request) -> np.ndarray | None:
         text = None if self._recorded is None else self._recorded(self._words.decode(self._asker.spelled(req.prompt), with_specials=True))
@@ -544,7 +544,7 @@ class LocalBackend:
         else:
             self._fail(step, done)
 
-    def _complete(self, step: _Step, after: Place, output: Output | None) -> None:
+    def _complete(self, step: _Step, after: PromptPosition, output: Output | None) -> None:
         with self._lock:
             if step.state is _State.FAILED:
                 return
@@ -616,7 +616,7 @@ class LocalBackend:
         """Drop `req`, which is no longer needed: cancel it, or end its pin. Usable from a destructor."""
         core, scheduler = self._core, self._scheduler
         core.cancel(req)
-        if req.kind is Kind.PREFILL:
+        if req.kind is RequestKind.PREFILL:
             core.post(lambda: scheduler.unpin(req))
 
 
@@ -683,11 +683,11 @@ def _hearer(ref: weakref.ref[_Step]) -> Callable[[str, Mapping[str, Any]], None]
 
 
 def _stretches(
-    segments: Sequence[Segment], seen: Callable[[Image], tuple[Part | Picture, ...]]
-) -> list[tuple[tuple[Part | Picture, ...], Gen | Select | Given | None]]:
+    segments: Sequence[Segment], seen: Callable[[Image], tuple[Part | PromptPicture, ...]]
+) -> list[tuple[tuple[Part | PromptPicture, ...], Gen | Select | Given | None]]:
     """Return segments as (literal parts, the request or known answer after them); the last may have none."""
-    out: list[tuple[tuple[Part | Picture, ...], Gen | Select | Given | None]] = []
-    parts: tuple[Part | Picture, ...] = ()
+    out: list[tuple[tuple[Part | PromptPicture, ...], Gen | Select | Given | None]] = []
+    parts: tuple[Part | PromptPicture, ...] = ()
     for segment in segments:
         if isinstance(segment, Text):
             parts += segment.parts
@@ -826,7 +826,7 @@ class Engine(LocalBackend):
         from lmc.backend.engine.automaton import ConstraintCompiler
         from lmc.backend.engine.kv_copy import KVMover
         from lmc.backend.engine.kv_pool import KVPool
-        from lmc.backend.engine.mask_prefetcher import Foresight
+        from lmc.backend.engine.mask_prefetcher import MaskPrefetcher
         from lmc.backend.engine.memory import check_host, check_pool, default_pool, kv_bytes
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.sources import begun, machine_of
@@ -867,7 +867,7 @@ class Engine(LocalBackend):
                 encode=encode,
                 store=default_store(),
                 # beside a GPU its turns at the interpreter might delay launches, which is not measured yet
-                foresight=Foresight() if loaded.device.type == "cpu" else None,
+                foresight=MaskPrefetcher() if loaded.device.type == "cpu" else None,
                 canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
                 first=begun if loaded.device.type == "cpu" else machine_of,  # a GPU follows whole automata by itself
             ),

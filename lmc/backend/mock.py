@@ -46,9 +46,9 @@ from lmc.backend.mock_answers import (
 from lmc.backend.mock_prompt import (
     KNOWN_SPECIALS,
     ROOT,
-    Node,
-    Seen,
-    Trie,
+    MockNode,
+    MockPicture,
+    PrefixCounter,
     image_tokens,
     images_of,
     part_tokens,
@@ -69,12 +69,12 @@ CAPABILITIES = Capabilities(
 # -- recorded calls ------------------------------------------------------------------------------------------------
 
 
-class Call:
+class MockCall:
     """One request to the model: its prompt and the request, without times."""
 
     __slots__ = ("_after", "_node", "ask")
 
-    def __init__(self, node: Node, ask: Ask) -> None:
+    def __init__(self, node: MockNode, ask: Ask) -> None:
         self._node, self.ask = node, ask
         self._after = node  # the prompt with the answer, once that is known
 
@@ -128,7 +128,7 @@ class Call:
         return (self._node.tokens, *_ask_key(self.ask))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and self.key == other.key
+        return isinstance(other, MockCall) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -223,7 +223,7 @@ class MockHandle:
         self.prompt = 0  # prompt tokens of the pending answer
         self._index = self._next = 0  # of the segment to do next, and of its result
         self._children: list[MockHandle] = []  # submitted, waiting for this one
-        self.node: Node | None = None
+        self.node: MockNode | None = None
         self.error: BaseException | None = None
 
     def cancel(self) -> None:
@@ -264,7 +264,7 @@ class Mock:
         if parse_special:
             raise UnsupportedOpError("parse_special=True", "mock", "use lmc.special(…)")
         self.chat_template, self.capabilities = chat_template, replace(capabilities, local=latency == 0)
-        self.call_log: list[Call] = []
+        self.call_log: list[MockCall] = []
         self.groups: Counter[tuple[int, ...]] = Counter()  # submissions by the group that their hints name
         self._script = script_of(answers)
         scripts = answers.values() if isinstance(answers, Mapping) else (answers,)
@@ -277,10 +277,10 @@ class Mock:
         self._calls = itertools.count()
         self._lock = threading.Lock()  # guards waiting children and the pending set
         self._pending: set[MockHandle] = set()
-        self._journal: list[Call | Node] = []  # calls and prefills, counted on demand
+        self._journal: list[MockCall | MockNode] = []  # calls and prefills, counted on demand
         self._counted = self._twins = 0
         self._counters = Counters()
-        self._trie = Trie()
+        self._trie = PrefixCounter()
         self._warned: set[str] = set()
         self._closed = False
         belongs_here(self)
@@ -308,7 +308,7 @@ class Mock:
         if hints is not None and hints.group is not None:
             with self._lock:
                 self.groups[hints.group] += 1
-                self._twins += hints.way[0] > 0
+                self._twins += hints.sample_index[0] > 0
         handle = MockHandle(self, seen, (Result(),) if asks == 1 else tuple([Result() for _ in range(asks)]), "" if hints is None else hints.owner)
         start = self._start(parent, handle)
         if start is not None:
@@ -328,7 +328,7 @@ class Mock:
         """Forget which prompts were computed."""
         with self._lock:
             self._count()
-            self._trie = Trie()
+            self._trie = PrefixCounter()
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text: its bytes."""
@@ -349,7 +349,7 @@ class Mock:
 
     # -- running chains
 
-    def _start(self, parent: MockHandle | None, handle: MockHandle) -> Node | None:
+    def _start(self, parent: MockHandle | None, handle: MockHandle) -> MockNode | None:
         """Return the prompt that `handle` extends, or None when it waits for its parent (or failed with it)."""
         if parent is None:
             return ROOT
@@ -364,7 +364,7 @@ class Mock:
             self._fail(handle, parent.error)
         return parent.node
 
-    def _go(self, handle: MockHandle, node: Node) -> None:
+    def _go(self, handle: MockHandle, node: MockNode) -> None:
         """Proceed as far as possible now: from a prompt to the next answer that takes time, then its children."""
         end = self._advance(handle, node)
         children = [] if end is None else self._complete(handle, end)
@@ -377,7 +377,7 @@ class Mock:
             if end is not None:
                 queue.extend((child, end) for child in self._complete(handle, end))
 
-    def _advance(self, handle: MockHandle, node: Node) -> Node | None:
+    def _advance(self, handle: MockHandle, node: MockNode) -> MockNode | None:
         """Return the end of the handle's chain, or None when it waits or failed."""
         segments = handle._segments
         while handle._index < len(segments) and handle.error is None:
@@ -387,11 +387,11 @@ class Mock:
                 node = self._literal(node, segment.parts)
                 continue
             if isinstance(segment, Given):
-                node = Node(node, tokens_of(segment.text), segment.text)
+                node = MockNode(node, tokens_of(segment.text), segment.text)
                 node.answered = node.length
                 continue
             if isinstance(segment, _Picture):
-                node = Seen(node, segment.tokens, segment.content)
+                node = MockPicture(node, segment.tokens, segment.content)
                 continue
             result = handle.results[handle._next]
             handle._next += 1
@@ -414,7 +414,7 @@ class Mock:
             self._journal.append(node)  # a prefill
         return node
 
-    def _later(self, handle: MockHandle, result: Result, output: Output, after: Node, delay: float) -> None:
+    def _later(self, handle: MockHandle, result: Result, output: Output, after: MockNode, delay: float) -> None:
         """Stream the first text in three deltas, the last of which comes with the answer."""
         now, text = time.monotonic(), output.texts[0]
         third = len(text) // 3
@@ -440,7 +440,7 @@ class Mock:
 
         timer.at(now + delay, arrive)
 
-    def _complete(self, handle: MockHandle, end: Node) -> list[MockHandle]:
+    def _complete(self, handle: MockHandle, end: MockNode) -> list[MockHandle]:
         with self._lock:
             if handle.error is not None:  # cancelled meanwhile
                 return []
@@ -474,7 +474,7 @@ class Mock:
 
     # -- one prompt, one answer
 
-    def _literal(self, node: Node, parts: Sequence[Part]) -> Node:
+    def _literal(self, node: MockNode, parts: Sequence[Part]) -> MockNode:
         try:
             text = "".join(parts)  # pyright: ignore
         except TypeError:  # other parts than text
@@ -486,7 +486,7 @@ class Mock:
             for part in parts:
                 if isinstance(part, str) and "<|" in part:
                     self._warn(part)
-        return Node(node, tokens, text)
+        return MockNode(node, tokens, text)
 
     def _warn(self, text: str) -> None:
         for spelling in KNOWN_SPECIALS:
@@ -497,9 +497,9 @@ class Mock:
                     stacklevel=2,
                 )
 
-    def _ask(self, node: Node, ask: Ask) -> tuple[Output, Node]:
+    def _ask(self, node: MockNode, ask: Ask) -> tuple[Output, MockNode]:
         """Return the answer to `ask` after `node`, and the prompt with it."""
-        call = Call(node, ask)
+        call = MockCall(node, ask)
         number = next(self._calls)
         self.call_log.append(call)
         self._journal.append(call)
@@ -512,7 +512,7 @@ class Mock:
             output, piece = gen_output(node, ask, scripted, self.chat_template.stop)
         else:
             output, piece = select_output(node, ask, scripted)
-        after = call._after = Node(node, piece, output.texts[0])
+        after = call._after = MockNode(node, piece, output.texts[0])
         after.answered = after.length
         return output, after
 
@@ -528,7 +528,7 @@ class Mock:
         prompt = cached = computed = generated = passes = calls = 0
         count = self._trie.count
         for entry in journal:
-            if isinstance(entry, Node):  # a prefill, counted with its request
+            if isinstance(entry, MockNode):  # a prefill, counted with its request
                 known = count(entry)
                 prompt += entry.length
                 cached += known

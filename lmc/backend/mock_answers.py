@@ -14,7 +14,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 from lmc.backend.base import Output, Usage
-from lmc.backend.mock_prompt import Node, images_of, tokens_of
+from lmc.backend.mock_prompt import MockNode, images_of, tokens_of
 from lmc.backend.mock_samples import member_of
 from lmc.errors import ArgumentError, BackendError, LmcError
 from lmc.fsm.regex import shown
@@ -135,7 +135,7 @@ def _whole_characters(tokens: str) -> str:
     return tokens if tokens.isascii() else tokens.encode("latin-1").decode("utf-8", "ignore")
 
 
-def gen_output(node: Node, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> tuple[Output, str]:
+def gen_output(node: MockNode, ask: Gen, scripted: Any, stops: tuple[str, ...]) -> tuple[Output, str]:
     params, prompt = ask.params, node.hash
     if params.n == 1 and not (ask.tools or params.return_logprob) and (scripted is None or scripted.__class__ is str):  # most are
         answer = _finish(_nonempty(prompt, ask, 0) if scripted is None else scripted, params, params.stop + stops)
@@ -177,7 +177,7 @@ def _check_script(answer: _Answer, ask: Gen, constraint: Constraint) -> None:
         )
 
 
-def _calls(node: Node, raw: str) -> list[Call]:
+def _calls(node: MockNode, raw: str) -> list[Call]:
     """Return tool calls: of an answer that is the JSON of one, `{"name": …, "arguments": {…}}`, or a list of them."""
     try:
         read: Any = json.loads(raw)
@@ -214,7 +214,7 @@ def _nonempty(prompt: Any, ask: Gen, sample: int) -> str:
     return raw
 
 
-def _meta(node: Node, prompt: Any, completion: int) -> dict[str, Any]:
+def _meta(node: MockNode, prompt: Any, completion: int) -> dict[str, Any]:
     """Return the meta info of every answer: a function of only the prompt, regardless of the order of requests."""
     return {
         "id": f"mock-{prompt.hexdigest()[:12]}",
@@ -224,7 +224,7 @@ def _meta(node: Node, prompt: Any, completion: int) -> dict[str, Any]:
     }
 
 
-def _logprobs(node: Node, answer: str, params: SamplingParams) -> dict[str, Any]:
+def _logprobs(node: MockNode, answer: str, params: SamplingParams) -> dict[str, Any]:
     """Return made-up log-probabilities in an engine's form, [log-probability, id, text]: of the prompt from
     `logprob_start_len` on (None or -1: not at all; its very first token has none), and of the answer."""
     start, prompt = params.logprob_start_len, node.tokens
@@ -253,7 +253,7 @@ def _logprob(position: int, token: str) -> float:
     return -0.01 - zlib.crc32(b"%d.%d" % (position, ord(token))) / 2**29
 
 
-def select_output(node: Node, ask: Select, scripted: Any) -> tuple[Output, str]:
+def select_output(node: MockNode, ask: Select, scripted: Any) -> tuple[Output, str]:
     prompt = node.hash
     scores = _scores(prompt, ask)
     if scripted is not None:
@@ -317,7 +317,7 @@ def placed(error: Exception, ask: Ask) -> Exception:
 
 # -- scripts ---------------------------------------------------------------------------------------------------------
 
-Script = Callable[[Node, Ask], Any]
+Script = Callable[[MockNode, Ask], Any]
 
 
 def script_of(answers: Answers | None) -> Script | None:
@@ -347,7 +347,7 @@ def _one_script(name: str, answer: Any) -> Script:
 def _in_order(what: str, answers: Sequence[Any]) -> Script:
     numbers = itertools.count()  # its next() is atomic
 
-    def script(node: Node, ask: Ask) -> Any:
+    def script(node: MockNode, ask: Ask) -> Any:
         number = next(numbers)
         if number >= len(answers):
             raise BackendError(f"the {len(answers)} scripted answers for {what} are used up")

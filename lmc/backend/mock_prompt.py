@@ -51,19 +51,19 @@ LONG = 1024
 """Tokens from which on a prompt keeps its hash for its extensions; below, the hash object costs more than hashing."""
 
 
-class Node:
+class MockNode:
     """A prompt: its last piece after its parent's. Token string, text and hash are made on demand."""
 
     __slots__ = ("_hash", "_text", "answered", "counted", "length", "parent", "piece", "shown")
 
-    def __init__(self, parent: Node | None, piece: str, shown: str) -> None:
+    def __init__(self, parent: MockNode | None, piece: str, shown: str) -> None:
         """Create a node; `piece` as tokens, `shown` as a person reads it."""
         self.parent, self.piece, self.shown = parent, piece, shown
         self.length: int = len(piece) + (parent.length if parent is not None else 0)
         self.answered: int = parent.answered if parent is not None else 0  # length up to the end of the last answer
         self._hash: Any = None
         self._text: str | None = None
-        self.counted: Trie | None = None  # where it ends in the tree in which it was counted
+        self.counted: PrefixCounter | None = None  # where it ends in the tree in which it was counted
 
     @property
     def hash(self) -> Any:
@@ -71,7 +71,7 @@ class Node:
         if self._hash is not None:
             return self._hash
         pieces: list[str] = []
-        node: Node | None = self
+        node: MockNode | None = self
         while node is not None and node._hash is None:
             pieces.append(node.piece)
             node = node.parent
@@ -84,7 +84,7 @@ class Node:
     @property
     def tokens(self) -> str:
         pieces: list[str] = []
-        node: Node | None = self
+        node: MockNode | None = self
         while node is not None:
             pieces.append(node.piece)
             node = node.parent
@@ -94,7 +94,7 @@ class Node:
     def text(self) -> str:
         if self._text is None:
             shown: list[str] = []
-            node: Node | None = self
+            node: MockNode | None = self
             while node is not None and node._text is None:
                 shown.append(node.shown)
                 node = node.parent
@@ -103,34 +103,34 @@ class Node:
         return self._text
 
 
-class Seen(Node):
+class MockPicture(MockNode):
     """A picture after its parent's prompt."""
 
     __slots__ = ("content",)
 
-    def __init__(self, parent: Node, piece: str, content: bytes | str) -> None:
+    def __init__(self, parent: MockNode, piece: str, content: bytes | str) -> None:
         super().__init__(parent, piece, "")
         self.content = content  # its file, or its web address
 
 
-def images_of(prompt: Node) -> list[bytes | str]:
+def images_of(prompt: MockNode) -> list[bytes | str]:
     """Return the pictures in a prompt, in order."""
     found: list[bytes | str] = []
-    node: Node | None = prompt
+    node: MockNode | None = prompt
     while node is not None:
-        if isinstance(node, Seen):
+        if isinstance(node, MockPicture):
             found.append(node.content)
         node = node.parent
     return found[::-1]
 
 
-ROOT = Node(None, "", "")
+ROOT = MockNode(None, "", "")
 
 
 _numbers = itertools.count()
 
 
-class Trie:
+class PrefixCounter:
     """Prompts seen so far: a radix tree, to count what a prefix cache would have had.
 
     A node represents one token string for the life of the tree: splitting an edge adds a new node in its middle.
@@ -140,10 +140,10 @@ class Trie:
 
     def __init__(self, number: int | None = None) -> None:
         """Create a node; `number` of its tree; None makes a new one."""
-        self._edges: dict[str, tuple[str, Trie]] = {}
+        self._edges: dict[str, tuple[str, PrefixCounter]] = {}
         self._number = next(_numbers) if number is None else number
 
-    def count(self, prompt: Node) -> int:
+    def count(self, prompt: MockNode) -> int:
         """Return the length of the longest prefix of a prompt in the tree; insert all of it."""
         pieces: list[str] = []
         node, start, number = prompt, self, self._number
@@ -159,24 +159,24 @@ class Trie:
             prompt.counted = end
         return node.length + known
 
-    def _insert(self, tokens: str) -> tuple[int, Trie]:
+    def _insert(self, tokens: str) -> tuple[int, PrefixCounter]:
         """Return how much of `tokens` continues from here already, and where it ends; insert all of it."""
         node, at, number = self, 0, self._number
         while at < len(tokens):
             edge = node._edges.get(tokens[at])
             if edge is None:
-                end = Trie(number)
+                end = PrefixCounter(number)
                 node._edges[tokens[at]] = tokens[at:], end
                 return at, end
             label, child = edge
             if not tokens.startswith(label, at):
                 shared = _common(label, tokens[at : at + len(label)])
-                end = middle = Trie(number)
+                end = middle = PrefixCounter(number)
                 middle._edges[label[shared]] = label[shared:], child
                 node._edges[label[0]] = label[:shared], middle
                 at += shared
                 if at < len(tokens):
-                    end = Trie(number)
+                    end = PrefixCounter(number)
                     middle._edges[tokens[at]] = tokens[at:], end
                 return at, end
             node, at = child, at + len(label)

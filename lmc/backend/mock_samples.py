@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lmc.errors import ConstraintError
 from lmc.fsm.charset import Ranges
 from lmc.fsm.counted import Counts
-from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parse, parts_of, shown
+from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parse, parts_of, shown
 
 if TYPE_CHECKING:
     from lmc.fsm.grammar import Grammar
@@ -54,7 +54,7 @@ def _tree(source: str) -> Node | _Drawer:
 
 
 def _has_graph(tree: Node) -> bool:
-    return isinstance(tree, Graph) or any(map(_has_graph, parts_of(tree)))
+    return isinstance(tree, NodeGraph) or any(map(_has_graph, parts_of(tree)))
 
 
 def _member(tree: Node, rng: random.Random) -> str:
@@ -162,9 +162,9 @@ class _Drawer:
             return min(map(self.height, node.arms), default=math.inf)
         if isinstance(node, Repeat):
             return self.height(node.body) if node.low else 0
-        return self.ways_of(node).height if isinstance(node, Graph) else 0
+        return self.ways_of(node).height if isinstance(node, NodeGraph) else 0
 
-    def ways_of(self, graph: Graph) -> _Ways:
+    def ways_of(self, graph: NodeGraph) -> _Ways:
         if id(graph) not in self.ways:
             self.ways[id(graph)] = _Ways.of(graph, self.height)
         return self.ways[id(graph)]
@@ -200,7 +200,7 @@ class _Drawer:
         most = _LONG if _is_wide(node.body) or (isinstance(node.body, Union) and any(map(_is_wide, node.body.arms))) else _MORE
         return node.low + rng.randint(0, most if node.high is None else min(node.high - node.low, most))
 
-    def walked(self, graph: Graph, rng: random.Random, depth: int) -> Iterator[str]:
+    def walked(self, graph: NodeGraph, rng: random.Random, depth: int) -> Iterator[str]:
         ways, state, steps = self.ways_of(graph), 0, 0
         while state not in graph.final or (ways.edges[state] and rng.random() > 0.3 and steps < _STEPS):
             steps += 1
@@ -233,7 +233,7 @@ class _Ways:
     height: float
 
     @staticmethod
-    def of(graph: Graph, height: Callable[[Node], float]) -> _Ways:
+    def of(graph: NodeGraph, height: Callable[[Node], float]) -> _Ways:
         heights = [height(body) for _, body, _ in graph.edges]
         for most in [0, *sorted({h for h in heights if 0 < h < math.inf})]:
             usable = [edge for edge, h in zip(graph.edges, heights, strict=True) if h <= most]

@@ -25,7 +25,7 @@ _LONGEST_DOWN = 30.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Target:
+class PlacementTarget:
     """One target.
 
     bit       its bit in the tables of prefixes
@@ -59,7 +59,7 @@ class Prompted(Protocol):
     def limit(self) -> int: ...
 
 
-T = TypeVar("T", bound=Target)
+T = TypeVar("T", bound=PlacementTarget)
 
 
 class Placement(Generic[T]):

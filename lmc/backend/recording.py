@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RecordedRun:
     """A run: the program's name, its number in its batch, when it began, and the records of its requests, current when
     read.
 
@@ -27,7 +27,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RecordedPass:
     """A pass of the model.
 
     prefill, decode, scored  rows of known text, rows that extend an answer, and scored texts
@@ -54,8 +54,8 @@ class Recorder:
     """Events since its creation. Parts of a run append to it from any thread."""
 
     began: float = field(default_factory=perf_counter)
-    runs: list[Ran] = field(default_factory=list[Ran])
-    batches: list[Batch] = field(default_factory=list[Batch])
+    runs: list[RecordedRun] = field(default_factory=list[RecordedRun])
+    batches: list[RecordedPass] = field(default_factory=list[RecordedPass])
 
 
 recorder: Recorder | None = None

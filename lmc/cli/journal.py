@@ -17,7 +17,7 @@ from lmc.errors import ArgumentError, JournalError
 from lmc.userfiles import UsageError
 
 if TYPE_CHECKING:
-    from lmc.journals import Journal, RunStatus, Waiting, Wave
+    from lmc.journals import Journal, PendingQuestion, RunStatus, Wave
 
 journal = typer.Typer(
     no_args_is_help=True,
@@ -221,7 +221,7 @@ def _line(run: RunStatus) -> str:
     return f"{run.program}: {run.status}{ended}{error}; {several(run.answers, 'answer')}, {several(run.effects, 'effect')}"
 
 
-def _what(waiting: Waiting) -> str:
+def _what(waiting: PendingQuestion) -> str:
     at = f"  ({waiting.line})" if waiting.line else ""
     if waiting.question:
         schema = f"  [{waiting.schema}]" if waiting.schema else ""

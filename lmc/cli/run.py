@@ -34,7 +34,7 @@ from lmc.cli.options import (
     TensorParallel,
 )
 from lmc.config import config
-from lmc.items import Items, read_items
+from lmc.items import InputItems, read_items
 from lmc.userfiles import UsageError
 
 
@@ -186,7 +186,7 @@ def _print_result(state: Any) -> None:
         print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _run_file(program: Any, items: Items, options: dict[str, Any], backend: str, results: userfiles.Results,
+def _run_file(program: Any, items: InputItems, options: dict[str, Any], backend: str, results: userfiles.Results,
               interpret: bool, html: Path | None) -> None:
     with closing(open_backend(backend)) as target:
         failed, done = _write_all(program, items, options, target, results, interpret, html)
@@ -196,7 +196,7 @@ def _run_file(program: Any, items: Items, options: dict[str, Any], backend: str,
         raise RunFailed(f"{len(failed)} of {done} items ended with an error (index {first}), written as \"error\"{again}")
 
 
-def _write_all(program: Any, items: Items, options: dict[str, Any], target: Any, results: userfiles.Results,
+def _write_all(program: Any, items: InputItems, options: dict[str, Any], target: Any, results: userfiles.Results,
                interpret: bool, html: Path | None) -> tuple[list[int], int]:
     """Run the remaining items and write each result; return the indices of items that failed, and how many ran."""
     todo = [i for i in range(len(items.arguments)) if i not in results.done]

@@ -81,7 +81,7 @@ def serve(
     """
     require("lmc serve", "serve")
     from lmc.serve import main, supervisor
-    from lmc.serve.settings import Settings
+    from lmc.serve.settings import ServerSettings
 
     programs = [userfiles.load_program(target) for target in targets or ()]
     if len(twice := {p.name for p in programs}) < len(programs):
@@ -112,7 +112,7 @@ def serve(
         if restart:
             with closing(where):
                 raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
-    settings = Settings(
+    settings = ServerSettings(
         names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
         lenient=lenient, journals=journals, media_hosts=frozenset(map(str.lower, allow_remote_media or ())),
     )
@@ -181,13 +181,13 @@ def new_key(
       lmc new-key alice --requests 60 --file keys.txt
     """
     require("lmc new-key", "serve")
-    from lmc.serve.keys import Key, Limits, line_of
+    from lmc.serve.keys import Key, KeyLimits, line_of
     from lmc.serve.keys import new_key as made
 
     if not name or len(name.split()) != 1 or name.startswith("#"):
         raise UsageError(f"the name {name!r} is not one word")
     key = made()
-    line = line_of(Key.of(key, name, Limits(requests, tokens, concurrency, None if program is None else frozenset(program), priority))) + "\n"
+    line = line_of(Key.of(key, name, KeyLimits(requests, tokens, concurrency, None if program is None else frozenset(program), priority))) + "\n"
     if file is None:
         sys.stdout.write(line)
     else:

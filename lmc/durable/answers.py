@@ -13,7 +13,7 @@ from lmc import codec
 from lmc.backend.base import Output, Result
 from lmc.durable.checks import of_ask, of_text, since_last
 from lmc.durable.groups import Ask, Record, output_of, record_of
-from lmc.durable.journal import MANY, Journal
+from lmc.durable.journal import MANY, JournalFile
 from lmc.durable.records import Known
 from lmc.errors import BudgetExceeded, CancelledError, Interrupted, JournalError, Loc, RunTimeout
 from lmc.prompt import Gen, Given, Prompt, Select
@@ -26,7 +26,7 @@ class Answers:
     broken   why the run is not the journal's: it does nothing more, however the program handles the error
     """
 
-    def __init__(self, journal: Journal, item: int) -> None:
+    def __init__(self, journal: JournalFile, item: int) -> None:
         self.journal, self.item = journal, item
         self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first record marks the beginning
         self._known: Known | None = None

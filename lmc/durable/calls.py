@@ -16,12 +16,12 @@ from typing import Any
 
 from lmc import codec
 from lmc.durable.answers import Answers
-from lmc.durable.deferred import Deferred, DeferredMethod, MadeBy, inner_of, made_by
+from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeBy, inner_of, made_by
 from lmc.durable.effects import arguments_digest, is_idempotent, name_of, shown_call
 from lmc.durable.groups import Record
-from lmc.durable.journal import Journal
+from lmc.durable.journal import JournalFile
 from lmc.durable.records import Effect, Place
-from lmc.durable.snapshots import Snapshot
+from lmc.durable.snapshots import CallSnapshot
 from lmc.durable.tasks import Coming, Tasks
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc
 from lmc.frontend.attempts import NOTED, answer_of
@@ -29,7 +29,7 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 
 
-class Effects:
+class KnownEffects:
     """The known effects of one run.
 
     counts      of calls so far;  left: effects that the program has not reached;  next: the number of the next one
@@ -53,7 +53,7 @@ class Effects:
 class _Noted:
     """The journal's record of the attempts at one effect."""
 
-    def __init__(self, calls: Calls, number: int, failed: int) -> None:
+    def __init__(self, calls: JournaledCalls, number: int, failed: int) -> None:
         self._calls, self._number, self.failed = calls, number, failed
 
     def attempt_failed(self, error: Exception) -> None:
@@ -70,20 +70,20 @@ class _Noted:
 _making = threading.Lock()
 
 
-class Calls(Answers):
+class JournaledCalls(Answers):
     """Answers and effects of one run. `thread`: that of its program, whose calls come in its order."""
 
-    def __init__(self, journal: Journal, item: int) -> None:
+    def __init__(self, journal: JournalFile, item: int) -> None:
         super().__init__(journal, item)
         self.thread = threading.get_ident()
-        self._effects: Effects | None = None
+        self._effects: KnownEffects | None = None
 
     @property
-    def effects(self) -> Effects:
+    def effects(self) -> KnownEffects:
         """Return the known effects; created for the first one, since most runs have none."""
         if self._effects is None:
             with _making:
-                self._effects = self._effects or Effects()
+                self._effects = self._effects or KnownEffects()
         return self._effects
 
     def call(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
@@ -99,7 +99,7 @@ class Calls(Answers):
     def _made(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
               make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         self.go_on()
-        name, reached = name_of(fn), Snapshot(fn, args, kwargs)
+        name, reached = name_of(fn), CallSnapshot(fn, args, kwargs)
         number, known = self.begin(stream, name, args, kwargs, loc, ordered=self._is_ordered(fn))
         if known is not None:
             if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:
@@ -207,7 +207,7 @@ class Calls(Answers):
     def may_begin_again(self, given: Iterable[Any]) -> bool:
         """Return whether awaiting these runs only idempotent functions."""
         awaited = [inner_of(x) for x in given if inspect.isawaitable(x) and x not in self.effects.tasks]
-        return bool(awaited) and all(x.idempotent if isinstance(x, Deferred) else id(x) in self.effects.idempotent for x in awaited)
+        return bool(awaited) and all(x.idempotent if isinstance(x, DeferredAwaitable) else id(x) in self.effects.idempotent for x in awaited)
 
     def note_coroutine(self, made: Any) -> None:
         """Record that an idempotent function returned this awaitable."""
@@ -228,7 +228,7 @@ class Calls(Answers):
     # -- outcomes
 
     def _recalled(
-        self, known: Effect, fn: Any, args: Sequence[Any], reached: Snapshot, make: Callable[[], Any], loc: Loc | None
+        self, known: Effect, fn: Any, args: Sequence[Any], reached: CallSnapshot, make: Callable[[], Any], loc: Loc | None
     ) -> tuple[bool, Any] | None:
         """Return the recorded result of a call with these arguments; None if it must be made again."""
         assert known.outcome is not None
@@ -244,11 +244,11 @@ class Calls(Answers):
             kind = known.outcome[1]
             idempotent = is_idempotent(fn) or self.may_begin_again(args)
             if kind == "coroutine":  # which has not begun if nothing awaited it
-                return True, Deferred(make, args, kind, made_by(known.name, known.number), None, idempotent=idempotent)
-            return True, Deferred(make, args, kind, (kind, (), {}), None if idempotent else lambda: self.in_doubt(known, loc), idempotent=idempotent)
+                return True, DeferredAwaitable(make, args, kind, made_by(known.name, known.number), None, idempotent=idempotent)
+            return True, DeferredAwaitable(make, args, kind, (kind, (), {}), None if idempotent else lambda: self.in_doubt(known, loc), idempotent=idempotent)
         return self.known_result(known.outcome, known.name, args, reached)
 
-    def known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: Snapshot | None) -> tuple[bool, Any]:
+    def known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: CallSnapshot | None) -> tuple[bool, Any]:
         """Return the recorded result of a call, as from `call`; redo its changes to arguments."""
         kind, data, *rest = outcome
         if rest and reached is not None:
@@ -285,7 +285,7 @@ class Calls(Answers):
         return error
 
     def write_outcome(
-        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Snapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
+        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: CallSnapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
     ) -> None:
         """Write the outcome of a call. `programs`: how many programs, counted by the program's state, ran in it."""
         ok, value = outcome

@@ -25,7 +25,7 @@ def made_by(name: str, number: int) -> MadeBy:
     return name, (number,), {}
 
 
-class Deferred:
+class DeferredAwaitable:
     """Stands for the awaitable that a call returned, in a resumed run: the call is made again if it is awaited after
     all.
 
@@ -71,7 +71,7 @@ class DeferredMethod:
     """A method of the awaitable that `DeferredAwaitable` represents. Not a function, so that it is not mistaken for one
     of the program's."""
 
-    def __init__(self, of: Deferred, name: str) -> None:
+    def __init__(self, of: DeferredAwaitable, name: str) -> None:
         self.of, self.name = of, name
         self.__name__ = self.__qualname__ = f"{of.kind}.{name}"
         self.__module__ = "asyncio"
@@ -95,7 +95,7 @@ def drop(awaitable: Any) -> None:
             drop(inner)
     elif isinstance(awaitable, asyncio.Future):
         awaitable.cancel()
-    elif isinstance(awaitable, Deferred):
+    elif isinstance(awaitable, DeferredAwaitable):
         awaitable.drop()
 
 

@@ -35,7 +35,7 @@ from typing import Any
 from zlib import crc32
 
 from lmc import codec
-from lmc.durable.deferred import Deferred
+from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.reaches import (
     class_names_language,
@@ -45,14 +45,14 @@ from lmc.durable.reaches import (
     is_of_lmc,
     names_language,
 )
-from lmc.durable.snapshots import LAZY, Drawn
+from lmc.durable.snapshots import LAZY, SharedIterator
 from lmc.errors import JournalError, Loc
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import StateGroup
 from lmc.frontend.tools import call_tool
 
 
-class Kind(enum.Enum):
+class CallKind(enum.Enum):
     """The treatment of a call."""
 
     AGAIN = "made again, and nothing that it calls is an effect"
@@ -63,7 +63,7 @@ class Kind(enum.Enum):
     EFFECT = "recorded"
 
 
-def kind_of(fn: Any) -> Kind:
+def kind_of(fn: Any) -> CallKind:
     """Return the treatment of a call of `fn`, which is no partial."""
     cls = type(fn)
     if cls is types.FunctionType:
@@ -75,88 +75,88 @@ def kind_of(fn: Any) -> Kind:
     if cls in _BUILTINS:
         return _of_builtin(fn)
     if isinstance(fn, HostFunction):
-        return Kind.CALLS_BACK if fn is call_tool else Kind.AGAIN if fn.pure else Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EFFECT
+        return CallKind.CALLS_BACK if fn is call_tool else CallKind.AGAIN if fn.pure else CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EFFECT
     if is_language(fn) or cls in _DESCRIPTORS:
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if cls is type(_cached) and (_only_computes(fn) or is_instrumented(getattr(fn.__wrapped__, "__code__", None))):
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if cls.__module__ in _COMPUTE:
-        return Kind.CALLS_BACK
+        return CallKind.CALLS_BACK
     call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
-    return Kind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else Kind.EITHER
+    return CallKind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else CallKind.EITHER
 
 
-def _of_function(fn: types.FunctionType) -> Kind:
+def _of_function(fn: types.FunctionType) -> CallKind:
     if is_instrumented(fn.__code__):
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if is_of_lmc(fn) or fn.__module__ in _LOGS:
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if fn in BEGINS_TASKS:
-        return Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EITHER
+        return CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EITHER
     if fn.__code__ in MANAGERS:
-        return Kind.OWN if not from_library(fn) else Kind.AGAIN
+        return CallKind.OWN if not from_library(fn) else CallKind.AGAIN
     if fn in _CHANGE_NOTHING and not makes_coroutine(fn):
-        return Kind.EFFECT
+        return CallKind.EFFECT
     if fn in _MADE_AGAIN:
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if _is_of_pydantic(fn) or _only_computes(fn):
-        return Kind.CALLS_BACK
+        return CallKind.CALLS_BACK
     if names_language(fn) or (not from_library(fn) and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn))):
-        return Kind.OWN
-    return Kind.MAKES_COROUTINE if makes_coroutine(fn) else Kind.EITHER
+        return CallKind.OWN
+    return CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EITHER
 
 
-def _of_class(cls: type) -> Kind:
+def _of_class(cls: type) -> CallKind:
     if issubclass(cls, BaseException | pathlib.PurePath) or cls in _OWN_DATA or cls in _MADE_AGAIN or is_of_lmc(cls) or _only_makes_data(cls) or _is_of_pydantic(cls):
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if cls.__module__ == "builtins" and cls not in (map, filter):
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if cls.__module__ == "builtins" or cls.__module__ in _COMPUTE:
-        return Kind.CALLS_BACK
+        return CallKind.CALLS_BACK
     if from_library(cls) or type(cls) not in (type, abc.ABCMeta):
-        return Kind.EITHER
+        return CallKind.EITHER
     if cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if isinstance(cls.__init__, types.FunctionType) and is_instrumented(cls.__init__.__code__):
-        return Kind.AGAIN
-    return Kind.OWN if class_names_language(cls) else Kind.EITHER
+        return CallKind.AGAIN
+    return CallKind.OWN if class_names_language(cls) else CallKind.EITHER
 
 
-def _of_method(fn: types.MethodType) -> Kind:
+def _of_method(fn: types.MethodType) -> CallKind:
     owner, function = fn.__self__, fn.__func__
     if not isinstance(function, types.FunctionType):
         return kind_of(function)  # such as of a marked function
     if is_instrumented(function.__code__) or fn.__name__ in _MANAGING:
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if isinstance(owner, StateGroup):
-        return Kind.CALLS_BACK
+        return CallKind.CALLS_BACK
     if is_language(owner) or is_of_lmc(type(owner)) or is_of_lmc(function) or isinstance(owner, BaseException) or type(owner) in _TURNS:
-        return Kind.EITHER if isinstance(owner, asyncio.TaskGroup) else Kind.AGAIN
+        return CallKind.EITHER if isinstance(owner, asyncio.TaskGroup) else CallKind.AGAIN
     if _is_of_pydantic(fn) or _is_of_pydantic(function):
-        return Kind.CALLS_BACK
+        return CallKind.CALLS_BACK
     if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
-        return Kind.EFFECT
+        return CallKind.EFFECT
     found = _of_function(function)
-    if found is Kind.EITHER and not from_library(function) and (holds_language(owner) or (isinstance(owner, type) and class_names_language(owner))):
-        return Kind.OWN
+    if found is CallKind.EITHER and not from_library(function) and (holds_language(owner) or (isinstance(owner, type) and class_names_language(owner))):
+        return CallKind.OWN
     return found
 
 
-def _of_builtin(fn: Any) -> Kind:
+def _of_builtin(fn: Any) -> CallKind:
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
-        return Kind.EFFECT
+        return CallKind.EFFECT
     if type(owner) in _OWN_DATA and owner is not None:
-        return Kind.CALLS_BACK if name in _CALL_BACK else Kind.AGAIN
+        return CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
     if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
-        return Kind.AGAIN
+        return CallKind.AGAIN
     if getattr(fn, "__objclass__", None) in _OWN_DATA or (isinstance(owner, type) and owner in _OWN_DATA):
-        return Kind.CALLS_BACK
+        return CallKind.CALLS_BACK
     if fn.__module__ == "builtins":
-        return Kind.EFFECT if name in _OUTSIDE else Kind.CALLS_BACK if name in _CALL_BACK else Kind.AGAIN
+        return CallKind.EFFECT if name in _OUTSIDE else CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
     if fn in _MADE_AGAIN or fn.__module__ in _LOGS:
-        return Kind.AGAIN
-    return Kind.CALLS_BACK if _only_computes(fn) else Kind.EITHER
+        return CallKind.AGAIN
+    return CallKind.CALLS_BACK if _only_computes(fn) else CallKind.EITHER
 
 
 _BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
@@ -282,7 +282,7 @@ def refuse_unseen_calls(cls: type) -> None:
             if not isinstance(fn, types.FunctionType) or is_instrumented(fn.__code__):
                 continue
             called = [fn.__globals__.get(used) for used in fn.__code__.co_names]
-            unseen = next((x for x in called if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (Kind.EITHER, Kind.EFFECT)), None)
+            unseen = next((x for x in called if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (CallKind.EITHER, CallKind.EFFECT)), None)
             if unseen is not None:
                 raise JournalError(
                     f"a run that makes a {cls.__qualname__} cannot be journaled: Python calls its {name} by itself, and so {unseen.__name__}() would be called "
@@ -316,7 +316,7 @@ def name_of(fn: Any) -> str:
 
 def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
     """Return the call that an awaitable which was never awaited represents: name and arguments."""
-    if isinstance(awaitable, Deferred):
+    if isinstance(awaitable, DeferredAwaitable):
         return awaitable.of
     held = inspect.getcoroutinelocals(awaitable) if isinstance(awaitable, types.CoroutineType) else {}
     if isinstance(awaitable, types.CoroutineType) and awaitable.cr_code in _CALLING and "args" in held:
@@ -342,7 +342,7 @@ def data_or_class(x: Any) -> Any:
 
 def class_of(x: Any) -> str:
     """Return the class of an object, also of one that has a stand-in."""
-    return x.kind if isinstance(x, Deferred) else type(x.items if isinstance(x, Drawn) else x).__qualname__
+    return x.kind if isinstance(x, DeferredAwaitable) else type(x.items if isinstance(x, SharedIterator) else x).__qualname__
 
 
 def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

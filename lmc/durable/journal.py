@@ -25,7 +25,7 @@ from lmc.durable import files
 from lmc.durable.cipher import Cipher, Key
 from lmc.durable.groups import Entry, Record, first_line, group_of, line
 from lmc.durable.records import Contents
-from lmc.durable.room import Room
+from lmc.durable.room import ReservedBlocks
 from lmc.errors import JournalError
 from lmc.forking import REMEDY, belongs_here
 
@@ -38,7 +38,7 @@ MANY = 256
 """Number of entries at which the thread that adds the last puts them into a group, while they are in the CPU caches."""
 
 
-class Journal:
+class JournalFile:
     """A journal that runs write to, from any thread. Entries that arrive together are encoded together; a thread of its
     own writes and syncs them.
 
@@ -63,7 +63,7 @@ class Journal:
         self._calls, self._held = 0, threading.Lock()  # calls of host code whose outcome is to be written
         self._error: Exception | None = None
         self._sum, self._groups = contents.sum, contents.groups  # of the last group
-        self._cipher, self._room, self._end = contents.cipher, Room(file.fileno()), contents.size
+        self._cipher, self._room, self._end = contents.cipher, ReservedBlocks(file.fileno()), contents.size
         self._sidecar = files.Sidecar.open(path)
         self._thread = threading.Thread(target=self._work, name="lmc-journal", daemon=True)
         self._thread.start()
@@ -80,7 +80,7 @@ class Journal:
         self.entries.clear()
 
     @classmethod
-    def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int], key: Key | None = None) -> Journal:
+    def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int], key: Key | None = None) -> JournalFile:
         """Open a new journal with this header, or the existing one, if it has the same. Raises JournalError.
 
         A seed of None in `header` means the journal's own, for a new one `fresh()`.

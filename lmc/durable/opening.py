@@ -22,7 +22,7 @@ from lmc.backend.base import Backend
 from lmc.durable.effects import data_or_class
 from lmc.durable.files import check_parent, make_directory
 from lmc.durable.groups import Record
-from lmc.durable.journal import Journal
+from lmc.durable.journal import JournalFile
 from lmc.durable.rewriting import delete_finished
 from lmc.errors import (
     JournalError,
@@ -80,7 +80,7 @@ def journaled(
     try:
         if options.keep is not None:
             delete_finished(path, options.key, options.keep)
-        journal = Journal.open(path, wanted, fresh, options.key)
+        journal = JournalFile.open(path, wanted, fresh, options.key)
     except JournalError as error:
         error.loc = caller_loc()
         raise
@@ -112,7 +112,7 @@ def batches_of(journal: Path) -> Path:
     return journal.with_name(journal.name + ".batches")
 
 
-def _enter(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+def _enter(journal: JournalFile, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
     """Enter the runs of a call: new ones are written, those of an earlier call must have the same arguments."""
     for arguments in bound:
         if len(arguments.arguments) < len(arguments.signature.parameters):
@@ -140,7 +140,7 @@ def _same(given: Record, known: Record) -> bool:
     return json.dumps(given, sort_keys=True) == json.dumps(known, sort_keys=True)
 
 
-def _begin(journal: Journal, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
+def _begin(journal: JournalFile, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int]) -> None:
     """Begin new runs, written together if their arguments are text."""
     names = list(bound[0].arguments)[1:]
     columns = list(zip(*[arguments.arguments.values() for arguments in bound], strict=True))[1:]

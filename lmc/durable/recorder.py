@@ -20,7 +20,7 @@ from typing import Any, get_origin
 
 from lmc import codec
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import MANAGERS, Kind, is_idempotent, kind_of, makes_coroutine, refuse_unseen_calls
+from lmc.durable.effects import MANAGERS, CallKind, is_idempotent, kind_of, makes_coroutine, refuse_unseen_calls
 from lmc.durable.instrument import is_instrumented, twin
 from lmc.durable.reaches import class_names_language, from_library, holds_language, is_of_lmc, reaches
 from lmc.durable.run import RunJournal
@@ -57,9 +57,9 @@ class Recorder:
             found = self.callee(origin)
             return fn if found is origin else found
         kind = kind_of(fn)
-        if isinstance(fn, type) and kind in (Kind.AGAIN, Kind.OWN) and not is_of_lmc(fn):
+        if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             refuse_unseen_calls(fn)
-        found = fn if kind is Kind.AGAIN else self.own(fn) if kind is Kind.OWN else _Call(self, fn, kind)
+        found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else _Call(self, fn, kind)
         if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(fn, "__qualname__", ""):  # others would live longer than in Python
             self._callees[id(fn)] = fn, found
         return found
@@ -72,21 +72,21 @@ class Recorder:
         """Make a call of a marked function from uninstrumented code."""
         kind = kind_of(fn)
         made = self.made(fn, kind, args, kwargs)
-        return self.awaited(made) if kind is Kind.MAKES_COROUTINE else made
+        return self.awaited(made) if kind is CallKind.MAKES_COROUTINE else made
 
-    def made(self, fn: Any, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def made(self, fn: Any, kind: CallKind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of any function but the program's own, by its kind; return the result."""
-        if kind is Kind.CALLS_BACK:
+        if kind is CallKind.CALLS_BACK:
             return self._called_back(fn, args, kwargs)
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)
         if task is not None:
             return task
-        if kind is not Kind.EFFECT and reaches((fn, *args, *kwargs.values())):
+        if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())):
             return self._handed_language(fn, args, kwargs)
-        if kind is Kind.MAKES_COROUTINE or getattr(fn, "__self__", None) in self.journal.effects.tasks:
+        if kind is CallKind.MAKES_COROUTINE or getattr(fn, "__self__", None) in self.journal.effects.tasks:
             with beyond_hooks():
                 result = fn(*args, **kwargs)
-            if is_idempotent(fn) or (fn is asyncio.to_thread and args and (is_idempotent(args[0]) or kind_of(args[0]) in (Kind.AGAIN, Kind.CALLS_BACK))):
+            if is_idempotent(fn) or (fn is asyncio.to_thread and args and (is_idempotent(args[0]) or kind_of(args[0]) in (CallKind.AGAIN, CallKind.CALLS_BACK))):
                 self.journal.note_coroutine(result)
             return result
         return self._recorded(fn, args, kwargs)
@@ -247,7 +247,7 @@ class _Call:
 
     __slots__ = ("fn", "kind", "recorder")
 
-    def __init__(self, recorder: Recorder, fn: Any, kind: Kind) -> None:
+    def __init__(self, recorder: Recorder, fn: Any, kind: CallKind) -> None:
         self.recorder, self.fn, self.kind = recorder, fn, kind
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ then."""
 _KEEP_SIZE = 1
 
 
-class Room:
+class ReservedBlocks:
     """Blocks reserved after the end of a file without being part of it. Systems without such reservations check the
     free space."""
 

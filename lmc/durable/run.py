@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc import observing
-from lmc.durable.calls import Calls
-from lmc.durable.deferred import WAIT_FOR, Deferred, drop, inner_of
+from lmc.durable.calls import JournaledCalls
+from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.effects import AWAITED_AGAIN, arguments_digest, awaited_call
 from lmc.durable.groups import WELL
 from lmc.durable.records import Effect, Place
@@ -27,7 +27,7 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
 
 
-class RunJournal(Calls):
+class RunJournal(JournaledCalls):
     """The journal of one run, its sub-programs included. Thread-safe.
 
     deciding  whether the outcomes of tests are reported to it
@@ -75,7 +75,7 @@ class RunJournal(Calls):
         name, _, given = call
         number, known = begun
         inner = inner_of(awaitable)
-        idempotent = inner.idempotent if isinstance(inner, Deferred) else self.may_begin_again([inner]) or self.may_begin_again(given.values())
+        idempotent = inner.idempotent if isinstance(inner, DeferredAwaitable) else self.may_begin_again([inner]) or self.may_begin_again(given.values())
         host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
         if known is not None and known.outcome is not None:
             drop(awaitable)

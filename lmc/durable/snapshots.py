@@ -19,7 +19,7 @@ from lmc import codec
 from lmc.frontend.state import State, StateGroup
 
 
-class Drawn:
+class SharedIterator:
     """An iterator that the program made, passed to host code: producing its items runs in the program, and is counted.
 
     within  context in which an item is made: the program's hooks are on
@@ -30,7 +30,7 @@ class Drawn:
         self.items, self.within = items, within
         self.taken: int | None = 0
 
-    def __iter__(self) -> Drawn:
+    def __iter__(self) -> SharedIterator:
         return self
 
     def __next__(self) -> Any:
@@ -60,7 +60,7 @@ LAZY = (
 
 def drawn(x: Any, within: Callable[[], AbstractContextManager[Any]]) -> Any:
     """Return the replacement of a value passed to host code: a counted iterator, or the value itself."""
-    return Drawn(x, within) if isinstance(x, LAZY) else x
+    return SharedIterator(x, within) if isinstance(x, LAZY) else x
 
 
 ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
@@ -68,7 +68,7 @@ ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.
 """Python's iterators of containers, which know how many items are left."""
 
 
-class Snapshot:
+class CallSnapshot:
     """The run's objects that a call can change: containers and objects among its arguments, and closure variables of
     functions among them.
 
@@ -94,8 +94,8 @@ class Snapshot:
                 self.variables.append(cell)
                 if isinstance(content, types.FunctionType) and content.__closure__:
                     functions.append(content)
-        self.iterators = [x for x in values if isinstance(x, (Drawn, *ITERATORS))]
-        self._left = [0 if isinstance(x, Drawn) else length_hint(x) for x in self.iterators]
+        self.iterators = [x for x in values if isinstance(x, (SharedIterator, *ITERATORS))]
+        self._left = [0 if isinstance(x, SharedIterator) else length_hint(x) for x in self.iterators]
         self._before = self._snapshots()
         self._items = [list(x) if type(x) is list else [] for x in self.values]
         self._held = [_containers(x) for x in self.values]
@@ -128,7 +128,7 @@ class Snapshot:
 
     def taken(self) -> list[int]:
         """Return the number of items taken of each iterator. Raises NotData."""
-        found = [x.taken if isinstance(x, Drawn) else left - length_hint(x) for x, left in zip(self.iterators, self._left, strict=True)]
+        found = [x.taken if isinstance(x, SharedIterator) else left - length_hint(x) for x, left in zip(self.iterators, self._left, strict=True)]
         if None in found:
             raise codec.NotData("what it did to a generator")
         return cast("list[int]", found) if any(found) else []
@@ -136,7 +136,7 @@ class Snapshot:
     def take(self, counts: Sequence[int]) -> None:
         """Take as many items."""
         for items, count in zip(self.iterators, counts, strict=True):
-            if isinstance(items, Drawn):
+            if isinstance(items, SharedIterator):
                 items.take(count)
             else:
                 deque(itertools.islice(items, count), maxlen=0)

@@ -25,7 +25,7 @@ from lmc.pages import quoted
 
 
 @dataclass
-class Decision:
+class TakenBranch:
     """The outcome of a test in a run: of `if`, `while`, `assert`, a `case`, a comprehension. Consecutive equal ones are
     merged.
 
@@ -39,7 +39,7 @@ class Decision:
 
 
 @dataclass
-class Step:
+class RunStep:
     """One request or one effect of a run.
 
     kind     "gen", "select", "effect" or "ask" (if the program is not available to tell which)
@@ -59,7 +59,7 @@ class Step:
     result: str
     tokens: tuple[int, int] | None = None
     source: str = "journal"
-    decided: list[Decision] = field(default_factory=list[Decision])
+    decided: list[TakenBranch] = field(default_factory=list[TakenBranch])
     pictures: list[str] = field(default_factory=list[str])
 
 
@@ -76,12 +76,12 @@ class Story:
     program: str
     backend: str
     item: int
-    steps: list[Step]
+    steps: list[RunStep]
     end: str
     given: str = ""
     whole: bool = True
     written: str = ""
-    decided: list[Decision] = field(default_factory=list[Decision])
+    decided: list[TakenBranch] = field(default_factory=list[TakenBranch])
 
     @property
     def title(self) -> str:
@@ -121,13 +121,13 @@ def numbers_of(contents: Contents, item: int | None, path: str | Path) -> list[i
 
 def _listed(contents: Contents, item: int) -> Story:
     known = contents.known(item)
-    steps: list[Step] = []
+    steps: list[RunStep] = []
     for entry in known.order:
         number = len(steps)
         if isinstance(entry, Effect):
-            steps.append(Step(number, "effect", entry.name, entry.line, entry.shown, outcome_of(entry)))
+            steps.append(RunStep(number, "effect", entry.name, entry.line, entry.shown, outcome_of(entry)))
         elif entry[0] == "f":
-            steps.append(Step(number, "ask", _place(entry), "", "", f"failed: {_failure(entry[3])}"))
+            steps.append(RunStep(number, "ask", _place(entry), "", "", f"failed: {_failure(entry[3])}"))
         else:
             steps.append(_answered(number, _place(entry), output_of(entry)))
     end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
@@ -147,9 +147,9 @@ def _place(record: Record) -> str:
     return f"{stream}#{ordinal}"
 
 
-def _answered(number: int, name: str, output: Output) -> Step:
+def _answered(number: int, name: str, output: Output) -> RunStep:
     tokens = output.usage.prompt_tokens, output.usage.completion_tokens
-    return Step(number, "ask", name, "", "", "\n".join(output.texts), tokens)
+    return RunStep(number, "ask", name, "", "", "\n".join(output.texts), tokens)
 
 
 def outcome_of(effect: Effect) -> str:
@@ -204,7 +204,7 @@ def _written(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _ways(decided: Sequence[Decision]) -> list[str]:
+def _ways(decided: Sequence[TakenBranch]) -> list[str]:
     return [f"        ? {d.test}: {d.answer}{f', {d.times} times' if d.times > 1 else ''}  ({_near(d.line)})" for d in decided]
 
 
@@ -232,7 +232,7 @@ def to_html(stories: Sequence[Story], title: str) -> str:
     return _written(pages.page(title, f"<h1>{escape(title)}</h1>{colours}{body}"))
 
 
-def _shown(step: Step) -> str:
+def _shown(step: RunStep) -> str:
     """Render a step: its location, its prompt, its result, the outcomes of the tests after it."""
     tokens = "" if step.tokens is None else f"<span class=quiet>{several(step.tokens[0], 'token')} in, {step.tokens[1]} out</span>"
     tag = f'<span class="tag {escape(step.source)}">{escape(step.source)}</span>' if step.source != "journal" else ""
@@ -244,5 +244,5 @@ def _shown(step: Step) -> str:
     )
 
 
-def _listed_ways(decided: Sequence[Decision]) -> str:
+def _listed_ways(decided: Sequence[TakenBranch]) -> str:
     return f"<pre class=ways>{escape(chr(10).join(way.strip() for way in _ways(decided)))}</pre>" if decided else ""

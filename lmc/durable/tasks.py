@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmc.durable.deferred import Deferred
+from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.records import Effect, Place
 from lmc.errors import Loc
 from lmc.frontend.host import RECORDING
@@ -108,7 +108,7 @@ class Tasks:
 
 def _is_coroutine(x: Any) -> bool:
     """Return whether it is a coroutine, or the stand-in of one."""
-    return isinstance(x, types.CoroutineType) or (isinstance(x, Deferred) and x.kind == "coroutine")
+    return isinstance(x, types.CoroutineType) or (isinstance(x, DeferredAwaitable) and x.kind == "coroutine")
 
 
 def _begins(fn: Any) -> bool:

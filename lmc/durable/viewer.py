@@ -22,10 +22,10 @@ from lmc.backend.base import Backend, Output, Result
 from lmc.durable import effects, records
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Ask, Record
-from lmc.durable.journal import Journal
+from lmc.durable.journal import JournalFile
 from lmc.durable.records import Contents, Effect
 from lmc.durable.run import RunJournal
-from lmc.durable.steps import Decision, Step, Story, numbers_of, outcome_of, shown_arguments
+from lmc.durable.steps import RunStep, Story, TakenBranch, numbers_of, outcome_of, shown_arguments
 from lmc.errors import JournalError, Loc
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
@@ -100,14 +100,14 @@ class View(RunJournal):
     deciding = True
 
     def __init__(self, shelf: _Shelf, item: int, change: WhatIf | None, *, elsewhere: bool) -> None:
-        super().__init__(cast(Journal, shelf), item)
+        super().__init__(cast(JournalFile, shelf), item)
         self.resumed = True  # also if the run was cut off before any record
         self.change = change
         self.elsewhere = elsewhere  # on a backend other than the journal's
         self.over = False  # the journal has ended
-        self.steps: list[Step] = []
-        self.decided_first: list[Decision] = []
-        self.answers: list[tuple[Step, Result]] = []
+        self.steps: list[RunStep] = []
+        self.decided_first: list[TakenBranch] = []
+        self.answers: list[tuple[RunStep, Result]] = []
         if change is not None:
             self.effects.left = {}
 
@@ -116,14 +116,14 @@ class View(RunJournal):
         if into and (into[-1].line, into[-1].test, into[-1].answer) == (loc, test, answer):
             into[-1].times += 1
         else:
-            into.append(Decision(loc, test, answer))
+            into.append(TakenBranch(loc, test, answer))
 
     def _is_now(self) -> bool:
         return self.change is not None and (len(self.steps) > self.change.at or (len(self.steps) == self.change.at and self.change.answer is None))
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
         since = _since(before)
-        step = Step(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), "".join(map(_text, since)), "")
+        step = RunStep(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), "".join(map(_text, since)), "")
         step.pictures = [url for part in since if isinstance(part, Image) and (url := thumbnail(part)) is not None]
         changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
         if changed or self._is_now():
@@ -172,12 +172,12 @@ class View(RunJournal):
         if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
             raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
         if self.change is not None and self.change.effects and len(self.steps) > self.change.at:
-            self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, "called", source="now"))
+            self.steps.append(RunStep(len(self.steps), "effect", name, _line(loc), shown, "called", source="now"))
             return number, None
         if known is None:
             self._missing(f"calls {name}({shown})", loc, "" if self.change is None else "; --run-effects makes such calls")
         assert known is not None
-        self.steps.append(Step(len(self.steps), "effect", name, _line(loc), shown, outcome_of(known)))
+        self.steps.append(RunStep(len(self.steps), "effect", name, _line(loc), shown, outcome_of(known)))
         if known.outcome is None:
             waits = "waits for a person's answer" if known.question is not None else "was begun, and it is not known whether it was done"
             raise self._end(f"{name}({shown}) {waits}", loc)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmc.backend.base import Result
 from lmc.errors import ProgramError
-from lmc.frontend.emitter import Gathered, Scoped, Taken
+from lmc.frontend.emitter import GatheredAnswers, Scoped, Taken
 from lmc.prompt import Excerpt, Prompt
 from lmc.waiting import Signal, is_set
 
@@ -71,7 +71,7 @@ def _answers(held: Any, end: Any) -> Iterator[Result]:
             yield held
         case Taken(answer=Result() as answer):
             yield answer
-        case Gathered():
+        case GatheredAnswers():
             for item in held.items:
                 yield from _answers(item, end)
         case Scoped(since=Prompt() as since):

@@ -24,10 +24,10 @@ from lmc.frontend.flights import MAX_THREADS, Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
 from lmc.observing import ObservedBatch, observer
-from lmc.waiting import Share, metered
+from lmc.waiting import TurnLimit, metered
 
 if TYPE_CHECKING:
-    from lmc.backend.api.batches import Desk
+    from lmc.backend.api.batches import BatchQueue
     from lmc.frontend.interpreter import Function
     from lmc.frontend.state import State
 
@@ -40,7 +40,7 @@ FIBERS_IN_FLIGHT = 4096
 Bound = inspect.BoundArguments
 
 
-class Batch:
+class PendingBatch:
     """A batch that is about to run, once.
 
     make   makes the state of an item, by its index, when it begins
@@ -52,7 +52,7 @@ class Batch:
 
     def __init__(
         self, program: Function, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, fibers: bool = False,
-        progress: bool = False, ahead: Callable[[int, Bound], object] | None = None, desk: Desk | None = None,
+        progress: bool = False, ahead: Callable[[int, Bound], object] | None = None, desk: BatchQueue | None = None,
     ) -> None:  # fmt: skip
         self._program, self._make, self._limit, self._fibers, self._progress = program, make, limit, fibers, progress
         self._items: list[Bound | None] = list(items)
@@ -92,7 +92,7 @@ class Batch:
                 with closing(aio.iterate(self._on_loop, f"lmc-{self._program.name}")) as found:
                     yield from found
             elif self._limit == 1:
-                share = Share(self._desk, 1, len(self._items))
+                share = TurnLimit(self._desk, 1, len(self._items))
                 for place in range(len(self._items)):
                     done = copy_context().run(self._item, place)
                     share.done()
@@ -149,7 +149,7 @@ class Batch:
     async def _on_loop(self) -> AsyncGenerator[tuple[int, State]]:
         done: asyncio.Queue[tuple[int, State] | BaseException] = asyncio.Queue()
         places = iter(range(len(self._items)))
-        share = Share(self._desk, self._limit, len(self._items))
+        share = TurnLimit(self._desk, self._limit, len(self._items))
 
         async def serve() -> None:
             try:

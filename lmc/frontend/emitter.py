@@ -95,7 +95,7 @@ def taken(value: str | list[str], take: Callable[[str], str]) -> str | list[str]
 
 
 @dataclass(slots=True)
-class Gathered:
+class GatheredAnswers:
     """Values that the children of a fork held under a name; read as a list, in the order of the children."""
 
     items: tuple[Any, ...]

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from greenlet import greenlet
 
-from lmc.waiting import Meter, Share, Signal, is_set, metered, waiting_by
+from lmc.waiting import Meter, Signal, TurnLimit, is_set, metered, waiting_by
 
 R = TypeVar("R")
 
@@ -78,7 +78,7 @@ class Fibers(Generic[R]):
         self._spare: deque[Fiber] = deque()  # whose waits timed out: they come last
         self._asleep = False
         self._bell = Signal()  # wakes the hub
-        self._share = Share(meter or metered.get(), limit, count)
+        self._share = TurnLimit(meter or metered.get(), limit, count)
 
     # -- results
 

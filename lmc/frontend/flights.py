@@ -18,7 +18,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from lmc.waiting import Meter, Share, Signal, is_set, metered, waiting_by
+from lmc.waiting import Meter, Signal, TurnLimit, is_set, metered, waiting_by
 
 R = TypeVar("R")
 
@@ -28,7 +28,7 @@ MAX_THREADS = 2048
 """Workers in one process; beyond that each batch has one, so that nested batches progress."""
 
 
-class Worker:
+class BatchThread:
     """A thread of a batch. Its turn, its wait and its clock are guarded by the lock of its flights."""
 
     __slots__ = ("clock", "flights", "parked", "pausing", "seen", "tenure", "turn", "woken")
@@ -80,15 +80,15 @@ class Flights(Generic[R]):
         self._work, self._count, self._limit, self._name, self._ahead = work, count, limit, name, ahead
         self._context = copy_context()
         self._lock = threading.Lock()  # guards the rest
-        self._ready: deque[Worker] = deque()  # workers that wait for a turn: to resume, or to take an item
-        self._spare: deque[Worker] = deque()  # workers that wait for a turn after their wait timed out: they come last
-        self._turns: set[Worker] = set()
+        self._ready: deque[BatchThread] = deque()  # workers that wait for a turn: to resume, or to take an item
+        self._spare: deque[BatchThread] = deque()  # workers that wait for a turn after their wait timed out: they come last
+        self._turns: set[BatchThread] = set()
         self._workers = self._next = self._next_ahead = self._waits = 0
         self._stopped = self.watched = False
         self._burst = 1  # turns to give out when one is taken away
         self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
         self._changed, self._over = Signal(), Signal()
-        self._share = Share(meter or metered.get(), limit, count)
+        self._share = TurnLimit(meter or metered.get(), limit, count)
 
     # -- results
 
@@ -163,12 +163,12 @@ class Flights(Generic[R]):
         return True
 
     def _start(self) -> None:
-        worker = Worker(self)  # type: ignore[arg-type]
+        worker = BatchThread(self)  # type: ignore[arg-type]
         with self._lock:
             self._turns.add(worker)
         threading.Thread(target=self._serve, args=(worker,), name=f"{self._name}_{self._workers}", daemon=True).start()
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: BatchThread) -> None:
         if hasattr(time, "pthread_getcpuclockid"):
             worker.clock = time.pthread_getcpuclockid(threading.get_ident())
         with waiting_by(worker):
@@ -183,7 +183,7 @@ class Flights(Generic[R]):
                 del done  # an idle worker keeps nothing alive
                 self._changed.set()
 
-    def _next_item(self, worker: Worker) -> int | None:
+    def _next_item(self, worker: BatchThread) -> int | None:
         """Return an item for a worker that has none; workers whose answers arrived go first. None: the worker ends."""
         waited = False  # and has the turn because no worker was ahead of it
         while True:
@@ -209,14 +209,14 @@ class Flights(Generic[R]):
                 return None
             waited = worker.woken.acquire()
 
-    def parks(self, worker: Worker) -> int:
+    def parks(self, worker: BatchThread) -> int:
         """Park a worker; return the number of the wait."""
         with self._lock:
             self._waits += 1
             worker.parked = self._waits
             return self._waits
 
-    def give_way(self, worker: Worker) -> None:
+    def give_way(self, worker: BatchThread) -> None:
         """Pass the turn of a waiting worker to another one."""
         while (index := self._idle_item(worker)) is not None:
             assert self._ahead is not None
@@ -226,7 +226,7 @@ class Flights(Generic[R]):
         if started:
             self._start()
 
-    def _idle_item(self, worker: Worker) -> int | None:
+    def _idle_item(self, worker: BatchThread) -> int | None:
         """Return the next item for which work may be done ahead, if no worker could use the turn."""
         if self._ahead is None or not worker.turn:
             return None
@@ -237,7 +237,7 @@ class Flights(Generic[R]):
             self._next_ahead += 1
             return self._next_ahead - 1
 
-    def wake(self, worker: Worker, number: int, *, spare: bool = False) -> None:
+    def wake(self, worker: BatchThread, number: int, *, spare: bool = False) -> None:
         """Make a worker ready: its signal is set, or (`spare`) its wait timed out. From any thread."""
         with self._lock:
             if worker.parked == number:
@@ -257,7 +257,7 @@ class Flights(Generic[R]):
         """Return whether no worker is ready to run, and no more items may begin."""
         return not self._ready and (self._next >= self._count or self._workers >= self._limit)
 
-    def _queue(self, worker: Worker) -> None:
+    def _queue(self, worker: BatchThread) -> None:
         self._ready.append(worker)
         self._watched()
 
@@ -267,7 +267,7 @@ class Flights(Generic[R]):
             self.watched = True
             _watch.over(self)  # type: ignore[arg-type]
 
-    def _pass(self, worker: Worker) -> bool:
+    def _pass(self, worker: BatchThread) -> bool:
         """Pass a worker's turn, if it has one, to the first ready worker. Return True if that is a new one, to be
         started."""
         if worker.turn:
@@ -276,7 +276,7 @@ class Flights(Generic[R]):
             return False
         return self._give()
 
-    def _leave(self, worker: Worker) -> None:
+    def _leave(self, worker: BatchThread) -> None:
         worker.turn = False
         self._turns.discard(worker)
 
@@ -317,7 +317,7 @@ class Flights(Generic[R]):
         return wanted
 
 
-def _blocks(worker: Worker) -> bool:
+def _blocks(worker: BatchThread) -> bool:
     """Return whether a worker has kept its turn since the last look without computing."""
     now, spent, (tenure, then, before) = time.monotonic(), worker.spent(), worker.seen
     worker.seen = worker.tenure, now, spent or 0.0

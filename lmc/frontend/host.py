@@ -23,7 +23,7 @@ from lmc.frontend.primitives import caller_loc
 from lmc.observing import observer
 
 
-class Recorder(Protocol):
+class RunRecorder(Protocol):
     """A journaled run as seen by code that runs in it (lmc.durable.recorder)."""
 
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -55,7 +55,7 @@ class Recorder(Protocol):
         ...
 
 
-RECORDING: ContextVar[Recorder | None] = ContextVar("lmc_recording", default=None)
+RECORDING: ContextVar[RunRecorder | None] = ContextVar("lmc_recording", default=None)
 """The journaled run whose program is running here. None: there is none, or host code called by it is running."""
 
 

@@ -24,7 +24,7 @@ from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE
-from lmc.frontend.batches import Batch, failure_of, in_flight
+from lmc.frontend.batches import PendingBatch, failure_of, in_flight
 from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, checked, signature
@@ -32,7 +32,7 @@ from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import (
     Emitter,
-    Gathered,
+    GatheredAnswers,
     ProgramState,
     ProgramStateGroup,
     Scoped,
@@ -56,12 +56,12 @@ from lmc.waiting import running
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
 
-    from lmc.durable.journal import Journal
+    from lmc.durable.journal import JournalFile
     from lmc.durable.run import RunJournal
     from lmc.frontend.typed import RunOptions
 
 __all__ = [
-    "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "Gathered", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
+    "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "GatheredAnswers", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
     "Scoped", "State", "StateGroup", "Stored", "UnknownVariable", "fresh_seed", "function",
 ]  # fmt: skip
 
@@ -547,13 +547,13 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def _in_flight(
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, limit: Any = "auto", progress: bool = False
-    ) -> Batch:
+    ) -> PendingBatch:
         """A batch that is about to run. Its journal is open, if it has one."""
         from lmc.frontend.closed import is_closed  # it knows programs
 
         fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items])
         limit = min(in_flight(limit, fibers, waves=options.desk is not None), len(items))
-        return Batch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
+        return PendingBatch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
 
     def _journaled_batch(
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]
@@ -643,7 +643,7 @@ def _counted_by(state: State) -> Generator[None]:
 _NOBODY = contextlib.nullcontext()
 
 
-def _journal_of_run(journal: Journal, item: int) -> RunJournal:
+def _journal_of_run(journal: JournalFile, item: int) -> RunJournal:
     from lmc.durable.run import RunJournal
 
     return RunJournal(journal, item)

@@ -16,8 +16,8 @@ from lmc.limits import Budget, Limits, check_timeout
 from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
 
 if TYPE_CHECKING:
-    from lmc.backend.api.batches import Desk
-    from lmc.durable.journal import Journal
+    from lmc.backend.api.batches import BatchQueue
+    from lmc.durable.journal import JournalFile
 
 RUN_OPTIONS = frozenset((*RUN_SAMPLING, "backend", "seed", "stream", "use_thread", "budget", "timeout", "journal", "ahead", "priority", "account", "deadline"))
 """Options of `fn.run`."""
@@ -59,7 +59,7 @@ class Options:
     stream: bool = False
     budget: Budget | None = None
     timeout: float | None = None
-    journal: str | Journal | None = None
+    journal: str | JournalFile | None = None
     ahead: str | None = None
     begin: Callable[..., None] | None = None
     key: str | bytes | None = field(default=None, repr=False)
@@ -68,7 +68,7 @@ class Options:
     priority: float = 1.0
     account: str = ""
     batch: object = None
-    desk: Desk | None = None
+    desk: BatchQueue | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -130,7 +130,7 @@ def checked(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[s
     return {**given, "backend": found.backend} if "backend" in given else dict(given)
 
 
-def _desk(given: Mapping[str, Any]) -> Desk | None:
+def _desk(given: Mapping[str, Any]) -> BatchQueue | None:
     """Return the queue of requests with a deadline; None without one. Raises ParameterError for a deadline that no
     batch API has, and for options that no batch supports."""
     deadline = given.get("deadline")
@@ -142,9 +142,9 @@ def _desk(given: Mapping[str, Any]) -> Desk | None:
         raise ParameterError("deadline= of a stream: a batch answers all at once; leave one of the two out", loc=caller_loc())
     if given.get("timeout") is not None:
         raise ParameterError("deadline= with timeout=: a batch takes as long as it takes, up to a day; leave one of the two out", loc=caller_loc())
-    from lmc.backend.api.batches import Desk  # when the first run has one
+    from lmc.backend.api.batches import BatchQueue  # when the first run has one
 
-    return Desk()
+    return BatchQueue()
 
 
 def checked_priority(given: Any) -> float:

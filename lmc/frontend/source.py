@@ -23,7 +23,7 @@ class NoSource(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceFunction:
     """A function in the source of its file."""
 
     node: FunctionNode
@@ -36,7 +36,7 @@ class _Module:
 
     text: str
     tree: ast.Module
-    functions: dict[tuple[int, str], list[Found]]
+    functions: dict[tuple[int, str], list[SourceFunction]]
     codes: dict[tuple[int, str], list[types.CodeType]]
 
 
@@ -49,7 +49,7 @@ parsing = threading.RLock()
 """CPython 3.11 raises SystemError ("AST constructor recursion depth mismatch") where two threads parse or compile at once."""
 
 
-def find(fn: types.FunctionType) -> Found:
+def find(fn: types.FunctionType) -> SourceFunction:
     """Return the source of a function. Raises NoSource if it is missing, not the one that was imported, or
     ambiguous."""
     try:
@@ -59,7 +59,7 @@ def find(fn: types.FunctionType) -> Found:
         return _found(fn)
 
 
-def _found(fn: types.FunctionType) -> Found:
+def _found(fn: types.FunctionType) -> SourceFunction:
     code = fn.__code__
     where = Loc(code.co_filename, code.co_firstlineno)
     module = _module(code.co_filename)
@@ -117,13 +117,13 @@ def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
 # -- what is in a file ---------------------------------------------------------------------------------------------
 
 
-def _functions(tree: ast.AST, class_name: str | None = None) -> Iterator[Found]:
+def _functions(tree: ast.AST, class_name: str | None = None) -> Iterator[SourceFunction]:
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.ClassDef):
             yield from _functions(child, child.name)
         else:
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                yield Found(child, class_name)
+                yield SourceFunction(child, class_name)
             yield from _functions(child, class_name)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
-from lmc.frontend.emitter import Answer, Ctx, Emitter, Gathered, Scoped, Stored, Taken
+from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken
 from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import (
     Expr,
@@ -48,7 +48,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Submitted(Expr):
+class AppendedState(Expr):
     """Result of `s.user(expr)`: already part of `state`, so that `s += s.user(expr)` does not append it twice."""
 
     expr: Expr
@@ -150,7 +150,7 @@ class State(Generic[R]):
             return self._open(role, loc)
         message = RoleBegin(role, loc) + as_expr(expr, "append") + RoleEnd(role, loc)
         self.__iadd__(message)
-        return Submitted(message, self)
+        return AppendedState(message, self)
 
     @contextmanager
     def _open(self, role: str, loc: Any) -> Generator[State]:
@@ -230,7 +230,7 @@ class State(Generic[R]):
     def _read(self, held: Any) -> Any:
         if held.__class__ is Stored:
             return held.value
-        if held.__class__ is Gathered:
+        if held.__class__ is GatheredAnswers:
             return [self._read(item) for item in held.items]
         if held.__class__ is Scoped:
             return self.emitter.text(held.until, held.since)
@@ -283,14 +283,14 @@ class State(Generic[R]):
         return self._meta(name, held)
 
     def _meta(self, name: str | None, held: Any) -> Any:
-        if held.__class__ is Gathered:
+        if held.__class__ is GatheredAnswers:
             return [self._meta(name, item) for item in held.items]
         if held.__class__ is Stored:
             held = held.source
         if held is None or held.__class__ is Scoped:
             place = caller_loc()
             raise UnknownVariable(f"{f'{place}: ' if place else ''}{name!r} was not generated, so it has no meta info")
-        if held.__class__ is Gathered or held.__class__ is Stored:
+        if held.__class__ is GatheredAnswers or held.__class__ is Stored:
             return self._meta(name, held)
         if held.__class__ is Taken:
             held = held.answer
@@ -562,7 +562,7 @@ def _separated(s: State, name: str | None, asked: tuple[Ctx, Answer], format: Re
         s.variables[reasoning_name(name)] = Taken(answer, format.reasoning)
 
 
-def _submitted(s: State, expr: Submitted) -> None:
+def _submitted(s: State, expr: AppendedState) -> None:
     if expr.state is not s:
         _submit(s, expr.expr)
 
@@ -590,7 +590,7 @@ _RULES: Mapping[type, Callable[[State, Any], None]] = {
     VarScopeBegin: _scope_begin,
     VarScopeEnd: _scope_end,
     ReasoningExpr: _reasoning,
-    Submitted: _submitted,
+    AppendedState: _submitted,
 }
 
 
@@ -686,7 +686,7 @@ class StateGroup:
                     if name in child.types:
                         self.parent.types[name] = child.types[name]
         for name, items in found.items():
-            self.parent.variables[name] = Gathered(tuple(items))
+            self.parent.variables[name] = GatheredAnswers(tuple(items))
 
     def _concatenate(self) -> None:
         parent = self.parent

@@ -10,36 +10,36 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from lmc.fsm.bounds import TooLarge, Work
+from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.charset import Ranges, complement, merged, without_surrogates
 from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, determinised
 from lmc.fsm.minimise import Table, minimal
-from lmc.fsm.regex import ANY, NOTHING, Chars, Concat, Graph, Node
+from lmc.fsm.regex import ANY, NOTHING, Chars, Concat, Node, NodeGraph
 
 S = TypeVar("S", bound=Hashable)
 _MOST_SETS = 100_000  # sets visited while one language is determinised
 _MOST_MADE = 20_000  # states of a machine
 
 
-def both(a: Node, b: Node, work: Work | None = None) -> Node:
+def both(a: Node, b: Node, work: TransitionBudget | None = None) -> Node:
     """Return the texts that are in `a` and in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used
     up."""
-    return _product(a, b, lambda in_a, in_b: in_a and in_b, work or Work())
+    return _product(a, b, lambda in_a, in_b: in_a and in_b, work or TransitionBudget())
 
 
-def without(a: Node, b: Node, work: Work | None = None) -> Node:
+def without(a: Node, b: Node, work: TransitionBudget | None = None) -> Node:
     """Return the texts of `a` that are not in `b`; NOTHING if there is none. Raises TooLarge, also when `work` is used
     up."""
-    return _product(a, b, lambda in_a, in_b: in_a and not in_b, work or Work())
+    return _product(a, b, lambda in_a, in_b: in_a and not in_b, work or TransitionBudget())
 
 
-def minimised(a: Node, work: Work) -> Graph:
+def minimised(a: Node, work: TransitionBudget) -> NodeGraph:
     """A language that has a text, as a graph of the states of its minimal automaton; each edge is a character. Raises TooLarge."""
     alphabet = Alphabet.of(a)
     table, final = determinised(a, alphabet, _MOST_SETS)
     work.spend(len(table) * alphabet.size)
     found = _graph(table, final, alphabet.ranges())
-    assert isinstance(found, Graph)
+    assert isinstance(found, NodeGraph)
     return found
 
 
@@ -60,7 +60,7 @@ def other_than(words: Iterable[str]) -> Node:
     for state, ways in enumerate(children):
         edges += [(state, Chars(((ord(char), ord(char)),)), to) for char, to in ways.items()]
         edges.append((state, _others("".join(sorted(ways))), anything))
-    return Graph(tuple(edges), frozenset(range(anything + 1)) - ends)
+    return NodeGraph(tuple(edges), frozenset(range(anything + 1)) - ends)
 
 
 @lru_cache(4096)
@@ -74,12 +74,12 @@ def is_empty(a: Node) -> bool:
     return both(a, a) == NOTHING
 
 
-def are_apart(a: Node, b: Node, work: Work | None = None) -> bool:
+def are_apart(a: Node, b: Node, work: TransitionBudget | None = None) -> bool:
     """Return whether no text is in both: `both` without building its tree. Raises TooLarge, also when `work` is used
     up."""
     alphabet = Alphabet.of(Concat((a, b)))
     (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet, _MOST_SETS), determinised(b, alphabet, _MOST_SETS)
-    work = work or Work()
+    work = work or TransitionBudget()
     work.spend((len(rows_a) + len(rows_b)) * alphabet.size)
     seen, todo = {(0, 0)}, [(0, 0)]
     while todo:
@@ -116,7 +116,7 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
     return _graph(rows, [is_final(state) for state in order], [merged((ord(c), ord(c)) for c in chars) for chars in alphabet])
 
 
-def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Work) -> Node:
+def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: TransitionBudget) -> Node:
     alphabet = Alphabet.of(Concat((a, b)))
     (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet, _MOST_SETS), determinised(b, alphabet, _MOST_SETS)
     work.spend((len(rows_a) + len(rows_b)) * alphabet.size)
@@ -156,7 +156,7 @@ def _graph(table: Table, final: list[bool], symbols: list[Ranges]) -> Node:
             if (chars := made.get(key := tuple(some))) is None:
                 chars = made[key] = Chars(_sum(symbols[i] for i in some))
             edges.append((state, chars, target))
-    return Graph(tuple(edges), frozenset(state for state, end in enumerate(final) if end))
+    return NodeGraph(tuple(edges), frozenset(state for state, end in enumerate(final) if end))
 
 
 def _sum(sets: Iterable[Ranges]) -> Ranges:

@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, Rows, Walk
-from lmc.fsm.lazy import UNMADE, LazyDFA, Loop, Turns
+from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, RowTable, Walk
+from lmc.fsm.lazy import UNMADE, LazyDFA, SelfLoop, Turns
 from lmc.fsm.minimise import DEAD
 
 _LARGE = 2000  # number of states from which on finding the ends takes longer than a step may
@@ -42,7 +42,7 @@ class ArrayDFA(Walk):
     @staticmethod
     def of_table(table: np.ndarray, final: np.ndarray) -> ArrayDFA:
         """Build from a table [states, 256] of next states."""
-        shared = Rows()
+        shared = RowTable()
         deltas = np.where(table >= 0, table - np.arange(len(table))[:, None], FAR).astype(np.int32)
         rows = [shared.number(row.tobytes()) for row in deltas]
         rows.append(len(shared) << 8)
@@ -98,7 +98,7 @@ class ArrayDFA(Walk):
         """Return None: there are no nested rules."""
         return None
 
-    def loop(self, state: int) -> Loop | None:
+    def loop(self, state: int) -> SelfLoop | None:
         """Return None: loops are not searched, since rows are built ahead of answers, and kept."""
         return None
 

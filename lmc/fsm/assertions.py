@@ -15,7 +15,7 @@ from typing import Literal
 
 from lmc.fsm.algebra import both, without
 from lmc.fsm.charset import MAX_CHAR, Ranges, complement, without_surrogates
-from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Graph, Node, Repeat, Union
+from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat, Union
 
 MOST = 64  # most marks of one pattern
 
@@ -46,7 +46,7 @@ def resolved(tree: Node, assertions: Sequence[Assertion]) -> Node:
         tree = both(tree, without(anything, broken.of(assertion, mark(index))))
         if tree == NOTHING:
             return NOTHING
-    assert isinstance(tree, Graph)
+    assert isinstance(tree, NodeGraph)
     return _unmarked(tree)
 
 
@@ -90,8 +90,8 @@ class _Broken:
             elif isinstance(node, Repeat):
                 found = Repeat(self._spread(node.body, before=before), node.low, node.high)
             else:
-                assert isinstance(node, Graph)
-                found = Graph(tuple([(a, self._spread(body, before=before), b) for a, body, b in node.edges]), node.final)
+                assert isinstance(node, NodeGraph)
+                found = NodeGraph(tuple([(a, self._spread(body, before=before), b) for a, body, b in node.edges]), node.final)
             self._known[key] = found
         return self._known[key]
 
@@ -100,7 +100,7 @@ def _others(ranges: Ranges) -> Chars:
     return Chars(without_surrogates(complement(ranges)))
 
 
-def _unmarked(tree: Graph) -> Graph:
+def _unmarked(tree: NodeGraph) -> NodeGraph:
     edges: list[tuple[int, Node, int]] = []
     for source, body, target in tree.edges:
         assert isinstance(body, Chars)
@@ -109,4 +109,4 @@ def _unmarked(tree: Graph) -> Graph:
             edges.append((source, Chars(kept), target))
         if body.ranges[-1][1] > MAX_CHAR:
             edges.append((source, EMPTY, target))
-    return Graph(tuple(edges), tree.final)
+    return NodeGraph(tuple(edges), tree.final)

@@ -20,7 +20,7 @@ class TooLarge(Exception):
 
 
 @dataclass
-class Work:
+class TransitionBudget:
     """The number of transitions that may still be visited for one constraint, with a cache of the languages computed
     for it."""
 

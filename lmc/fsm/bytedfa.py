@@ -146,7 +146,7 @@ class ByteDFA(Walk):
         return sum(count for (row, end), count in often.items() if end == 0 and only[row >> 8] >= 0) / self.states
 
 
-class Rows:
+class RowTable:
     """Rows of an automaton under construction, each once."""
 
     def __init__(self) -> None:

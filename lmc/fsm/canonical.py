@@ -39,7 +39,7 @@ may begin; _WITHIN: an incomplete character; _ODD: unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Refused:
+class NonCanonical:
     """Tokens that are never canonical after one. ids: ascending; bits: uint32 [words], token i is bit i % 32 of word i
     // 32."""
 
@@ -47,11 +47,11 @@ class Refused:
     bits: np.ndarray
 
     @staticmethod
-    def of(merged: np.ndarray, cuttable: np.ndarray) -> Refused:
+    def of(merged: np.ndarray, cuttable: np.ndarray) -> NonCanonical:
         """Build from both bool [size]: the tokens merged with it, and those with a possible cut in between."""
         flags = np.zeros((len(merged) + 31) // 32 * 32, bool)
         np.greater(merged, cuttable, out=flags[: len(merged)])
-        row = Refused(np.flatnonzero(flags), np.packbits(flags, bitorder="little").view("<u4"))
+        row = NonCanonical(np.flatnonzero(flags), np.packbits(flags, bitorder="little").view("<u4"))
         row.ids.flags.writeable = row.bits.flags.writeable = False
         return row
 
@@ -74,8 +74,8 @@ class Canonical:
         self._firsts, self._last = _kinds(tokens, size, added)
         self._first, self._lasts = np.array(self._firsts, np.int8), np.array(self._last, np.int8)
         self._cuttable = _cuttable(cuts)
-        self._rows: OrderedDict[int, Refused] = OrderedDict()
-        self._columns: OrderedDict[int, Refused] = OrderedDict()
+        self._rows: OrderedDict[int, NonCanonical] = OrderedDict()
+        self._columns: OrderedDict[int, NonCanonical] = OrderedDict()
         self._pairs: dict[tuple[int, int], bool] = {}
 
     def allows(self, before: int, token: int) -> bool:
@@ -90,21 +90,21 @@ class Canonical:
             found = self._pairs[key] = not self._merge(before, token, _NEVER)
         return found
 
-    def refused(self, before: int) -> Refused:
+    def refused(self, before: int) -> NonCanonical:
         """Return the tokens that `allows` refuses after `before`."""
         found = self._rows.get(before)
         if found is None:
             cuttable = np.array(self._cuttable[self._last[before]])[self._first]
-            found = self._rows[before] = Refused.of(self._behind.merged(before), cuttable)
+            found = self._rows[before] = NonCanonical.of(self._behind.merged(before), cuttable)
             _forget(self._rows)
         return found
 
-    def refused_before(self, token: int) -> Refused:
+    def refused_before(self, token: int) -> NonCanonical:
         """Return the tokens after which `allows` refuses `token`."""
         found = self._columns.get(token)
         if found is None:
             cuttable = np.array(self._cuttable)[:, self._firsts[token]][self._lasts]
-            found = self._columns[token] = Refused.of(self._before.merged(token), cuttable)
+            found = self._columns[token] = NonCanonical.of(self._before.merged(token), cuttable)
             _forget(self._columns)
         return found
 
@@ -212,7 +212,7 @@ class _Side:
         return found
 
 
-def _forget(rows: OrderedDict[int, Refused]) -> None:
+def _forget(rows: OrderedDict[int, NonCanonical]) -> None:
     while len(rows) > _KEPT:
         rows.popitem(last=False)
 

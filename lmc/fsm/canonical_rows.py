@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmc.fsm.canonical import Canonical, Refused, is_begun
-from lmc.fsm.tokens import FEW_REFUSED, Row, TokenAutomaton
+from lmc.fsm.canonical import Canonical, NonCanonical, is_begun
+from lmc.fsm.tokens import FEW_REFUSED, TokenAutomaton, TokenRow
 
 _DEPTH = 3  # tokens of lookahead
 _STATES = 64  # most states visited after one state
@@ -27,7 +27,7 @@ _ONE_BY_ONE = 100  # pairs
 @dataclass(frozen=True, slots=True, eq=False)
 class _DeadEnds:
     ids: list[int]
-    refused: Refused | None  # None: there are none
+    refused: NonCanonical | None  # None: there are none
 
 
 class CanonicalRows:
@@ -39,7 +39,7 @@ class CanonicalRows:
         self._singular: dict[int, list[tuple[int, int | None]]] = {}
         self._behind: dict[tuple[int, int], list[int]] = {}
 
-    def narrowed(self, row: Row, state: int, before: int | None) -> Row:
+    def narrowed(self, row: TokenRow, state: int, before: int | None) -> TokenRow:
         """Return the rest of a state's row after a token; None if it is the first."""
         dead = self._dead_ends(state).refused
         if dead is not None:
@@ -74,7 +74,7 @@ class CanonicalRows:
             ids = self._find(state)
             flags = np.zeros(self.automaton.vocabulary.size, bool)
             flags[ids] = True
-            found = self._dead[state] = _DeadEnds(ids, Refused.of(flags, np.zeros(len(flags), bool)) if len(ids) else None)
+            found = self._dead[state] = _DeadEnds(ids, NonCanonical.of(flags, np.zeros(len(flags), bool)) if len(ids) else None)
         return found
 
     def _find(self, state: int) -> list[int]:
@@ -144,14 +144,14 @@ class CanonicalRows:
         return found + [(t, None) for t in vocabulary.long_allowed(dfa, state)]
 
 
-def _without(row: Row, refused: Refused) -> Row:
+def _without(row: TokenRow, refused: NonCanonical) -> TokenRow:
     """Return the row without further refused tokens, if any are left."""
     few = row.few
     if few is not None:
         kept = few[refused.bits[few >> 5] >> (few & 31).astype(np.uint32) & 1 == 0]
-        return Row(row.bits & ~refused.bits, kept) if 0 < len(kept) < len(few) else row
+        return TokenRow(row.bits & ~refused.bits, kept) if 0 < len(kept) < len(few) else row
     bits = row.bits & ~refused.bits
     if not bits.any():
         return row
     known = None if row.refused is None else np.concatenate([row.refused, refused.ids])
-    return Row(bits, refused=known if known is not None and len(known) <= FEW_REFUSED else None)
+    return TokenRow(bits, refused=known if known is not None and len(known) <= FEW_REFUSED else None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from lmc.fsm.bounds import TooLarge
-from lmc.fsm.regex import NOTHING, Counted, Graph, Node
+from lmc.fsm.regex import NOTHING, Counted, Node, NodeGraph
 
 NEVER = 1 << 40  # bytes: longer than any text
 _MOST_COUNTED = 40_000  # edges of a way
@@ -19,7 +19,7 @@ _MOST_LOOKED = 200_000  # states, of ways of each length: some 0.1 s
 _MOST_UNROLLED = 50_000  # states
 
 
-def counted(graph: Graph, low: int, high: int | None) -> Node:
+def counted(graph: NodeGraph, low: int, high: int | None) -> Node:
     """The texts of a graph's ways of so many edges; NOTHING if there is none. Raises TooLarge where counting them takes too long.
 
     graph   every edge reads one character, and every state leads to an end
@@ -32,7 +32,7 @@ def counted(graph: Graph, low: int, high: int | None) -> Node:
 class Counts:
     """The numbers of edges of the paths from each state of a graph to its ends, as far as `low` and `high` require."""
 
-    def __init__(self, graph: Graph, low: int, high: int | None) -> None:
+    def __init__(self, graph: NodeGraph, low: int, high: int | None) -> None:
         self.edges: Mapping[int, Sequence[tuple[Node, int]]] = _by_source(graph)
         self.final = graph.final
         self.states = 1 + max((max(a, b) for a, _, b in graph.edges), default=0)
@@ -94,7 +94,7 @@ class Counts:
         return found
 
 
-def unrolled(node: Counted) -> Graph:
+def unrolled(node: Counted) -> NodeGraph:
     """The same texts without counters: a state for each count. Raises TooLarge."""
     counts = Counts(node.graph, node.low, node.high)
     if counts.states * (node.low if node.high is None else node.high) > _MOST_UNROLLED:
@@ -116,10 +116,10 @@ def unrolled(node: Counted) -> Graph:
                     numbers[target] = len(order)
                     order.append(target)
                 edges.append((here, body, numbers[target]))
-    return Graph(tuple(edges), frozenset(final))
+    return NodeGraph(tuple(edges), frozenset(final))
 
 
-def _by_source(graph: Graph) -> dict[int, list[tuple[Node, int]]]:
+def _by_source(graph: NodeGraph) -> dict[int, list[tuple[Node, int]]]:
     found: dict[int, list[tuple[Node, int]]] = {}
     for source, body, to in graph.edges:
         found.setdefault(source, []).append((body, to))

@@ -17,7 +17,7 @@ from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.counted import unrolled
 from lmc.fsm.minimise import DEAD, Table, minimal
-from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Repeat, Union, parse, parts_of, shown
+from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Repeat, Union, parse, parts_of, shown
 from lmc.fsm.spread import spread
 
 MAX_STATES = 50_000  # over characters
@@ -131,7 +131,7 @@ def is_nullable(tree: Node) -> bool:
         return tree.low == 0 or is_nullable(tree.body)
     if isinstance(tree, Counted):
         return tree.low == 0 and 0 in tree.graph.final
-    return isinstance(tree, Graph) and 0 in tree.final
+    return isinstance(tree, NodeGraph) and 0 in tree.final
 
 
 def _nonempty(tree: Node) -> Node:
@@ -189,12 +189,12 @@ class _NFA:
             for arm in tree.arms:
                 self.free[self.add(arm, self.branch(at))].append(end)
             return end
-        if isinstance(tree, Graph | Counted):
+        if isinstance(tree, NodeGraph | Counted):
             return self.add_graph(unrolled(tree) if isinstance(tree, Counted) else tree, at)
         assert isinstance(tree, Repeat)
         return self.add_repeat(tree, at)
 
-    def add_graph(self, tree: Graph, at: int) -> int:
+    def add_graph(self, tree: NodeGraph, at: int) -> int:
         hubs: dict[int, int] = defaultdict(self.state)
         self.free[at].append(hubs[0])
         for source, body, target in tree.edges:

@@ -17,7 +17,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm.counted import unrolled
 from lmc.fsm.json_styles import Style, is_mark, written
 from lmc.fsm.json_text import one_of, refs_and_chars, repeat, seq
-from lmc.fsm.regex import NOTHING, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.regex import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 _T = TypeVar("_T", bound=Hashable)
 MAX_NODES = 400_000  # of a tree that rules are written into
@@ -95,8 +95,8 @@ class Grammar:
                 return one_of([expanded(a, left) for a in node.arms])
             if isinstance(node, Repeat):
                 return repeat(expanded(node.body, left), node.low, node.high)
-            if isinstance(node, Graph):
-                return Graph(tuple((a, expanded(b, left), c) for a, b, c in node.edges), node.final)
+            if isinstance(node, NodeGraph):
+                return NodeGraph(tuple((a, expanded(b, left), c) for a, b, c in node.edges), node.final)
             return node
 
         for ref, left in self._inner(depth or 0):
@@ -221,7 +221,7 @@ class _Derives:
         self.whole &= found
         return found
 
-    def _of(self, node: Concat | Union | Repeat | Graph | Counted) -> bool:
+    def _of(self, node: Concat | Union | Repeat | NodeGraph | Counted) -> bool:
         if isinstance(node, Concat):
             return all(self(part) for part in node.parts if type(part) is not Chars or not part.ranges)
         if isinstance(node, Union):
@@ -251,7 +251,7 @@ def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
         return node if node.rule in rules or is_mark(node) else NOTHING
     if id(node) in known:
         return known[id(node)]
-    if isinstance(node, Graph):
+    if isinstance(node, NodeGraph):
         found = _graph_within(node, rules, known)
     else:
         given = parts_of(node)
@@ -266,7 +266,7 @@ def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
     return found
 
 
-def _graph_within(node: Graph, rules: frozenset[str], known: dict[int, Node]) -> Node:
+def _graph_within(node: NodeGraph, rules: frozenset[str], known: dict[int, Node]) -> Node:
     edges = [(a, body, b) for a, n, b in node.edges if (body := _within(n, rules, known)) != NOTHING]
     before: dict[int, list[int]] = {}
     for a, _, b in edges:
@@ -282,7 +282,7 @@ def _graph_within(node: Graph, rules: frozenset[str], known: dict[int, Node]) ->
     kept = tuple((a, n, b) for a, n, b in edges if a in alive and b in alive)
     if len(kept) == len(node.edges) and all(x[1] is y[1] for x, y in zip(kept, node.edges)):
         return node
-    return Graph(kept, node.final)
+    return NodeGraph(kept, node.final)
 
 
 class _Writer:
@@ -292,7 +292,7 @@ class _Writer:
         self.grammar = grammar
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
-        self.graphs: dict[Graph, str] = {}
+        self.graphs: dict[NodeGraph, str] = {}
 
     def text(self) -> str:
         start = self.node(self.grammar.start)
@@ -316,7 +316,7 @@ class _Writer:
             return self.concat(node)
         if isinstance(node, Union):
             return "(" + " | ".join(map(self.node, node.arms)) + ")"
-        if isinstance(node, Graph):
+        if isinstance(node, NodeGraph):
             return self.graph(node)
         if isinstance(node, Counted):
             return self.graph(unrolled(node))
@@ -339,7 +339,7 @@ class _Writer:
             out.append(_literal(literal))
         return "(" + " ".join(out) + ")"
 
-    def graph(self, node: Graph) -> str:
+    def graph(self, node: NodeGraph) -> str:
         if node not in self.graphs:
             base = self.graphs[node] = f"g{len(self.graphs)}"
             states = {0, *node.final, *(s for a, _, b in node.edges for s in (a, b))}

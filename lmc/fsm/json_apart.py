@@ -10,12 +10,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from lmc.fsm.algebra import are_apart, both, minimised, without
-from lmc.fsm.bounds import Work
+from lmc.fsm.bounds import TransitionBudget
 from lmc.fsm.counted import counted
 from lmc.fsm.json_shapes import (
     All,
-    Place,
-    Shape,
+    SchemaPointer,
+    SchemaShape,
     has_text,
     is_possible,
     is_within,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_PAIRS = 20_000  # of shapes that are compared
 
 
-def not_apart(ways: Ways, place: Place, base: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> tuple[int, int] | None:
+def not_apart(ways: Ways, place: SchemaPointer, base: Sequence[SchemaShape], arms: Sequence[Sequence[SchemaShape]]) -> tuple[int, int] | None:
     """Return the first two arms of oneOf that might hold together; None if values written for one are surely not of
     another."""
     if math.prod((len(base), sum(map(len, arms)) ** 2)) > _MOST_PAIRS:
@@ -48,7 +48,7 @@ def not_apart(ways: Ways, place: Place, base: Sequence[Shape], arms: Sequence[Se
     return None
 
 
-def _apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
+def _apart(ways: Ways, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
     """Return whether surely nothing is of `a` and of `b`, which is a wide shape."""
     if a.values is not None:
         return not any(admits(ways.widely, b, v) for v in a.values if admits(ways, a, v))
@@ -57,7 +57,7 @@ def _apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
     return all(_apart_as(ways, kind, a, b, depth) for kind in a.types & b.types)
 
 
-def _apart_as(ways: Ways, kind: str, a: Shape, b: Shape, depth: int) -> bool:
+def _apart_as(ways: Ways, kind: str, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
     if kind in ("integer", "number"):
         return a.bounds.apart(b.bounds)
     if kind == "string":
@@ -72,7 +72,7 @@ def _apart_as(ways: Ways, kind: str, a: Shape, b: Shape, depth: int) -> bool:
     return False
 
 
-def _needs_apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
+def _needs_apart(ways: Ways, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
     return any(
         all(_apart(ways, x, y, depth - 1) for x in ways.shapes(rules_of(a, n)) for y in ways.widely.shapes(rules_of(b, n)))
         for n in a.required
@@ -80,12 +80,12 @@ def _needs_apart(ways: Ways, a: Shape, b: Shape, depth: int) -> bool:
     )
 
 
-def _needs_absent(ways: Ways, a: Shape, b: Shape) -> bool:
+def _needs_absent(ways: Ways, a: SchemaShape, b: SchemaShape) -> bool:
     """Return whether `a` needs a property that `b` excludes."""
     return any(n in b.absent or not ways.widely.shapes(rules_of(b, n)) for n in a.required)
 
 
-def admits(ways: Ways, shape: Shape, value: Any) -> bool:
+def admits(ways: Ways, shape: SchemaShape, value: Any) -> bool:
     """Return whether a value is of a shape; unspecified parts are allowed."""
     kind = type_of(value)
     if kind not in shape.types or (shape.values is not None and not any(same(value, v) for v in shape.values)):
@@ -113,7 +113,7 @@ def admits(ways: Ways, shape: Shape, value: Any) -> bool:
     return True
 
 
-def _has_so_many(ways: Ways, items: Sequence[Any], place: Place, least: int, most: int | None) -> bool:
+def _has_so_many(ways: Ways, items: Sequence[Any], place: SchemaPointer, least: int, most: int | None) -> bool:
     """Return whether surely so many of the items are of a schema."""
     sure = sum(admit(ways, (place,), item) for item in items)
     return least <= sure and (most is None or len(items) - sum(admit(ways, (opposite(place),), item) for item in items) <= most)
@@ -123,7 +123,7 @@ def admit(ways: Ways, places: All, value: Any) -> bool:
     return any(admits(ways, s, value) for s in ways.shapes(places))
 
 
-def characters(work: Work, shape: Shape) -> Node:
+def characters(work: TransitionBudget, shape: SchemaShape) -> Node:
     """Return the characters of the strings of a shape."""
     key = shape.texts, shape.length, shape.excluded_texts
     if (found := work.languages.get(key)) is None:
@@ -131,7 +131,7 @@ def characters(work: Work, shape: Shape) -> Node:
     return found
 
 
-def _characters(work: Work, shape: Shape) -> Node:
+def _characters(work: TransitionBudget, shape: SchemaShape) -> Node:
     if not is_possible(shape.length):
         return NOTHING
     languages = list(shape.texts)
@@ -150,6 +150,6 @@ def _characters(work: Work, shape: Shape) -> Node:
     return less(work, found, [text(v) if v else EMPTY for v in shape.excluded_texts])
 
 
-def less(work: Work, language: Node, texts: Sequence[Node]) -> Node:
+def less(work: TransitionBudget, language: Node, texts: Sequence[Node]) -> Node:
     return without(language, one_of(texts), work) if texts and language != NOTHING else language
 

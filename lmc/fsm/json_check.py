@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from lmc.fsm.json_references import References
-from lmc.fsm.json_shapes import JSON_NUMBER, Place, same, type_of
+from lmc.fsm.json_shapes import JSON_NUMBER, SchemaPointer, same, type_of
 from lmc.fsm.lazy import Machine
 
 _DEEPEST = 200  # most nested schemas
@@ -38,7 +38,7 @@ class Checker:
 
     def __init__(self, references: References, pattern: Callable[[str], Machine]) -> None:
         self._references, self._pattern = references, lru_cache(256)(pattern)
-        self._root = Place(references.root, "")
+        self._root = SchemaPointer(references.root, "")
 
     def wrong(self, text: str) -> str | None:
         """Return why the value of a JSON text is not valid; None if it is."""
@@ -48,14 +48,14 @@ class Checker:
         except RecursionError:
             return "it is nested too deep to be checked"
 
-    def _holds(self, place: Place, value: Any, seen: _Seen, depth: int) -> bool:
+    def _holds(self, place: SchemaPointer, value: Any, seen: _Seen, depth: int) -> bool:
         mine = _Seen()
         if self._wrong(place, value, mine, "", depth) is not None:
             return False
         seen.add(mine)
         return True
 
-    def _wrong(self, place: Place, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _wrong(self, place: SchemaPointer, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
         schema = place.schema
         if schema is True:
             return None
@@ -76,19 +76,19 @@ class Checker:
 
     # -- rules: None if the keyword holds, else the error, or False for the default message ------------------------
 
-    def _type(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _type(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         names = place.schema["type"]
         kind = type_of(value)
         names = names if isinstance(names, list) else [names]
         return None if kind in names or (kind == "integer" and "number" in names) else False
 
-    def _enum(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _enum(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         return None if any(same(value, v) for v in place.schema["enum"]) else False
 
-    def _const(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _const(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         return None if same(value, place.schema["const"]) else False
 
-    def _bound(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _bound(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         limit = place.schema[keyword]
         if isinstance(value, bool) or not isinstance(value, JSON_NUMBER) or isinstance(limit, bool):
             return None
@@ -101,26 +101,26 @@ class Checker:
             return None if Fraction(x) % Fraction(y) == 0 else False
         return None if (x > y if keyword == "exclusiveMinimum" else x < y) else False
 
-    def _length(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _length(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         kind = {"Length": str, "Items": list, "Properties": dict}[keyword[3:]]
         if not isinstance(value, kind):
             return None
         limit = place.schema[keyword]
         return None if (len(value) >= limit if keyword.startswith("min") else len(value) <= limit) else False
 
-    def _matches(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _matches(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         return None if not isinstance(value, str) or self._has(place.schema["pattern"], value) else False
 
     def _has(self, pattern: str, value: str) -> bool:
         return self._pattern(pattern).accepts(value.encode("utf-8", "surrogatepass"))
 
-    def _unique(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _unique(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         if not isinstance(value, list) or place.schema[keyword] is not True:
             return None
         texts = [_canonical(item) for item in value]
         return None if len(set(texts)) == len(texts) else False
 
-    def _items(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _items(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
         if not isinstance(value, list):
             return None
         schema = place.schema
@@ -139,7 +139,7 @@ class Checker:
             seen.items.add(i)
         return None
 
-    def _contains(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
+    def _contains(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
         if not isinstance(value, list):
             return None
         found = [i for i, item in enumerate(value) if self._holds(place.at("contains"), item, _Seen(), depth + 1)]
@@ -148,11 +148,11 @@ class Checker:
         least, most = place.schema.get("minContains", 1), place.schema.get("maxContains")
         return None if least <= len(found) and (most is None or len(found) <= most) else False
 
-    def _required(self, place: Place, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _required(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
         needed = place.schema["required"]
         return None if not isinstance(value, dict) or not isinstance(needed, list) or all(name in value for name in needed) else False
 
-    def _properties(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _properties(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
         if not isinstance(value, dict):
             return None
         for name, item in value.items():
@@ -162,7 +162,7 @@ class Checker:
                 seen.names.add(name)
         return None
 
-    def _speaking_of(self, place: Place, keyword: str, name: str) -> Iterable[Place]:
+    def _speaking_of(self, place: SchemaPointer, keyword: str, name: str) -> Iterable[SchemaPointer]:
         schema = place.schema
         if keyword == "properties":
             return [place.at("properties", name)] if name in schema["properties"] else []
@@ -171,11 +171,11 @@ class Checker:
             return [place.at("patternProperties", pattern) for pattern in matching]
         return [] if matching or name in schema.get("properties", {}) else [place.at("additionalProperties")]
 
-    def _names(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
+    def _names(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
         names = value if isinstance(value, dict) else ()
         return None if all(self._holds(place.at(keyword), name, _Seen(), depth + 1) for name in names) else False
 
-    def _dependent(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | str | None:
+    def _dependent(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | str | None:
         if not isinstance(value, dict):
             return None
         for name, needed in place.schema[keyword].items():
@@ -188,27 +188,27 @@ class Checker:
                 return found
         return None
 
-    def _refers(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _refers(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
         return self._wrong(self._references.target(place, keyword), value, seen, at, depth + 1)
 
-    def _all(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _all(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
         found = (self._wrong(place.at(keyword, i), value, seen, at, depth + 1) for i in range(len(place.schema[keyword])))
         return next(filter(None, found), None)
 
-    def _some(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | str | None:
+    def _some(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | str | None:
         count = sum(self._holds(place.at(keyword, i), value, seen, depth + 1) for i in range(len(place.schema[keyword])))
         if keyword == "anyOf":
             return None if count else False
         return None if count == 1 else f"{at or '/'}: {count} of {place.pointer}/oneOf hold, not exactly one"
 
-    def _not(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
+    def _not(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
         return False if self._holds(place.at("not"), value, _Seen(), depth + 1) else None
 
-    def _if(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _if(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
         then = "then" if self._holds(place.at("if"), value, seen, depth + 1) else "else"
         return self._wrong(place.at(then), value, seen, at, depth + 1) if then in place.schema else None
 
-    def _unevaluated(self, place: Place, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _unevaluated(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
         if keyword == "unevaluatedItems":
             rest: Any = [i for i in range(len(value)) if i not in seen.items] if isinstance(value, list) else []
         else:

@@ -14,7 +14,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm import json_formats
 from lmc.fsm.json_layout import OPTIONS
 from lmc.fsm.json_references import References
-from lmc.fsm.json_shapes import JSON_NUMBER, TYPES, ArrayRule, ObjectRule, Place, Shape, same, wrong
+from lmc.fsm.json_shapes import JSON_NUMBER, TYPES, ArrayRule, ObjectRule, SchemaPointer, SchemaShape, same, wrong
 from lmc.fsm.json_text import Bounds
 from lmc.fsm.regex import Node, parse
 
@@ -94,14 +94,14 @@ class Keywords:
         """Note a keyword left out, so that more is allowed than the schema says."""
         self.notes.check_later(pointer, why)
 
-    def spoken(self, place: Place) -> frozenset[str]:
+    def spoken(self, place: SchemaPointer) -> frozenset[str]:
         """Return the keywords of a schema that have an effect; unknown ones are noted."""
         found = self._spoken.get(id(place.schema))
         if found is None:
             found = self._spoken[id(place.schema)] = place.schema, self._read(place)
         return found[1]
 
-    def _read(self, place: Place) -> frozenset[str]:
+    def _read(self, place: SchemaPointer) -> frozenset[str]:
         if OPTIONS in place.schema and place.pointer:
             raise wrong(place.pointer, f"has {OPTIONS}, which stands at the root of a schema only")
         for keyword in place.schema:
@@ -110,20 +110,20 @@ class Keywords:
         found = _SPEAKING.intersection(place.schema)
         return frozenset(("$ref",)) if "$ref" in found and self.references.overrides else found
 
-    def list_of(self, place: Place, keyword: str) -> list[Any]:
+    def list_of(self, place: SchemaPointer, keyword: str) -> list[Any]:
         found = place.schema.get(keyword, [])
         if not isinstance(found, list) or (keyword in place.schema and not found):
             raise wrong(f"{place.pointer}/{keyword}", "must be a list that is not empty")
         return found
 
-    def target(self, place: Place, keyword: str = "$ref") -> Place:
+    def target(self, place: SchemaPointer, keyword: str = "$ref") -> SchemaPointer:
         return self.references.target(place, keyword)
 
-    def plain(self, place: Place) -> Shape | None:
+    def plain(self, place: SchemaPointer) -> SchemaShape | None:
         """Return the non-combining keywords as a shape; None if they contradict each other."""
         schema = place.schema
         if _SELDOM.isdisjoint(schema):  # as most schemas are
-            return Shape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place), arrays=self.array_rules(place))
+            return SchemaShape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place), arrays=self.array_rules(place))
         lows, highs = self.limits(place, "minimum", "exclusiveMinimum"), self.limits(place, "maximum", "exclusiveMaximum")
         bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
         if bounds.step is not None and bounds.step <= 0:
@@ -132,7 +132,7 @@ class Keywords:
             bounds = bounds.both(extra)
         if not self.wide and (ends := json_formats.NUMBERS.get(schema.get("format", "") if isinstance(schema.get("format"), str) else "")):
             bounds = bounds.both(Bounds(low=ends[0], high=ends[1]))
-        return Shape(
+        return SchemaShape(
             place.pointer,
             self.types(place),
             self.values(place),
@@ -149,7 +149,7 @@ class Keywords:
             contains=self.contained(place),
         )
 
-    def limits(self, place: Place, plain: str, exclusive: str) -> list[tuple[Decimal, bool]]:
+    def limits(self, place: SchemaPointer, plain: str, exclusive: str) -> list[tuple[Decimal, bool]]:
         """Return the bounds on one side, and whether each is open. In draft 4 the exclusive keyword is a flag on the
         other."""
         given, found = place.schema, list[tuple[Decimal, bool]]()
@@ -163,7 +163,7 @@ class Keywords:
                 found.append((limit, keyword == exclusive or given.get(exclusive) is True))
         return found
 
-    def contained(self, place: Place) -> tuple[tuple[Place, int, int | None], ...]:
+    def contained(self, place: SchemaPointer) -> tuple[tuple[SchemaPointer, int, int | None], ...]:
         least, most = self.counts(place, "minContains", "maxContains")
         if "minContains" not in place.schema:
             least = 1
@@ -171,7 +171,7 @@ class Keywords:
             return ()
         return ((place.at("contains"), least, most),)
 
-    def types(self, place: Place) -> frozenset[str]:
+    def types(self, place: SchemaPointer) -> frozenset[str]:
         """Return the types given by `type` or, without it, those that the other keywords mention."""
         given = place.schema.get("type")
         if given is None and self.says_types(place.schema):
@@ -191,7 +191,7 @@ class Keywords:
         arms = [arm for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list) for arm in schema[keyword]]
         return "enum" in schema or "const" in schema or any(isinstance(arm, dict) and "type" in arm for arm in arms)
 
-    def values(self, place: Place) -> tuple[Any, ...] | None:
+    def values(self, place: SchemaPointer) -> tuple[Any, ...] | None:
         schema = place.schema
         found = tuple(self.list_of(place, "enum")) if "enum" in schema else None
         if "const" in schema:
@@ -199,13 +199,13 @@ class Keywords:
             found = (const,) if found is None or any(same(const, v) for v in found) else ()
         return found
 
-    def bound(self, place: Place, keyword: str) -> Decimal:
+    def bound(self, place: SchemaPointer, keyword: str) -> Decimal:
         found = place.schema[keyword]
         if isinstance(found, bool) or not isinstance(found, JSON_NUMBER):
             raise wrong(f"{place.pointer}/{keyword}", f"must be a number, not {json.dumps(found, default=str)}")
         return Decimal(found)
 
-    def counts(self, place: Place, low: str, high: str) -> tuple[int, int | None]:
+    def counts(self, place: SchemaPointer, low: str, high: str) -> tuple[int, int | None]:
         for keyword in (low, high):
             found = place.schema.get(keyword, 0)
             if isinstance(found, bool) or not isinstance(found, JSON_NUMBER) or found < 0 or found != int(found):
@@ -213,13 +213,13 @@ class Keywords:
         most = place.schema.get(high)
         return int(place.schema.get(low, 0)), None if most is None else int(most)
 
-    def flag(self, place: Place, keyword: str) -> bool:
+    def flag(self, place: SchemaPointer, keyword: str) -> bool:
         found = place.schema.get(keyword, False)
         if not isinstance(found, bool):
             raise wrong(f"{place.pointer}/{keyword}", "must be true or false")
         return found
 
-    def texts(self, place: Place) -> tuple[Node, ...]:
+    def texts(self, place: SchemaPointer) -> tuple[Node, ...]:
         found: list[Node] = []
         if "pattern" in place.schema:
             found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
@@ -243,7 +243,7 @@ class Keywords:
         except ConstraintError as error:
             raise wrong(pointer, f"cannot be enforced: {error.message}") from None
 
-    def object_rules(self, place: Place) -> tuple[ObjectRule, ...]:
+    def object_rules(self, place: SchemaPointer) -> tuple[ObjectRule, ...]:
         schema = place.schema
         if not {"properties", "patternProperties", "additionalProperties"} & set(schema):
             return ()
@@ -258,16 +258,16 @@ class Keywords:
         others = place.at("additionalProperties") if "additionalProperties" in schema else None
         return (ObjectRule(properties, patterns, others),)
 
-    def required(self, place: Place) -> tuple[str, ...]:
+    def required(self, place: SchemaPointer) -> tuple[str, ...]:
         return self.names_of(place.at("required")) if "required" in place.schema else ()
 
-    def names_of(self, place: Place) -> tuple[str, ...]:
+    def names_of(self, place: SchemaPointer) -> tuple[str, ...]:
         found = place.schema
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise wrong(place.pointer, "must be a list of names")
         return tuple(found)
 
-    def array_rules(self, place: Place) -> tuple[ArrayRule, ...]:
+    def array_rules(self, place: SchemaPointer) -> tuple[ArrayRule, ...]:
         schema = place.schema
         if not {"items", "prefixItems"} & set(schema):
             return ()  # additionalItems only applies beside a list of items

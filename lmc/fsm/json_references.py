@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from lmc.fsm.json_shapes import Place, wrong
+from lmc.fsm.json_shapes import SchemaPointer, wrong
 
 _DRAFT = re.compile(r"json-schema\.org/(?:draft-0?([34678])|draft/(20\d\d)-\d\d)/")
 NEWEST = 2020
@@ -42,7 +42,7 @@ class References:
         """Return whether $ref overrides all its siblings."""
         return self.draft <= 7
 
-    def target(self, place: Place, keyword: str) -> Place:
+    def target(self, place: SchemaPointer, keyword: str) -> SchemaPointer:
         """Return the target of a reference. Raises ConstraintError if it is not in the document."""
         ref = place.schema[keyword]
         if not isinstance(ref, str):
@@ -52,7 +52,7 @@ class References:
         base, fragment = self._joined(self._base(place), ref)
         resource = self._places.get(base)
         if resource is None and ref.startswith("#"):
-            resource = Place(self.root, "")
+            resource = SchemaPointer(self.root, "")
         if resource is None:
             raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}, which is not in this document; put what it means under $defs")
         if not fragment or fragment.startswith("/"):
@@ -61,7 +61,7 @@ class References:
         if found is None:
             raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}, which leads nowhere")
         if keyword == "$dynamicRef" and base in self._dynamic.get(fragment, ()):  # the outermost one: that of the root, if it has one
-            outer = self._base(Place(self.root, ""))
+            outer = self._base(SchemaPointer(self.root, ""))
             if outer in self._dynamic[fragment]:
                 return self._places[f"{outer}#{fragment}"]
             if len(self._dynamic[fragment]) > 1:
@@ -77,15 +77,15 @@ class References:
         except ValueError:
             return ref, ""
 
-    def _recursive(self, place: Place) -> Place:
+    def _recursive(self, place: SchemaPointer) -> SchemaPointer:
         resource = self._places[self._base(place)]
         if not isinstance(resource.schema, dict) or resource.schema.get("$recursiveAnchor") is not True:
             return resource
         if self.root.get("$recursiveAnchor") is True:
-            return Place(self.root, "")
+            return SchemaPointer(self.root, "")
         raise wrong(f"{place.pointer}/$recursiveRef", "leads to what the way to it decides, for the root has no $recursiveAnchor; use $ref")
 
-    def _below(self, resource: Place, fragment: str, place: Place, ref: str) -> Place:
+    def _below(self, resource: SchemaPointer, fragment: str, place: SchemaPointer, ref: str) -> SchemaPointer:
         found = resource
         for step in unquote(fragment)[1:].split("/") if fragment else ():
             step = step.replace("~1", "/").replace("~0", "~")
@@ -95,7 +95,7 @@ class References:
                 raise wrong(f"{place.pointer}/$ref", f"is {ref!r}, which leads nowhere") from None
         return found
 
-    def _base(self, place: Place) -> str:
+    def _base(self, place: SchemaPointer) -> str:
         """Return the address that references at a location are relative to."""
         pointer = place.pointer
         while pointer not in self._bases:
@@ -109,11 +109,11 @@ class References:
         return self._found_bases
 
     @cached_property
-    def _places(self) -> Mapping[str, Place]:
+    def _places(self) -> Mapping[str, SchemaPointer]:
         """Return, by address, resources and schemas with an anchor."""
-        places: dict[str, Place] = {}
+        places: dict[str, SchemaPointer] = {}
         self._found_bases: dict[str, str] = {"": ""}
-        for place, base in self._schemas(Place(self.root, ""), ""):
+        for place, base in self._schemas(SchemaPointer(self.root, ""), ""):
             schema: Any = place.schema
             identity = self._identity(schema)
             if identity is not None:
@@ -138,9 +138,9 @@ class References:
         found = schema.get("id" if self.draft <= 4 else "$id")
         return found if isinstance(found, str) else None
 
-    def _schemas(self, place: Place, base: str) -> Iterator[tuple[Place, str]]:
+    def _schemas(self, place: SchemaPointer, base: str) -> Iterator[tuple[SchemaPointer, str]]:
         """Yield all schemas, each with the address of its resource."""
-        todo: list[tuple[Place, str]] = [(place, base)]
+        todo: list[tuple[SchemaPointer, str]] = [(place, base)]
         while todo:
             place, base = todo.pop()
             if isinstance(place.schema, list):

@@ -31,7 +31,18 @@ from lmc.fsm.json_keywords import REFERENCES, Notes
 from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_references import References
 from lmc.fsm.json_sequences import counted_items, members, unique_items
-from lmc.fsm.json_shapes import TYPES, All, Place, Shape, is_possible, items_of, rules_of, same, type_of, wrong
+from lmc.fsm.json_shapes import (
+    TYPES,
+    All,
+    SchemaPointer,
+    SchemaShape,
+    is_possible,
+    items_of,
+    rules_of,
+    same,
+    type_of,
+    wrong,
+)
 from lmc.fsm.json_text import (
     ANY_TEXT,
     free_string,
@@ -47,7 +58,7 @@ from lmc.fsm.json_text import (
 )
 from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Graph, Node, Ref, parse, parts_of
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Node, NodeGraph, Ref, parse, parts_of
 
 _BARE = frozenset(("string", "number", "integer", "boolean", "null"))  # types that need no other schema
 _LARGE = 500  # nodes from which on a tree becomes a rule
@@ -137,7 +148,7 @@ class _Compiler:
         self.sizes: dict[int, tuple[Node, int]] = {}  # by id
 
     def grammar(self) -> Grammar:
-        start = self.node((Place(self.ways.root, ""),))
+        start = self.node((SchemaPointer(self.ways.root, ""),))
         if start == NOTHING:
             raise wrong("", "allows no value at all")
         return Grammar(start, self.rules, self.layout.styles)
@@ -161,7 +172,7 @@ class _Compiler:
             self.made[key] = node
         return self.made[key]
 
-    def bare_type(self, place: Place) -> str | None:
+    def bare_type(self, place: SchemaPointer) -> str | None:
         """The type of a schema that says nothing else, as most do that are no objects and arrays."""
         if not isinstance(place.schema, dict) or len(self.ways.spoken(place)) != 1:
             return None
@@ -171,10 +182,10 @@ class _Compiler:
     def of_bare(self, kind: str) -> Node:
         if kind not in self.bare:
             types = frozenset(("number", "integer") if kind == "number" else (kind,))
-            self.bare[kind] = self.of_shape(Shape("", types=types))
+            self.bare[kind] = self.of_shape(SchemaShape("", types=types))
         return self.bare[kind]
 
-    def says_nothing(self, place: Place) -> bool:
+    def says_nothing(self, place: SchemaPointer) -> bool:
         return place.schema is True or (isinstance(place.schema, dict) and not self.ways.spoken(place))
 
     def size(self, node: Node) -> int:
@@ -190,7 +201,7 @@ class _Compiler:
             known[id(node)] = node, found
         return known[id(node)][1]
 
-    def followed(self, place: Place) -> Place:
+    def followed(self, place: SchemaPointer) -> SchemaPointer:
         """Follow references that stand alone."""
         seen: set[str] = set()
         while isinstance(place.schema, dict) and len(spoken := self.ways.spoken(place)) == 1 and spoken < _REFERENCES:
@@ -200,7 +211,7 @@ class _Compiler:
             place = self.ways.target(place, next(iter(spoken)))
         return place
 
-    def of_shape(self, shape: Shape) -> Node:
+    def of_shape(self, shape: SchemaShape) -> Node:
         if shape.values is not None:
             rest = replace(shape, values=None)  # they are consistent with each other
             return one_of([self.layout.value(v) for v in shape.values if admits(self.ways, rest, v)])
@@ -213,7 +224,7 @@ class _Compiler:
         except TooLarge:
             raise wrong(shape.pointer, "needs too large an automaton; use smaller lengths and simpler patterns") from None
 
-    def of_type(self, kind: str, shape: Shape) -> Node:
+    def of_type(self, kind: str, shape: SchemaShape) -> Node:
         try:
             return _OF_TYPES[kind](self, shape)
         except TooLarge:
@@ -222,20 +233,20 @@ class _Compiler:
             self.ways.check_later(f"{shape.pointer}/multipleOf", "needs too large an automaton")
             return _OF_TYPES[kind](self, replace(shape, bounds=replace(shape.bounds, step=None)))
 
-    def number(self, shape: Shape) -> Node:
+    def number(self, shape: SchemaShape) -> Node:
         excluded = [v for v in shape.excluded if type_of(v) in ("integer", "number")]
         found = number(shape.bounds) if not excluded else _DECIMALS if shape.bounds.free else number(shape.bounds)
         if "integer" not in shape.types:
             found = _FRACTION if shape.bounds.free and not excluded else both(found, _FRACTION, self.work)
         return less(self.work, found, [_decimals(v) for v in excluded])
 
-    def integer(self, shape: Shape) -> Node:
+    def integer(self, shape: SchemaShape) -> Node:
         return less(self.work, integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
 
-    def one_among(self, shape: Shape, values: Sequence[Any]) -> Node:
+    def one_among(self, shape: SchemaShape, values: Sequence[Any]) -> Node:
         return one_of([self.layout.value(v) for v in values if not any(same(v, w) for w in shape.excluded)])
 
-    def string(self, shape: Shape) -> Node:
+    def string(self, shape: SchemaShape) -> Node:
         if not shape.texts and shape.length == (0, None) and not any(isinstance(v, str) for v in shape.excluded):
             return free_string()
         try:
@@ -244,7 +255,7 @@ class _Compiler:
             self.ways.check_later(shape.pointer, "has a pattern beside a length or another pattern that needs too large an automaton")
             return string_of(shape.texts[0] if shape.texts else repeat(ANY, *shape.length))
 
-    def object(self, shape: Shape) -> Node:
+    def object(self, shape: SchemaShape) -> Node:
         names = list(dict.fromkeys([*(n for rule in shape.objects for n in rule.properties), *shape.required]))
         values = {n: self.node(rules_of(shape, n)) for n in names}
         if shape.names:
@@ -279,7 +290,7 @@ class _Compiler:
             found.append(sorted(text.decode() for text in texts))
         return found
 
-    def others(self, shape: Shape, names: Sequence[str]) -> Sequence[tuple[Node, Node]]:
+    def others(self, shape: SchemaShape, names: Sequence[str]) -> Sequence[tuple[Node, Node]]:
         """Return properties that are not among `names`: disjoint languages of keys, and the values of each."""
         open_ = [r for r in shape.objects if r.others is not None]
         patterns = [p for rule in shape.objects for p in rule.patterns]
@@ -309,7 +320,7 @@ class _Compiler:
         for keys, matched in parts:
             if not matched and no_rest:
                 continue  # as in `properties`, it is left out
-            places: list[Place] = []
+            places: list[SchemaPointer] = []
             for rule in shape.objects:
                 said = [p for p in matched if any(p is q for _, q in rule.patterns)]
                 places += said or ([rule.others] if rule.others is not None else [])
@@ -326,14 +337,14 @@ class _Compiler:
         left_out = [text(n) if n else EMPTY for n in names if accepts(n.encode("utf-8", "surrogatepass"))]
         return less(self.work, language, left_out)
 
-    def name_language(self, shape: Shape, place: Place) -> Node:
+    def name_language(self, shape: SchemaShape, place: SchemaPointer) -> Node:
         if "string" not in shape.types:
             return NOTHING
         if shape.values is not None:
             return one_of([text(v) if v else EMPTY for v in shape.values if isinstance(v, str) and admits(self.ways, shape, v)])
         return characters(self.work, shape)
 
-    def array(self, shape: Shape) -> Node:
+    def array(self, shape: SchemaShape) -> Node:
         low, high = shape.items
         if not is_possible(shape.items):
             return NOTHING
@@ -365,7 +376,7 @@ class _Compiler:
             self.layout.bracketed("[]", inner) if inner != NOTHING else NOTHING,
         ])  # fmt: skip
 
-    def few_values(self, shape: Shape) -> Sequence[Any] | None:
+    def few_values(self, shape: SchemaShape) -> Sequence[Any] | None:
         """Return those of the items of an array, each once; None where there are many."""
         places = items_of(shape, 0)
         shapes = self.ways.shapes(places) if shape.arrays and not any(r.first for r in shape.arrays) else ()
@@ -378,7 +389,7 @@ class _Compiler:
         return values or None
 
 
-_OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
+_OF_TYPES: Mapping[str, Callable[[_Compiler, SchemaShape], Node]] = {
     "object": _Compiler.object,
     "array": _Compiler.array,
     "string": _Compiler.string,
@@ -391,7 +402,7 @@ _OF_TYPES: Mapping[str, Callable[[_Compiler, Shape], Node]] = {
 
 def _few_texts(language: Node) -> list[bytes] | None:
     """Return all of them, if there are few that are quickly found."""
-    if isinstance(language, Graph) and any(source == to for source, _, to in language.edges):
+    if isinstance(language, NodeGraph) and any(source == to for source, _, to in language.edges):
         return None  # each of its states leads to an end
     try:
         return all_endings(LazyDFA(language, {}, frozenset()), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
@@ -409,7 +420,7 @@ def _decimals(value: int | float | Decimal) -> Node:
     return seq(sign, text(whole), optional(seq(text("."), zeros)))
 
 
-def _values(shape: Shape) -> tuple[Any, ...] | None:
+def _values(shape: SchemaShape) -> tuple[Any, ...] | None:
     """Return all values of a type that has few."""
     if shape.types == {"boolean"}:
         return (True, False)

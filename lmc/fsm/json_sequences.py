@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.json_layout import Layout
-from lmc.fsm.json_shapes import All, Shape, counts_behind
+from lmc.fsm.json_shapes import All, SchemaShape, counts_behind
 from lmc.fsm.json_text import one_of, seq
-from lmc.fsm.regex import EMPTY, NOTHING, Graph, Node
+from lmc.fsm.regex import EMPTY, NOTHING, Node, NodeGraph
 
 _MOST_COUNTED = 1024  # states of an array whose items are counted
 
 
-def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: Shape, *, each_once: bool = False) -> Node:
+def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: SchemaShape, *, each_once: bool = False) -> Node:
     """Return members in order, required or optional, then any others; with commas between them and brackets around.
 
     A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size`
@@ -55,11 +55,11 @@ def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence
                 if not used >> i & 1:
                     member = seq(layout.item, other) if due else other
                     edges.append((here, member, state(len(fixed) + 1, True, count + 1, more, used | each_once << i)))
-    full = layout.bracketed("{}", Graph(tuple(edges), frozenset(final))) if final else NOTHING
+    full = layout.bracketed("{}", NodeGraph(tuple(edges), frozenset(final))) if final else NOTHING
     return one_of([layout.bracketed("{}", EMPTY) if empty else NOTHING, full])
 
 
-def counted_items(layout: Layout, shape: Shape, item_of: Callable[[int, All], Node]) -> Node:
+def counted_items(layout: Layout, shape: SchemaShape, item_of: Callable[[int, All], Node]) -> Node:
     """Return items of which so many are of some schemas. A state: how many items there are, and how many of them each
     schema has.
 
@@ -91,7 +91,7 @@ def counted_items(layout: Layout, shape: Shape, item_of: Callable[[int, All], No
     enough = {state for state in order if all(n >= least for n, (_, least, _) in zip(state[1], shape.contains))}
     final = frozenset(numbers[state] for state in enough if state[0] >= max(low, 1))
     empty = layout.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING
-    return one_of([empty, layout.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING])
+    return one_of([empty, layout.bracketed("[]", NodeGraph(tuple(edges), final)) if final else NOTHING])
 
 
 def unique_items(layout: Layout, texts: Sequence[Node], limits: tuple[int, int | None]) -> Node:
@@ -106,5 +106,5 @@ def unique_items(layout: Layout, texts: Sequence[Node], limits: tuple[int, int |
             if not used >> i & 1 and used.bit_count() < most:
                 edges.append((used, seq(layout.item, item) if used else item, used | 1 << i))
     final = frozenset(used for used in range(1, 1 << len(texts)) if low <= used.bit_count() <= most)
-    full = layout.bracketed("[]", Graph(tuple(edges), final)) if final else NOTHING
+    full = layout.bracketed("[]", NodeGraph(tuple(edges), final)) if final else NOTHING
     return one_of([layout.bracketed("[]", EMPTY) if low == 0 else NOTHING, full])

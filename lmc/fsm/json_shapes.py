@@ -23,21 +23,21 @@ def wrong(pointer: str, what: str) -> ConstraintError:
 
 
 @dataclass(frozen=True)
-class Place:
+class SchemaPointer:
     """A schema and the JSON pointer to it."""
 
     schema: Any
     pointer: str
 
-    def at(self, *steps: str | int) -> Place:
+    def at(self, *steps: str | int) -> SchemaPointer:
         found, pointer = self.schema, self.pointer
         for step in steps:
             found = found[step]
             pointer += "/" + str(step).replace("~", "~0").replace("/", "~1")
-        return Place(found, pointer)
+        return SchemaPointer(found, pointer)
 
 
-All = tuple[Place, ...]  # schemas that hold together
+All = tuple[SchemaPointer, ...]  # schemas that hold together
 _TRUE: All = ()
 
 
@@ -49,9 +49,9 @@ class ObjectRule:
     evaluates   the schema holds, rather than fails: its properties are not "unevaluated"
     """
 
-    properties: Mapping[str, Place]
-    patterns: tuple[tuple[Node, Place], ...]
-    others: Place | None
+    properties: Mapping[str, SchemaPointer]
+    patterns: tuple[tuple[Node, SchemaPointer], ...]
+    others: SchemaPointer | None
     evaluates: bool = True
 
     def of(self, name: str) -> All:
@@ -64,8 +64,8 @@ class ObjectRule:
 class ArrayRule:
     """One schema's rules for items; `rest` for those after `first`, if given."""
 
-    first: tuple[Place, ...]
-    rest: Place | None
+    first: tuple[SchemaPointer, ...]
+    rest: SchemaPointer | None
     evaluates: bool = True
 
     def of(self, index: int) -> All:
@@ -75,7 +75,7 @@ class ArrayRule:
 
 
 @dataclass(frozen=True)
-class Shape:
+class SchemaShape:
     """Keywords without those that combine: every one must hold.
 
     types    "number" without "integer": non-integers
@@ -97,7 +97,7 @@ class Shape:
     unique: bool = False
     excluded: tuple[Any, ...] = ()  # excluded values
     absent: frozenset[str] = frozenset()  # absent properties
-    contains: tuple[tuple[Place, int, int | None], ...] = ()  # how many items are of a schema
+    contains: tuple[tuple[SchemaPointer, int, int | None], ...] = ()  # how many items are of a schema
 
     @property
     def has_values(self) -> bool:
@@ -108,7 +108,7 @@ class Shape:
     def excluded_texts(self) -> tuple[str, ...]:
         return tuple([v for v in self.excluded if isinstance(v, str)])
 
-    def with_(self, other: Shape) -> Shape | None:
+    def with_(self, other: SchemaShape) -> SchemaShape | None:
         """Return the conjunction of both; None if it is impossible."""
         types = self.types & other.types
         values = self.values
@@ -123,7 +123,7 @@ class Shape:
         if not types or values == () or not absent.isdisjoint(required):
             return None
         bounds = self.bounds.both(other.bounds)
-        return Shape(
+        return SchemaShape(
             self.pointer, types, values, bounds, _range(self.length, other.length), self.texts + other.texts,
             self.objects + other.objects, required, self.names + other.names,
             _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
@@ -131,7 +131,7 @@ class Shape:
         )  # fmt: skip
 
 
-def unannotated(shape: Shape) -> Shape:
+def unannotated(shape: SchemaShape) -> SchemaShape:
     """As under a `not`: its properties and items do not count as "evaluated"."""
     return replace(
         shape,
@@ -140,12 +140,12 @@ def unannotated(shape: Shape) -> Shape:
     )
 
 
-def without_unevaluated(shape: Shape, place: Place) -> Shape:
+def without_unevaluated(shape: SchemaShape, place: SchemaPointer) -> SchemaShape:
     """Apply `unevaluatedProperties` and `unevaluatedItems` of a schema to everything that the schema itself does not
     evaluate on any path through it. Schemas beside it may constrain that further, and nothing else."""
     if "unevaluatedProperties" not in place.schema and "unevaluatedItems" not in place.schema:
         return shape
-    anything = Place(True, f"{place.pointer}/(evaluated)")
+    anything = SchemaPointer(True, f"{place.pointer}/(evaluated)")
     if place.schema.get("unevaluatedProperties", True) is not True:
         rules = [rule for rule in shape.objects if rule.evaluates]
         if all(rule.others is None for rule in rules):
@@ -195,11 +195,11 @@ def _built(language: Node) -> LazyDFA:
     return LazyDFA(language, {}, frozenset())
 
 
-def opposite(place: Place) -> Place:
-    return Place({"not": place.schema}, f"{place.pointer}/(not)")
+def opposite(place: SchemaPointer) -> SchemaPointer:
+    return SchemaPointer({"not": place.schema}, f"{place.pointer}/(not)")
 
 
-def counts_behind(shape: Shape, counts: tuple[int, ...]) -> Iterator[tuple[All, tuple[int, ...]]]:
+def counts_behind(shape: SchemaShape, counts: tuple[int, ...]) -> Iterator[tuple[All, tuple[int, ...]]]:
     """Yield the schemas of one more item, and the counts for each schema after it. Without an upper bound an item of
     the schema need not count, and no more are counted than are needed."""
     for chosen in itertools.product((True, False), repeat=len(counts)):
@@ -212,11 +212,11 @@ def counts_behind(shape: Shape, counts: tuple[int, ...]) -> Iterator[tuple[All, 
             yield tuple(place if yes else opposite(place) for yes, (place, _, most) in said if yes or most is not None), after
 
 
-def rules_of(shape: Shape, name: str) -> All:
+def rules_of(shape: SchemaShape, name: str) -> All:
     return tuple(p for rule in shape.objects for p in rule.of(name))
 
 
-def items_of(shape: Shape, index: int) -> All:
+def items_of(shape: SchemaShape, index: int) -> All:
     return tuple(p for rule in shape.arrays for p in rule.of(index))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmc.fsm.json_text import one_of, refers, repeat, seq, text
-from lmc.fsm.regex import EMPTY, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.regex import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 ITEM, KEY, OPEN, CLOSE = Ref("\0item"), Ref("\0key"), Ref("\0open"), Ref("\0close")
 """Marks: the comma, the colon, and the padding inside non-empty brackets."""
@@ -188,9 +188,9 @@ class _Writer:
             return node if body is node.body else Repeat(body, node.low, node.high)
         if isinstance(node, Counted):  # a part of a string, where no mark is
             return node
-        assert isinstance(node, Graph)
+        assert isinstance(node, NodeGraph)
         edges = tuple([(a, self._node(body, level), b) for a, body, b in node.edges])
-        return node if all(x[1] is y[1] for x, y in zip(edges, node.edges)) else Graph(edges, node.final)
+        return node if all(x[1] is y[1] for x, y in zip(edges, node.edges)) else NodeGraph(edges, node.final)
 
     def _sequence(self, node: Concat, level: int | None) -> Node:
         parts: list[Node] = []

@@ -18,7 +18,21 @@ from functools import lru_cache
 
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parse, parts_of
+from lmc.fsm.regex import (
+    ANY,
+    EMPTY,
+    NOTHING,
+    Chars,
+    Concat,
+    Counted,
+    Node,
+    NodeGraph,
+    Ref,
+    Repeat,
+    Union,
+    parse,
+    parts_of,
+)
 
 # -- building trees ------------------------------------------------------------------------------------------------
 
@@ -107,11 +121,11 @@ def _spelled(tree: Node) -> Node:
         return one_of([_spelled(arm) for arm in tree.arms])
     if isinstance(tree, Repeat):
         return repeat(_spelled(tree.body), tree.low, tree.high)
-    if isinstance(tree, Graph):
-        return Graph(tuple((a, _spelled(body), b) for a, body, b in tree.edges), tree.final)
+    if isinstance(tree, NodeGraph):
+        return NodeGraph(tuple((a, _spelled(body), b) for a, body, b in tree.edges), tree.final)
     if isinstance(tree, Counted):
         graph = _spelled(tree.graph)
-        assert isinstance(graph, Graph)
+        assert isinstance(graph, NodeGraph)
         return Counted(graph, tree.low, tree.high)
     raise TypeError(tree)
 
@@ -350,7 +364,7 @@ def lengths(tree: Node) -> tuple[int, int | None]:
     """Return the fewest and the most characters of a tree's texts, or bounds of these; None is without bound."""
     if isinstance(tree, Chars):
         return 1, 1
-    if isinstance(tree, Graph | Ref):
+    if isinstance(tree, NodeGraph | Ref):
         return 0, None
     if isinstance(tree, Counted):
         return tree.low, tree.high

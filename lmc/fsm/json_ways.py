@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from lmc.errors import ConstraintError
-from lmc.fsm.bounds import TooLarge, Work
+from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.json_apart import not_apart
 from lmc.fsm.json_keywords import PLAIN, REFERENCES, Keywords, Notes
 from lmc.fsm.json_negation import negated
-from lmc.fsm.json_shapes import All, Place, Shape, rules_of, unannotated, without_unevaluated, wrong
+from lmc.fsm.json_shapes import All, SchemaPointer, SchemaShape, rules_of, unannotated, without_unevaluated, wrong
 
 MOST_SHAPES = 256
 _MOST_PRODUCT = 5_000  # most combinations visited
@@ -36,8 +36,8 @@ class Ways(Keywords):
 
     def __init__(self, root: Any, wide: bool = False, notes: Notes | None = None) -> None:
         super().__init__(root, wide, notes or Notes())
-        self.work = Work()
-        self._known: dict[tuple[str, ...], tuple[Shape, ...]] = {}
+        self.work = TransitionBudget()
+        self._known: dict[tuple[str, ...], tuple[SchemaShape, ...]] = {}
         self.apart: dict[Hashable, bool] = {}  # disjointness of compared languages
         self._looked = 0  # schemas visited
         self._deciding = False  # deciding which shapes are impossible
@@ -46,12 +46,12 @@ class Ways(Keywords):
     def widely(self) -> Ways:
         return self if self.wide else Ways(self.root, wide=True, notes=Notes())
 
-    def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[Shape, ...]:
+    def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[SchemaShape, ...]:
         """Return the disjuncts in which all of `places` hold."""
         key = tuple(p.pointer for p in places)
         if not refs and key in self._known:
             return self._known[key]
-        found: list[Shape] = [Shape(places[0].pointer if places else "")]
+        found: list[SchemaShape] = [SchemaShape(places[0].pointer if places else "")]
         for i, place in enumerate(places):
             arms = self.of_place(place, refs)
             if len(found) * len(arms) > _MOST_PRODUCT:
@@ -69,17 +69,17 @@ class Ways(Keywords):
             self._known[key] = tuple(found)
         return tuple(found)
 
-    def look(self, place: Place, refs: tuple[str, ...]) -> None:
+    def look(self, place: SchemaPointer, refs: tuple[str, ...]) -> None:
         if place.pointer in refs:
             raise wrong(place.pointer, "refers to itself with nothing between")
         self._looked += 1
         if self._looked > _MOST_LOOKS:
             raise wrong(place.pointer, "is one of too many schemas that combine others, each of them several times; use fewer $ref within anyOf, oneOf and allOf")
 
-    def of_place(self, place: Place, refs: tuple[str, ...]) -> tuple[Shape, ...]:
+    def of_place(self, place: SchemaPointer, refs: tuple[str, ...]) -> tuple[SchemaShape, ...]:
         schema = place.schema
         if schema is True:
-            return (Shape(place.pointer),)
+            return (SchemaShape(place.pointer),)
         if schema is False:
             return ()
         if not isinstance(schema, dict):
@@ -91,12 +91,12 @@ class Ways(Keywords):
             return self.of_place(self.target(place), refs)
         if spoken <= PLAIN:
             return () if (shape := self.plain(place)) is None else (shape,)
-        found: list[Shape] = [shape] if (shape := self.plain(place)) is not None else []
+        found: list[SchemaShape] = [shape] if (shape := self.plain(place)) is not None else []
 
-        def and_(arms: Sequence[Shape]) -> None:
+        def and_(arms: Sequence[SchemaShape]) -> None:
             if len(found) * len(arms) > _MOST_PRODUCT:
                 return self._too_many(place)
-            combined: Sequence[Shape] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+            combined: Sequence[SchemaShape] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
             if len(combined) > _FEW_SHAPES:
                 combined = self.possible(combined)
             if len(combined) > MOST_SHAPES:
@@ -120,29 +120,29 @@ class Ways(Keywords):
                 and_(arms)
             found = [self._evaluated(shape, place) for shape in found]
         if schema.get("nullable") is True:
-            found.append(Shape(place.pointer, types=frozenset(("null",))))
+            found.append(SchemaShape(place.pointer, types=frozenset(("null",))))
         return tuple(found)
 
-    def _together(self, place: Place, found: Sequence[Shape], arms: Sequence[Sequence[Shape]]) -> tuple[int, int] | None:
+    def _together(self, place: SchemaPointer, found: Sequence[SchemaShape], arms: Sequence[Sequence[SchemaShape]]) -> tuple[int, int] | None:
         try:
             return not_apart(self, place, found, arms)
         except TooLarge:
             return 0, 1
 
-    def _evaluated(self, shape: Shape, place: Place) -> Shape:
+    def _evaluated(self, shape: SchemaShape, place: SchemaPointer) -> SchemaShape:
         if place.schema.get("unevaluatedItems", True) is not True and shape.contains and self.references.draft >= 2020:
             self.check_later(f"{place.pointer}/unevaluatedItems", "stands beside contains")
             place = replace(place, schema={k: v for k, v in place.schema.items() if k != "unevaluatedItems"})
         return without_unevaluated(shape, place)
 
-    def _exactly_one(self, place: Place, arms: Sequence[Sequence[Shape]], together: tuple[int, int], refs: tuple[str, ...]) -> Sequence[Sequence[Shape]]:
+    def _exactly_one(self, place: SchemaPointer, arms: Sequence[Sequence[SchemaShape]], together: tuple[int, int], refs: tuple[str, ...]) -> Sequence[Sequence[SchemaShape]]:
         """Return arms of a oneOf that may hold together, each without the others; unchanged, and checked later, where
         that cannot be written."""
         trial = Ways(self.root, notes=Notes(strict=True))
         trial.work = self.work
         try:
             others = [negated(trial, place.at("oneOf", i), refs) for i in range(len(arms))]
-            alone: list[Sequence[Shape]] = []
+            alone: list[Sequence[SchemaShape]] = []
             for i, arm in enumerate(arms):
                 found = list(arm)
                 for j, other in enumerate(others):
@@ -156,7 +156,7 @@ class Ways(Keywords):
             self.check_later(f"{place.pointer}/oneOf", f"has arms, {together[0]} and {together[1]}, that may hold together")
             return arms
 
-    def possible(self, found: Sequence[Shape]) -> Sequence[Shape]:
+    def possible(self, found: Sequence[SchemaShape]) -> Sequence[SchemaShape]:
         """Return the shapes without those that need an impossible property: `kind` cannot be "a" and "b" at once."""
         if self._deciding:  # about a property of a recursive schema
             return found
@@ -166,7 +166,7 @@ class Ways(Keywords):
         finally:
             self._deciding = False
 
-    def conditions(self, place: Place, refs: tuple[str, ...]) -> Iterator[Sequence[Shape]]:
+    def conditions(self, place: SchemaPointer, refs: tuple[str, ...]) -> Iterator[Sequence[SchemaShape]]:
         """Return the conditional keywords: what must hold if something else does or does not; all of them hold."""
         schema = place.schema
         if "not" in schema:
@@ -176,23 +176,23 @@ class Ways(Keywords):
                 s
                 for given, then in ((self.of_place(place.at("if"), refs), "then"), (negated(self, place.at("if"), refs), "else"))
                 for a in given
-                for b in (self.of_place(place.at(then), refs) if then in schema else (Shape(place.pointer),))
+                for b in (self.of_place(place.at(then), refs) if then in schema else (SchemaShape(place.pointer),))
                 if (s := a.with_(b)) is not None
             ]
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name in self.dependent(place, keyword):
-                there, at = Shape(place.pointer, required=(name,)), place.at(keyword, name)
+                there, at = SchemaShape(place.pointer, required=(name,)), place.at(keyword, name)
                 if isinstance(at.schema, list):
-                    more: Sequence[Shape] = [Shape(place.pointer, required=self.names_of(at))]
+                    more: Sequence[SchemaShape] = [SchemaShape(place.pointer, required=self.names_of(at))]
                 else:
                     more = self.of_place(at, refs)
                 with_it = [s for m in more if (s := there.with_(m)) is not None]
-                yield [Shape(place.pointer, absent=frozenset((name,))), *with_it]
+                yield [SchemaShape(place.pointer, absent=frozenset((name,))), *with_it]
 
-    def _too_many(self, place: Place) -> None:
+    def _too_many(self, place: SchemaPointer) -> None:
         self.check_later(place.pointer, f"has more than {MOST_SHAPES} ways through anyOf, oneOf and allOf")
 
-    def dependent(self, place: Place, keyword: str) -> Mapping[str, Any]:
+    def dependent(self, place: SchemaPointer, keyword: str) -> Mapping[str, Any]:
         found = place.schema.get(keyword, {})
         if not isinstance(found, dict):
             raise wrong(f"{place.pointer}/{keyword}", "must be an object")

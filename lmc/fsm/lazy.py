@@ -42,7 +42,7 @@ _Ranges = list[tuple[int, int, int]]  # (first byte, last byte, target), ascendi
 _Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the states its leaves lead to
 
 
-class Loop(NamedTuple):
+class SelfLoop(NamedTuple):
     """The state in which most texts stay: `again` are the characters that loop on `state`."""
 
     state: int
@@ -229,7 +229,7 @@ class LazyDFA:
             self._terms.pay(len(content))
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
 
-    def loop(self, state: int) -> Loop | None:
+    def loop(self, state: int) -> SelfLoop | None:
         """Return the loop in which most texts from `state` continue, if one state absorbs most characters: within a
         string, say."""
         often: Counter[int] = Counter()
@@ -239,7 +239,7 @@ class LazyDFA:
         to = max(often, key=often.__getitem__, default=DEAD)
         if often[to] < _WIDE or sum([last - first + 1 for first, last, again in self._ranges(to) if again == to]) < _WIDE:
             return None
-        return Loop(to, self._leading(to, to)) if state in self._patterns else None
+        return SelfLoop(to, self._leading(to, to)) if state in self._patterns else None
 
     def turns(self, state: int) -> Turns | None:
         """Return the repeat whose turn begins at a state, if that is all of the state and the repeat is bounded."""

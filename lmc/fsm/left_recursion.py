@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from lmc.fsm.counted import unrolled
 from lmc.fsm.json_text import one_of, repeat, seq
-from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 
 def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
@@ -106,7 +106,7 @@ class _Splitter:
                 return found
         return replace(found, empty=True)
 
-    def _of_graph(self, graph: Graph) -> _Parts:
+    def _of_graph(self, graph: NodeGraph) -> _Parts:
         """Return the parts of all edges that can be the first to read something."""
         found = _NONE
         seen, todo = {0}, [0]
@@ -122,21 +122,21 @@ class _Splitter:
         return replace(found, empty=not seen.isdisjoint(graph.final))
 
 
-def _from(graph: Graph, state: int) -> Graph:
+def _from(graph: NodeGraph, state: int) -> NodeGraph:
     """Return the graph as read from one of its states on."""
     swap = {0: state, state: 0}
-    return Graph(
+    return NodeGraph(
         tuple((swap.get(a, a), body, swap.get(b, b)) for a, body, b in graph.edges),
         frozenset(swap.get(s, s) for s in graph.final),
     )
 
 
-def _trimmed(edges: list[tuple[int, Node, int]], final: int) -> Graph:
+def _trimmed(edges: list[tuple[int, Node, int]], final: int) -> NodeGraph:
     """Return the paths from 0 to one state."""
     alive = {final}
     while more := {a for a, _, b in edges if b in alive} - alive:
         alive |= more
-    return Graph(tuple(edge for edge in edges if edge[0] in alive and edge[2] in alive), frozenset((final,)))
+    return NodeGraph(tuple(edge for edge in edges if edge[0] in alive and edge[2] in alive), frozenset((final,)))
 
 
 def _nullable(rules: Mapping[str, Node]) -> frozenset[str]:
@@ -178,7 +178,7 @@ class _Look:
             return tree.low == 0 and 0 in tree.graph.final
         return not self._reached(tree).isdisjoint(tree.final)
 
-    def _reached(self, graph: Graph) -> set[int]:
+    def _reached(self, graph: NodeGraph) -> set[int]:
         """Return states of a graph reached before anything is read."""
         free: dict[int, list[int]] = {}
         for source, body, to in graph.edges:
@@ -200,7 +200,7 @@ class _Look:
 
     def _first(self, tree: Node) -> list[Node]:
         """Return the parts that a text may begin with."""
-        if isinstance(tree, Graph):
+        if isinstance(tree, NodeGraph):
             reached = self._reached(tree)
             return [body for source, body, _ in tree.edges if source in reached]
         if not isinstance(tree, Concat):

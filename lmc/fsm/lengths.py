@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
-from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union
+from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union
 
 _Places = Mapping[tuple[str, "At | None"], int]
 
 
-class Lengths:
+class ShortestLengths:
     """Bytes of the shortest text of each node at its position. Nodes are identified by their ids, so they are kept
     alive.
 
@@ -42,7 +42,7 @@ class Lengths:
             return node.low * self.of(node.body, at) if node.low else 0
         if isinstance(node, Union):
             return min((self.of(arm, at) for arm in node.arms), default=NEVER)
-        if isinstance(node, Graph):
+        if isinstance(node, NodeGraph):
             return self.to_the_end(node, at).get(0, NEVER)
         if isinstance(node, Counted):
             return Counts(node.graph, node.low, node.high).least_bytes(lambda body: self.of(body, at), 0, node.low, node.high)
@@ -60,7 +60,7 @@ class Lengths:
             self._sums[id(node), at] = found
         return found
 
-    def to_the_end(self, graph: Graph, at: At | None) -> Mapping[int, int]:
+    def to_the_end(self, graph: NodeGraph, at: At | None) -> Mapping[int, int]:
         """Return the length for each state of a graph that leads to an end."""
         found = self._ends.get((id(graph), at))
         if found is None:
@@ -82,7 +82,7 @@ class Lengths:
         changed = True
         while changed:
             changed = False
-            trial = Lengths(self._rules, self._recursive, self._styles)  # its results for other rules hold for this turn only
+            trial = ShortestLengths(self._rules, self._recursive, self._styles)  # its results for other rules hold for this turn only
             trial._of_rules.update(self._of_rules)
             trial._of_rules.update(found)
             for rule, place in places:
@@ -97,7 +97,7 @@ def bytes_of(node: Chars) -> int:
     return 1 + (first >= 0x80) + (first >= 0x800) + (first >= 0x10000) if first < NEVER else NEVER
 
 
-def _to_the_end(graph: Graph, lengths: list[int]) -> Mapping[int, int]:
+def _to_the_end(graph: NodeGraph, lengths: list[int]) -> Mapping[int, int]:
     far = dict.fromkeys(graph.final, 0)
     changed = True
     while changed:

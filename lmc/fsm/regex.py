@@ -56,7 +56,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class NodeGraph:
     """Paths from state 0 to a state of `final`, reading each edge's node: a form without regex syntax.
 
     edges   (from, node read, to)
@@ -71,7 +71,7 @@ class Graph:
 class Counted:
     """The texts of the ways through a graph that have `low` to `high` edges; `high` None is without bound (counted.py)."""
 
-    graph: Graph
+    graph: NodeGraph
     low: int
     high: int | None
 
@@ -83,7 +83,7 @@ class Ref:
     rule: str
 
 
-Node = Chars | Concat | Union | Repeat | Graph | Counted | Ref
+Node = Chars | Concat | Union | Repeat | NodeGraph | Counted | Ref
 EMPTY = Concat(())
 NOTHING = Union(())  # no text at all
 ANY = Chars(((0, charset.SURROGATES[0] - 1), (charset.SURROGATES[1] + 1, charset.MAX_CHAR)))
@@ -95,7 +95,7 @@ def parts_of(tree: Node) -> tuple[Node, ...]:
         return ()
     return (
         (tree.body,) if isinstance(tree, Repeat)
-        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, Graph)
+        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, NodeGraph)
         else tree.parts if isinstance(tree, Concat)
         else (tree.graph,) if isinstance(tree, Counted)
         else tree.arms

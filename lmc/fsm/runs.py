@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lmc.fsm.charset import MAX_CHAR, Ranges
-from lmc.fsm.trie import Trie
+from lmc.fsm.trie import ByteTrie
 
 
 class Tail:
@@ -44,7 +44,7 @@ class Texts:
     """
 
     tokens: Sequence[bytes]
-    trie: Trie
+    trie: ByteTrie
     ids: np.ndarray
     ends: np.ndarray
     node_of: np.ndarray
@@ -124,7 +124,7 @@ class Spelling:
     chars: np.ndarray
 
     @staticmethod
-    def of(trie: Trie) -> Spelling:
+    def of(trie: ByteTrie) -> Spelling:
         nodes = len(trie.byte)
         found, begins, chars = Begun.none(nodes), np.arange(nodes), np.zeros(nodes, np.int64)
         at = 1
@@ -214,7 +214,7 @@ class Long(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ClassRun:
     """Texts of a class of characters below a node of a vocabulary's trie.
 
     firsts  bool [256]: bytes that begin characters of the class and, in tokens below the node, no others. The other
@@ -239,7 +239,7 @@ class Run:
     _tails: dict[tuple[int, int | None], Tail] = field(default_factory=dict[tuple[int, "int | None"], Tail])
 
     @staticmethod
-    def of(ranges: Ranges, texts: Texts, node: int = 0) -> Run:
+    def of(ranges: Ranges, texts: Texts, node: int = 0) -> ClassRun:
         """`long` is of runs from the root only."""
         trie, spelling = texts.trie, texts.spelling
         least, most = _members(ranges, spelling.first, spelling.last)  # of the class that each symbol may be
@@ -262,7 +262,7 @@ class Run:
         chars, before = texts.counts, spelling.chars[exits] - 1
         if node:
             chars, before = chars - np.uint8(spelling.chars[node]), before - spelling.chars[node]
-        return Run(ranges, texts, firsts, flags, chars, begun, leaving, Long.of(ranges, texts, firsts) if not node else Long(), exits, before)
+        return ClassRun(ranges, texts, firsts, flags, chars, begun, leaving, Long.of(ranges, texts, firsts) if not node else Long(), exits, before)
 
     @property
     def nbytes(self) -> int:
@@ -287,7 +287,7 @@ class Run:
         return np.flatnonzero(np.bincount(self._before[self.texts.trie.byte[self._exits] == byte])).tolist()
 
 
-def _within(trie: Trie, spelling: Spelling, upper: int, member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _within(trie: ByteTrie, spelling: Spelling, upper: int, member: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """bool [nodes], of those below `upper`: all of the text behind it is in the class, its last character as far as it goes; and the
     highest nodes of which that is not so.
 

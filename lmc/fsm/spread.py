@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmc.fsm.bounds import TooLarge
-from lmc.fsm.bytedfa import FAR, NO_WAYS, ByteDFA, Rows
+from lmc.fsm.bytedfa import FAR, NO_WAYS, ByteDFA, RowTable
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.minimise import Table
 
@@ -42,7 +42,7 @@ def spread(table: Table, final: Sequence[bool], segments: Sequence[tuple[int, in
     numbers = _Numbers(states)
     rows, ends = array("i", bytes(4 * numbers.total)), bytearray(numbers.total)
     known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    shared = Rows()
+    shared = RowTable()
     for here, state in zip(numbers.start, states):
         ends[here] = final[state.old]
         leads = tuple([numbers.start[t] - here for t in state.targets])

@@ -25,7 +25,7 @@ import numpy as np
 
 from lmc.config import cache_dir
 from lmc.fsm.arrays import ArrayDFA
-from lmc.fsm.tokens import Tables
+from lmc.fsm.tokens import AutomatonTables
 from lmc.fsm.vocabulary import Vocabulary
 
 log = logging.getLogger("lmc.fsm")
@@ -54,7 +54,7 @@ class Store:
     folder: Path
     limit: int = LIMIT
 
-    def load(self, source: str, vocabulary: Vocabulary) -> Tables | None:
+    def load(self, source: str, vocabulary: Vocabulary) -> AutomatonTables | None:
         """Return the tables of a source over a vocabulary, or None when they are missing or damaged."""
         from safetensors import SafetensorError
 
@@ -69,7 +69,7 @@ class Store:
             return None
         return tables
 
-    def save(self, source: str, vocabulary: Vocabulary, tables: Tables) -> None:
+    def save(self, source: str, vocabulary: Vocabulary, tables: AutomatonTables) -> None:
         """Store tables; one log line if that is not possible."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
@@ -127,7 +127,7 @@ def code_digest() -> str:
 # -- tables as arrays ------------------------------------------------------------------------------------------------
 
 
-def _packed(tables: Tables) -> dict[str, np.ndarray]:
+def _packed(tables: AutomatonTables) -> dict[str, np.ndarray]:
     dfa = tables.dfa
     windows = np.array(sorted(tables.rows), np.int64)
     arrays = {
@@ -141,7 +141,7 @@ def _packed(tables: Tables) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # safetensors writes raw memory
 
 
-def _read(path: Path, source: str) -> Tables:
+def _read(path: Path, source: str) -> AutomatonTables:
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -152,7 +152,7 @@ def _read(path: Path, source: str) -> Tables:
     if meta["checksum"] != _checksum(source, arrays):
         raise ValueError("its checksum does not fit its content")
     dfa = ArrayDFA(arrays["deltas"], arrays["rows"], arrays["final"].astype(bool), arrays["window"].astype(np.int64))
-    return Tables(dfa, dict(zip(arrays["windows"].tolist(), arrays["masks"])))
+    return AutomatonTables(dfa, dict(zip(arrays["windows"].tolist(), arrays["masks"])))
 
 
 def _checksum(source: str, arrays: Mapping[str, np.ndarray]) -> str:

@@ -19,7 +19,7 @@ from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_text import ANY_TEXT, one_of, repeat, seq, text
-from lmc.fsm.regex import ANY, EMPTY, MAX_REPEAT, Chars, Concat, Graph, Node, Ref, Repeat, Union, parse
+from lmc.fsm.regex import ANY, EMPTY, MAX_REPEAT, Chars, Concat, Node, NodeGraph, Ref, Repeat, Union, parse
 
 _FIELDS: Mapping[str, frozenset[str]] = {
     kind: frozenset(fields.split())
@@ -255,7 +255,7 @@ def free_text(excluded: Sequence[str], opened: Mapping[str, Node] | None = None,
             else:
                 longest = next(read[i:] for i in range(len(read) + 1) if read[i:] in numbers)
                 edges.append((number, text(c), numbers[longest]))
-    return Graph(tuple(edges), frozenset(range(end + once)))
+    return NodeGraph(tuple(edges), frozenset(range(end + once)))
 
 
 def _renamed(node: Node, prefix: str) -> Node:
@@ -268,8 +268,8 @@ def _renamed(node: Node, prefix: str) -> Node:
         return Union(tuple([_renamed(arm, prefix) for arm in node.arms]))
     if isinstance(node, Repeat):
         return Repeat(_renamed(node.body, prefix), node.low, node.high)
-    if isinstance(node, Graph):
-        return Graph(tuple([(a, _renamed(body, prefix), b) for a, body, b in node.edges]), node.final)
+    if isinstance(node, NodeGraph):
+        return NodeGraph(tuple([(a, _renamed(body, prefix), b) for a, body, b in node.edges]), node.final)
     return node
 
 

@@ -19,8 +19,8 @@ from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
-from lmc.fsm.lengths import Lengths, bytes_of
-from lmc.fsm.regex import Chars, Concat, Counted, Graph, Node, Ref, Repeat, Union, parts_of
+from lmc.fsm.lengths import ShortestLengths, bytes_of
+from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
@@ -28,7 +28,7 @@ _FREE = 4  # frames that looking at a form pays for, too
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
 
-class Frame:
+class TermFrame:
     """The rest of a tree: the characters that may come first, each with the frames after it.
 
     forms      (classes, remaining frames of this one), for each possible beginning
@@ -44,7 +44,7 @@ class Frame:
     def __init__(self, node: Any, family: object, low: int, high: int | None, at: At | None = None) -> None:
         self.node, self.low, self.high, self.at = node, low, high, at
         self.family: object = self if family is None else family
-        self.forms: tuple[tuple[Classes, tuple[Frame, ...]], ...] | None = None
+        self.forms: tuple[tuple[Classes, tuple[TermFrame, ...]], ...] | None = None
         self.nullable: bool | None = None
         self.surely: int | None = None
 
@@ -58,7 +58,7 @@ class Term:
 
     __slots__ = ("above", "capped", "final", "forms", "frame", "kind", "least", "mark", "rest")
 
-    def __init__(self, frame: Frame | None, rest: Term | None) -> None:
+    def __init__(self, frame: TermFrame | None, rest: Term | None) -> None:
         self.frame, self.rest = frame, rest
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
         self.final: bool | None = None
@@ -75,9 +75,9 @@ class Terms:
 
     def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], members: Mapping[Chars, Classes], styles: Styles) -> None:
         self._rules, self._recursive, self._members, self._styles = rules, recursive, members, styles
-        self._lengths = Lengths(rules, recursive, styles)
-        self._frames: dict[object, Frame] = {}
-        self._of_nodes: dict[tuple[int, At | None], Frame] = {}  # by id
+        self._lengths = ShortestLengths(rules, recursive, styles)
+        self._frames: dict[object, TermFrame] = {}
+        self._of_nodes: dict[tuple[int, At | None], TermFrame] = {}  # by id
         self._canon: dict[int, Node] = {}  # by id of a node, the representative of equal ones
         self._unique: dict[object, Node] = {}
         self._alive: list[Node] = []  # nodes identified by their ids
@@ -86,10 +86,10 @@ class Terms:
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
         self._literals: dict[int, str] = {}
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
-        self._terms: dict[tuple[Frame, Term], Term] = {}
+        self._terms: dict[tuple[TermFrame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
         self.end = Term(None, None)
-        self._return = Frame(None, None, 0, 0)
+        self._return = TermFrame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
         self.spent = 0  # forms visited
         self.limit: int | None = None  # of `spent`
@@ -108,13 +108,13 @@ class Terms:
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
-    def frame(self, node: Node, at: At | None = None) -> Frame:
+    def frame(self, node: Node, at: At | None = None) -> TermFrame:
         found = self._of_nodes.get((id(node), at))
         if found is None:
             found = self._of_nodes[id(node), at] = self._find_frame(node, at)
         return found
 
-    def _find_frame(self, node: Node, at: At | None) -> Frame:
+    def _find_frame(self, node: Node, at: At | None) -> TermFrame:
         node = self._canonical(node)
         if not (isinstance(node, Ref) and is_mark(node)):
             at = self._styles.inside(node, at)
@@ -135,12 +135,12 @@ class Terms:
                 case Repeat(body, low, high):
                     body = self._canonical(body)
                     node, key = Repeat(body, low, high), (id(body), low, high)
-                case Graph(edges, final):
+                case NodeGraph(edges, final):
                     edges = tuple([(a, self._canonical(body), b) for a, body, b in edges])
-                    node, key = Graph(edges, final), (tuple([(a, id(body), b) for a, body, b in edges]), final)
+                    node, key = NodeGraph(edges, final), (tuple([(a, id(body), b) for a, body, b in edges]), final)
                 case Counted(graph, low, high):
                     found_graph = self._canonical(graph)
-                    assert isinstance(found_graph, Graph)
+                    assert isinstance(found_graph, NodeGraph)
                     node, key = Counted(found_graph, low, high), (Counted, id(found_graph), low, high)
                 case _:
                     parts = tuple([self._canonical(part) for part in parts_of(node)])
@@ -150,21 +150,21 @@ class Terms:
             self._canon[id(given)] = self._canon[id(found)] = found
         return found
 
-    def _frame(self, key: object, node: Any, at: At | None) -> Frame:
+    def _frame(self, key: object, node: Any, at: At | None) -> TermFrame:
         found = self._frames.get(key)
         if found is None:
-            found = self._frames[key] = Frame(node, None, 0, 0, at)
+            found = self._frames[key] = TermFrame(node, None, 0, 0, at)
         return found
 
-    def _repeat(self, body: Node, low: int, high: int | None, at: At | None) -> Frame:
+    def _repeat(self, body: Node, low: int, high: int | None, at: At | None) -> TermFrame:
         key = ("r", id(body), low, high, at)
         found = self._frames.get(key)
         if found is None:
             family = self._frame(("b", id(body), at), body, at)
-            found = self._frames[key] = Frame(body, family, low, high, at)
+            found = self._frames[key] = TermFrame(body, family, low, high, at)
         return found
 
-    def _tail(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> Frame:
+    def _tail(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> TermFrame:
         """Return the parts of a sequence from an index on; `at`: the position of the sequence."""
         if index == len(parts) - 1:
             return self.frame(*parts[index])
@@ -172,19 +172,19 @@ class Terms:
             return self.frame(node, at)
         return self._frames.get((id(node), index, at)) or self._frame((id(node), index, at), _Tail(node, index), at)
 
-    def _forms(self, frame: Frame) -> tuple[tuple[Classes, tuple[Frame, ...]], ...]:
+    def _forms(self, frame: TermFrame) -> tuple[tuple[Classes, tuple[TermFrame, ...]], ...]:
         if frame.forms is None:
             found, frame.nullable = self._begin(frame)
             frame.forms = tuple(dict.fromkeys(found))
             self.pay(len(found))
         return frame.forms
 
-    def _is_nullable(self, frame: Frame) -> bool:
+    def _is_nullable(self, frame: TermFrame) -> bool:
         if frame.nullable is None:
             frame.nullable = self._find_nullable(frame)
         return frame.nullable
 
-    def _find_nullable(self, frame: Frame) -> bool:
+    def _find_nullable(self, frame: TermFrame) -> bool:
         node, at = frame.node, frame.at
         if isinstance(node, _Tail):
             return self._are_nullable(self._styles.parts(node.node, at), node.index)
@@ -200,7 +200,7 @@ class Terms:
             return any(self._may_be_empty(arm, at) for arm in node.arms)
         if isinstance(node, Ref):
             return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
-        assert isinstance(node, _At | Graph)
+        assert isinstance(node, _At | NodeGraph)
         start = node if isinstance(node, _At) else _start_of(node)
         if start.counts is not None:
             return start.low == 0 and start.state in start.graph.final
@@ -221,7 +221,7 @@ class Terms:
     def _may_be_empty(self, node: Node, at: At | None) -> bool:
         return type(node) is not Chars and self._is_nullable(self.frame(node, at))
 
-    def _begin(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+    def _begin(self, frame: TermFrame) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         node = frame.node
         if frame.family is not frame:
             return self._begin_repeat(frame)
@@ -245,13 +245,13 @@ class Terms:
             forms = self._forms(body)
             marks = (self._return,) if node.rule in self._recursive else ()
             return [(classes, frames + marks) for classes, frames in forms], self._is_nullable(body)
-        assert isinstance(node, _At | Graph)
+        assert isinstance(node, _At | NodeGraph)
         if isinstance(node, _At) and node.counts is not None:
             return self._begin_counted(node, node.counts, frame.at)
         return self._begin_graph(node if isinstance(node, _At) else _start_of(node), frame.at)
 
-    def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
-        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+    def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
+        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
         parts = self._styles.parts(node, at)
         for i in range(index, len(parts)):
             behind = self._behind(node, i + 1, at, parts)
@@ -264,13 +264,13 @@ class Terms:
                 return found, False
         return found, True
 
-    def _behind(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> tuple[Frame, ...]:
+    def _behind(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> tuple[TermFrame, ...]:
         """Return `_tail` as frames: a repeat has its own, so that its first turn is like the others."""
         if index == len(parts):
             return ()
         if not isinstance(parts[index][0], Repeat):
             return (self._tail(node, index, at, parts),)
-        found: list[Frame] = []
+        found: list[TermFrame] = []
         while index < len(parts) and isinstance(parts[index][0], Repeat):
             found.append(self.frame(*parts[index]))
             index += 1
@@ -278,23 +278,23 @@ class Terms:
             found.append(self._tail(node, index, at, parts))
         return tuple(found)
 
-    def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[Frame, ...]]]:
+    def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[TermFrame, ...]]]:
         by_first: dict[Node, list[Concat]] = {}
         for word in node.words:
             if len(word.parts) > node.index:
                 by_first.setdefault(word.parts[node.index], []).append(word)
-        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
         for first, words in by_first.items():
             assert isinstance(first, Chars)
             found.append((self._members[first], self._words(words, node.index + 1)))
         return found
 
-    def _words(self, words: list[Concat], index: int) -> tuple[Frame, ...]:
+    def _words(self, words: list[Concat], index: int) -> tuple[TermFrame, ...]:
         if len(words) == 1:
             return (self._tail(words[0], index, None, self._styles.parts(words[0], None)),) if len(words[0].parts) > index else ()
         return (self._frame((index, *map(id, words)), _Words(words, index), None),)
 
-    def _begin_repeat(self, frame: Frame) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+    def _begin_repeat(self, frame: TermFrame) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         body = self.frame(frame.node, frame.at)
         forms = self._forms(body)
         low = 0 if self._is_nullable(body) else frame.low  # an empty turn is none
@@ -302,8 +302,8 @@ class Terms:
         behind = () if high == 0 else (self._repeat(frame.node, max(low - 1, 0), high, frame.at),)
         return [(classes, frames + behind) for classes, frames in forms], low == 0
 
-    def _begin_graph(self, at: _At, place: At | None) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
-        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+    def _begin_graph(self, at: _At, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
+        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
         seen, todo = {at.state}, [at.state]
         for state in todo:
             for body, to in at.edges.get(state, ()):
@@ -315,9 +315,9 @@ class Terms:
                     todo.append(to)
         return found, not seen.isdisjoint(at.graph.final)
 
-    def _begin_counted(self, at: _At, counts: Counts, place: At | None) -> tuple[list[tuple[Classes, tuple[Frame, ...]]], bool]:
+    def _begin_counted(self, at: _At, counts: Counts, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         """No edge is empty."""
-        found: list[tuple[Classes, tuple[Frame, ...]]] = []
+        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
         low, high = max(at.low - 1, 0), None if at.high is None else at.high - 1
         for body, to in at.edges.get(at.state, ()) if at.high != 0 else ():
             if counts.lead_to_an_end(to, low, high):
@@ -325,13 +325,13 @@ class Terms:
                 found += [(classes, frames + behind) for classes, frames in self._forms(self.frame(body, place))]
         return found, at.low == 0 and at.state in at.graph.final
 
-    def _counted(self, graph: Graph, counts: Counts, state: int, low: int, high: int | None, place: At | None) -> Frame:
+    def _counted(self, graph: NodeGraph, counts: Counts, state: int, low: int, high: int | None, place: At | None) -> TermFrame:
         key = "c", id(counts), state, low, high, place
         return self._frames.get(key) or self._frame(key, _At(graph, counts.edges, state, counts, low, high), place)
 
     # -- terms -----------------------------------------------------------------------------------------------------
 
-    def push(self, frame: Frame, rest: Term) -> Term:
+    def push(self, frame: TermFrame, rest: Term) -> Term:
         top = rest.frame
         if frame is self._return and (top is None or top is frame):
             return rest  # after the last return there is nothing to return to
@@ -418,7 +418,7 @@ class Terms:
         """Return a term that allows the same texts of up to `length` bytes, and has few counters and frames."""
         far = length + 1  # turns and bytes beyond the reach of such a text
         if far not in term.capped:
-            kept: list[Frame] = []
+            kept: list[TermFrame] = []
             at, solid = term, 0
             while at.frame is not None and solid < far:
                 assert at.rest is not None
@@ -432,7 +432,7 @@ class Terms:
             term.capped[far] = found
         return term.capped[far]
 
-    def _surely(self, frame: Frame) -> int:
+    def _surely(self, frame: TermFrame) -> int:
         """Return a lower bound on the bytes of a frame's texts: visits few parts of its tree."""
         if frame.surely is None:
             node = frame.node
@@ -521,7 +521,7 @@ class Terms:
             self._alive.append(node)
         return found
 
-    def _passed(self, graph: Graph) -> frozenset[int]:
+    def _passed(self, graph: NodeGraph) -> frozenset[int]:
         """Return the states of a graph that may be the end of a text without reading anything more."""
         found = self._ends.get(id(graph))
         if found is None:
@@ -539,7 +539,7 @@ class Terms:
             self._alive.append(graph)
         return found
 
-    def _near(self, frame: Frame, far: int) -> Frame:
+    def _near(self, frame: TermFrame, far: int) -> TermFrame:
         """Drop a count that is not reached."""
         counted: Any = frame.node
         if isinstance(counted, _At) and counted.counts is not None:
@@ -549,7 +549,7 @@ class Terms:
         high = None if frame.high is None or frame.high >= far else frame.high
         return self._repeat(frame.node, min(frame.low, far), high, frame.at)
 
-    def _near_count(self, frame: Frame, at: _At, counts: Counts, far: int) -> Frame:
+    def _near_count(self, frame: TermFrame, at: _At, counts: Counts, far: int) -> TermFrame:
         """From where so many edges are left that every way of up to `far` still leads to an end, how many are is all the same: of a way
         that is longer than there are states, parts that come back to where they began can be left out or taken again."""
         if at.high is not None and at.high < max(at.low, far) + counts.states:
@@ -565,7 +565,7 @@ class Terms:
     def above(self, term: Term) -> Term:
         """Return the part of a term above its mark."""
         if term.above is None:
-            kept: list[Frame] = []
+            kept: list[TermFrame] = []
             at = term
             while at is not term.mark:
                 assert at.frame is not None and at.rest is not None
@@ -613,7 +613,7 @@ class Terms:
         return [by_spans.get(s) or self._with_spans(terms[0], s) for s in spans]
 
     def _with_spans(self, like: Term, spans: Sequence[tuple[int, int | None] | None]) -> Term:
-        frames: list[Frame] = []
+        frames: list[TermFrame] = []
         at = like
         while at.frame is not None:
             assert at.rest is not None
@@ -639,7 +639,7 @@ class Terms:
             found = one.least = found + self._least(one.frame)
         return found
 
-    def _least(self, frame: Frame) -> int:
+    def _least(self, frame: TermFrame) -> int:
         node, at = frame.node, frame.at
         if frame is self._return:
             return 0
@@ -686,12 +686,12 @@ class _At:
     __slots__ = ("counts", "edges", "graph", "high", "low", "state")
 
     def __init__(
-        self, graph: Graph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int, counts: Counts | None = None, low: int = 0, high: int | None = None
+        self, graph: NodeGraph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int, counts: Counts | None = None, low: int = 0, high: int | None = None
     ) -> None:
         self.graph, self.edges, self.state, self.counts, self.low, self.high = graph, edges, state, counts, low, high
 
 
-def _start_of(graph: Graph) -> _At:
+def _start_of(graph: NodeGraph) -> _At:
     edges: dict[int, list[tuple[Node, int]]] = {}
     for source, body, to in graph.edges:
         edges.setdefault(source, []).append((body, to))

@@ -24,7 +24,7 @@ from lmc.fsm.vocabulary import Vocabulary, along
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class AutomatonTables:
     """A token automaton as plain arrays, for the disk and for a device.
 
     dfa     over bytes; a device walks `dfa.deltas` over the bytes of the sampled token (`Vocabulary.spelled`)
@@ -41,7 +41,7 @@ FEW_REFUSED = 8192  # refused tokens up to which closing them one by one is fast
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class TokenRow:
     """The tokens that are allowed next. Read-only and shared: states with equal rows have the same one.
 
     bits      uint32 [words]: token i is bit i % 32 of word i // 32
@@ -54,7 +54,7 @@ class Row:
     refused: np.ndarray | None = None
 
     @staticmethod
-    def of(bits: np.ndarray, size: int) -> Row:
+    def of(bits: np.ndarray, size: int) -> TokenRow:
         """Build a row. size: of the vocabulary; bits beyond it are 0."""
         flags = np.unpackbits(bits.view(np.uint8), bitorder="little").view(bool)[:size]
         count = int(np.count_nonzero(flags))
@@ -63,7 +63,7 @@ class Row:
         for array in (bits, few, refused):
             if array is not None:
                 array.flags.writeable = False
-        return Row(bits, few, refused)
+        return TokenRow(bits, few, refused)
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +85,7 @@ class TokenAutomaton:
         self._begin(LazyArrays(machine) if lazy else _spellable(ArrayDFA.of(machine), vocabulary), {}, vocabulary)
 
     @classmethod
-    def restored(cls, tables: Tables, vocabulary: Vocabulary) -> TokenAutomaton:
+    def restored(cls, tables: AutomatonTables, vocabulary: Vocabulary) -> TokenAutomaton:
         """Restore from the tables of an automaton over the same vocabulary."""
         made = cls.__new__(cls)
         made._begin(tables.dfa, tables.rows, vocabulary)
@@ -94,11 +94,11 @@ class TokenAutomaton:
     def _begin(self, dfa: Arrays, rows: Mapping[int, np.ndarray], vocabulary: Vocabulary) -> None:
         self.dfa, self.vocabulary = dfa, vocabulary
         self._lock = threading.Lock()
-        self.known: dict[int, Row] = {}
+        self.known: dict[int, TokenRow] = {}
         self._short: dict[int, np.ndarray] = dict(rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(rows)
         self._rules: dict[int, _InRule] = {}  # by window of the state of a rule by itself
-        self._rows: dict[tuple[int, tuple[int, ...]], Row] = {}  # by window and other ids: all tokens
+        self._rows: dict[tuple[int, tuple[int, ...]], TokenRow] = {}  # by window and other ids: all tokens
         self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` being built by a thread
 
     def next(self, state: int, token: int) -> int:
@@ -117,7 +117,7 @@ class TokenAutomaton:
         """Return whether the text so far is in the language, and nothing may follow."""
         return self.dfa.is_done(state)
 
-    def row(self, state: int) -> Row:
+    def row(self, state: int) -> TokenRow:
         """Return the allowed tokens, EOS where the text may end. Raises ConstraintError if no token of the vocabulary
         is allowed here."""
         row = self.known.get(state)
@@ -146,12 +146,12 @@ class TokenAutomaton:
             row[list(self.vocabulary.eos)] = state
         return row
 
-    def tables(self) -> Tables | None:
+    def tables(self) -> AutomatonTables | None:
         """Return the current tables; None for an automaton built on demand."""
         if isinstance(self.dfa, LazyArrays):
             return None
         with self._lock:
-            return Tables(self.dfa, dict(self._short))
+            return AutomatonTables(self.dfa, dict(self._short))
 
     @property
     def rows_built(self) -> int:
@@ -199,7 +199,7 @@ class TokenAutomaton:
             found = self._rules[state] = _InRule(walked.flags, ends, tails)
         return found
 
-    def _made(self, state: int, walk: Callable[[], np.ndarray]) -> Row:
+    def _made(self, state: int, walk: Callable[[], np.ndarray]) -> TokenRow:
         """Build the row of a state that has none yet; `walk` computes the legal tokens of up to LONG bytes if its
         window has no row. No lock is held meanwhile: a thread that needs another row does not wait for this one."""
         self.dfa.begin()
@@ -217,7 +217,7 @@ class TokenAutomaton:
                     f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may "
                     f"follow here; allow other characters"
                 )
-            made = Row.of(bits, vocabulary.size)
+            made = TokenRow.of(bits, vocabulary.size)
         with self._lock:
             made = self._rows.setdefault((window, others), made)  # states with equal rows have the same one
             return self.known.setdefault(state, made)

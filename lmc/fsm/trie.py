@@ -19,7 +19,7 @@ _ONE_BY_ONE, _MOST_ONE_BY_ONE = 48, 400  # nodes at or below which they are visi
 
 
 @dataclass(frozen=True, eq=False)
-class Trie:
+class ByteTrie:
     """byte, parent   of each node, 0 for the root
     level_ends     of each level, the number of nodes up to it
     begin          of each node, the first text that begins with its text
@@ -31,7 +31,7 @@ class Trie:
     begin: np.ndarray
 
     @staticmethod
-    def of(texts: Sequence[bytes]) -> tuple[Trie, np.ndarray]:
+    def of(texts: Sequence[bytes]) -> tuple[ByteTrie, np.ndarray]:
         """Build from ascending nonempty texts; return the node of each, too."""
         lengths = np.array([len(text) for text in texts], np.int64)
         depth = int(lengths.max(initial=0))
@@ -52,7 +52,7 @@ class Trie:
             at = np.cumsum(new) - 1 + ends[-1]
             node_of[reach] = at[reach]
             ends.append(ends[-1] + int(new.sum()))
-        return Trie(np.concatenate(byte), np.concatenate(parent), tuple(ends), np.concatenate(begin)), node_of
+        return ByteTrie(np.concatenate(byte), np.concatenate(parent), tuple(ends), np.concatenate(begin)), node_of
 
     @property
     def nbytes(self) -> int:

@@ -15,9 +15,9 @@ from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
 from lmc.fsm.json_text import RAW_CHARS
-from lmc.fsm.lazy import Loop, Turns
-from lmc.fsm.runs import Run, Tail, Texts
-from lmc.fsm.trie import Trie
+from lmc.fsm.lazy import SelfLoop, Turns
+from lmc.fsm.runs import ClassRun, Tail, Texts
+from lmc.fsm.trie import ByteTrie
 
 _MOST_RUNS = 64  # most cached runs
 _MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visiting whole levels is faster
@@ -59,8 +59,8 @@ class Vocabulary:
         self._long_heads = frozenset(self.tokens[i][:n] for i in self.long_ids for n in range(len(self.tokens[i])))
         ids = sorted((i for i in usable if len(self.tokens[i]) <= LONG), key=self.tokens.__getitem__)
         self._ids = np.array(ids, np.int64)
-        self.trie, self._node_of_id = Trie.of([self.tokens[i] for i in ids])
-        self._runs: dict[tuple[Ranges, int], Run] = {}
+        self.trie, self._node_of_id = ByteTrie.of([self.tokens[i] for i in ids])
+        self._runs: dict[tuple[Ranges, int], ClassRun] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
 
     def prepare(self) -> Vocabulary:
@@ -155,7 +155,7 @@ class Vocabulary:
         bytes_, children = trie.bytes, trie.children
         legal: list[tuple[int, int]] = []
         below: list[tuple[int, int]] = []
-        runs: list[Running] = []
+        runs: list[RunInLoop] = []
         todo = [(0, state)]
         while todo:
             node, at = todo.pop()
@@ -196,7 +196,7 @@ class Vocabulary:
             todo += found
         return _walked(self, dfa, legal, below, runs)
 
-    def _run_at(self, dfa: Arrays, node: int, state: int) -> tuple[Running, list[_At], list[_At]] | None:
+    def _run_at(self, dfa: Arrays, node: int, state: int) -> tuple[RunInLoop, list[_At], list[_At]] | None:
         """The run that most texts below a node go on in, which has `state`; the nodes within the class with other states than the
         loop's; and legal nodes of which nothing below was looked at. None if there is no run, or if whole levels are sooner looked at.
 
@@ -232,15 +232,15 @@ class Vocabulary:
                     apart.append(child)
                 if to >= 0:
                     rest.append((child, to))
-        return Running(run, loop, turns, state, apart), within, rest
+        return RunInLoop(run, loop, turns, state, apart), within, rest
 
-    def run(self, ranges: Ranges, node: int = 0) -> Run:
+    def run(self, ranges: Ranges, node: int = 0) -> ClassRun:
         """Return the run of a class of characters and a node of the trie, computed once."""
         found = self._runs.get((ranges, node))
         if found is None:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            found = self._runs[ranges, node] = Run.of(ranges, self._texts, node)
+            found = self._runs[ranges, node] = ClassRun.of(ranges, self._texts, node)
         return found
 
     @cached_property
@@ -376,7 +376,7 @@ class Walked:
     flags: np.ndarray
     nodes: np.ndarray
     states: np.ndarray
-    runs: Sequence[Running]
+    runs: Sequence[RunInLoop]
     tails: Sequence[Sequence[tuple[Tail, int]]]
 
     def tokens(self, vocabulary: Vocabulary, dfa: Arrays, state: int) -> list[tuple[int, int]]:
@@ -391,12 +391,12 @@ class Walked:
         return found
 
 
-class Running(NamedTuple):
+class RunInLoop(NamedTuple):
     """A run that an automaton is in from a state on, in its loop; `turns`: as far as so many characters go; `apart`: nodes of the trie
     of whose texts it says nothing."""
 
-    run: Run
-    loop: Loop
+    run: ClassRun
+    loop: SelfLoop
     turns: Turns | None
     state: int
     apart: Sequence[int]
@@ -431,7 +431,7 @@ def behind(dfa: Arrays, state: int, turns: Turns, chars: int, ahead: int) -> int
     return turns.unbounded if low == 0 and high >= ahead else dfa.turned(state, low, high)
 
 
-def _loop(dfa: Arrays, state: int) -> tuple[Loop, Turns | None] | None:
+def _loop(dfa: Arrays, state: int) -> tuple[SelfLoop, Turns | None] | None:
     """Return the loop in which most texts from a state continue, if for unlimited length, or for a number of turns."""
     if (loop := dfa.loop(state)) is not None:
         return loop, None
@@ -440,7 +440,7 @@ def _loop(dfa: Arrays, state: int) -> tuple[Loop, Turns | None] | None:
     return (loop, turns) if loop is not None and turns is not None and loop.state == turns.unbounded else None
 
 
-def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], below: list[tuple[int, int]], runs: list[Running]) -> Walked:
+def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], below: list[tuple[int, int]], runs: list[RunInLoop]) -> Walked:
     """legal   nodes of the trie, and the states after them
     below   nodes, with their states, below which nothing was visited
     runs    runs not visited

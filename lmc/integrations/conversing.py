@@ -13,13 +13,13 @@ from lmc.backend.base import Usage
 NAME = "answer"
 
 
-class Picture(NamedTuple):
+class MessageImage(NamedTuple):
     """An image of a message: whatever `lmc.image` takes."""
 
     source: Any
 
 
-class Turn(NamedTuple):
+class ConversationTurn(NamedTuple):
     """A message.
 
     content  text, or a list of texts and pictures
@@ -27,11 +27,11 @@ class Turn(NamedTuple):
     """
 
     role: str
-    content: str | Sequence[str | Picture]
+    content: str | Sequence[str | MessageImage]
     call: Mapping[str, Any] | None = None
 
 
-class Reply(NamedTuple):
+class ConversationReply(NamedTuple):
     """An answer.
 
     text    everything the model wrote, including calls of tools;  `said`: the part outside of calls
@@ -53,7 +53,7 @@ def _reply(s, turns, options):
     s += lmc.assistant(lmc.gen(NAME, **options))
 
 
-def _message(turn: Turn) -> Any:
+def _message(turn: ConversationTurn) -> Any:
     content: Any = turn.content
     if not isinstance(content, str):
         parts = [part if isinstance(part, str) else lmc.image(part.source) for part in content]
@@ -65,24 +65,24 @@ def _message(turn: Turn) -> Any:
     return {"system": lmc.system, "user": lmc.user, "assistant": lmc.assistant}[turn.role](content)
 
 
-def reply(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Reply:
+def reply(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> ConversationReply:
     """Request an answer and wait for it. `options`: of `lmc.gen`. Raises lmc's errors."""
     return _of(_reply.run(turns=list(turns), options=dict(options), backend=backend))
 
 
-async def areply(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Reply:
+async def areply(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> ConversationReply:
     """The same on an event loop."""
     return _of(await _reply.arun(turns=list(turns), options=dict(options), backend=backend))
 
 
-def stream(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> Iterator[str | Reply]:
+def stream(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> Iterator[str | ConversationReply]:
     """Yield pieces of the answer's text as they arrive, and return the answer."""
     state = _reply.run(turns=list(turns), options=dict(options), backend=backend, stream=True)
     yield from state.text_iter(NAME)
     yield _of(state)
 
 
-async def astream(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any]) -> AsyncIterator[str | Reply]:
+async def astream(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> AsyncIterator[str | ConversationReply]:
     """The same on an event loop."""
     state = _reply.run(turns=list(turns), options=dict(options), backend=backend, stream=True)
     async for piece in state.text_async_iter(NAME):
@@ -90,13 +90,13 @@ async def astream(backend: Any, turns: Sequence[Turn], options: Mapping[str, Any
     yield _of(state)
 
 
-def _of(state: Any) -> Reply:
+def _of(state: Any) -> ConversationReply:
     text, meta = state[NAME], state.get_meta_info(NAME)
     calls: list[Any] = meta.get("tool_calls") or []
     reason = meta["finish_reason"]
     kind = reason["type"] if isinstance(reason, Mapping) else reason
     said = text if not calls else text.partition("<tool_call>")[0].rstrip() if "<tool_call>" in text else ""  # elsewhere an answer is calls, or none
-    return Reply(text, said, calls, "length" if kind == "length" else "stop", state.usage)
+    return ConversationReply(text, said, calls, "length" if kind == "length" else "stop", state.usage)
 
 
 def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:

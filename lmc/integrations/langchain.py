@@ -14,7 +14,16 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
-from lmc.integrations.conversing import Picture, Reply, Turn, areply, arguments_of, astream, reply, stream
+from lmc.integrations.conversing import (
+    ConversationReply,
+    ConversationTurn,
+    MessageImage,
+    areply,
+    arguments_of,
+    astream,
+    reply,
+    stream,
+)
 
 _WRITTEN = "lmc_text"
 """Key under which an answer's message keeps the model's text, including calls of tools, so that later prompts continue
@@ -101,20 +110,20 @@ class Chat(BaseChatModel):
         return RunnableMap(raw=bound) | RunnablePassthrough.assign(parsed=lambda found: parser.invoke(found["raw"]), parsing_error=lambda _: None)
 
 
-def turns(messages: Sequence[BaseMessage]) -> list[Turn]:
+def turns(messages: Sequence[BaseMessage]) -> list[ConversationTurn]:
     """Convert LangChain's messages to lmc's."""
-    found: list[Turn] = []
+    found: list[ConversationTurn] = []
     calls: dict[str, Mapping[str, Any]] = {}
     for message in messages:
         if isinstance(message, ToolMessage):
             if message.tool_call_id not in calls:
                 raise ArgumentError(f"the result of the call {message.tool_call_id!r} follows no message that made it")
-            found.append(Turn("tool", _text(message), calls[message.tool_call_id]))
+            found.append(ConversationTurn("tool", _text(message), calls[message.tool_call_id]))
         elif isinstance(message, AIMessage):
             calls |= {str(call["id"]): {"id": str(call["id"]), "name": call["name"], "arguments": call["args"]} for call in message.tool_calls}
-            found.append(Turn("assistant", message.response_metadata.get(_WRITTEN) or _text(message)))
+            found.append(ConversationTurn("assistant", message.response_metadata.get(_WRITTEN) or _text(message)))
         elif message.type in ("human", "system"):
-            found.append(Turn("system" if isinstance(message, SystemMessage) else "user", _content(message)))
+            found.append(ConversationTurn("system" if isinstance(message, SystemMessage) else "user", _content(message)))
         else:
             raise ArgumentError(f"a message of the type {message.type!r}: system, human, ai and tool are known")
     return found
@@ -140,15 +149,15 @@ def _content(message: BaseMessage) -> str | list[Any]:
         elif block.get("type") == "text":
             found.append(block["text"])
         elif block.get("type") == "image_url":
-            found.append(Picture(block["image_url"]["url"] if isinstance(block["image_url"], dict) else block["image_url"]))
+            found.append(MessageImage(block["image_url"]["url"] if isinstance(block["image_url"], dict) else block["image_url"]))
         elif block.get("type") == "image" and ("url" in block or "base64" in block):
-            found.append(Picture(block.get("url") or f"data:{block.get('mime_type', 'image/png')};base64,{block['base64']}"))
+            found.append(MessageImage(block.get("url") or f"data:{block.get('mime_type', 'image/png')};base64,{block['base64']}"))
         else:
             raise ArgumentError(f"a message has a part of the type {block.get('type')!r}; text and images are known")
-    return found if any(isinstance(part, Picture) for part in found) else "".join(found)
+    return found if any(isinstance(part, MessageImage) for part in found) else "".join(found)
 
 
-def _message(found: Reply) -> dict[str, Any]:
+def _message(found: ConversationReply) -> dict[str, Any]:
     """Return the fields of an answer's message."""
     usage = UsageMetadata(input_tokens=found.usage.prompt_tokens, output_tokens=found.usage.completion_tokens, total_tokens=found.usage.prompt_tokens + found.usage.completion_tokens)
     known = [(call, arguments_of(call)) for call in found.calls]
@@ -159,11 +168,11 @@ def _message(found: Reply) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _result(found: Reply) -> ChatResult:
+def _result(found: ConversationReply) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=AIMessage(content=found.said, **_message(found)))])
 
 
-def _chunk(piece: str | Reply, *, told: bool) -> ChatGenerationChunk:
+def _chunk(piece: str | ConversationReply, *, told: bool) -> ChatGenerationChunk:
     """Return a piece of an answer, or its end. `told`: it has tools, so text may turn out to be a call, and comes at
     the end."""
     if isinstance(piece, str):

@@ -20,7 +20,15 @@ from pydantic import Field
 
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
-from lmc.integrations.conversing import Picture, Reply, Turn, areply, astream, reply, stream
+from lmc.integrations.conversing import (
+    ConversationReply,
+    ConversationTurn,
+    MessageImage,
+    areply,
+    astream,
+    reply,
+    stream,
+)
 
 _ROLES = {
     MessageRole.SYSTEM: "system", MessageRole.DEVELOPER: "system", MessageRole.USER: "user", MessageRole.ASSISTANT: "assistant", MessageRole.MODEL: "assistant",
@@ -108,9 +116,9 @@ class Chat(LLM):
         return (_completion(part) async for part in found)
 
 
-def turns(messages: Sequence[ChatMessage]) -> list[Turn]:
+def turns(messages: Sequence[ChatMessage]) -> list[ConversationTurn]:
     """Convert LlamaIndex's messages to lmc's."""
-    found: list[Turn] = []
+    found: list[ConversationTurn] = []
     for message in messages:
         if message.role not in _ROLES:
             raise ArgumentError(f"a message of the role {message.role.value!r}: system, user and assistant are known")
@@ -119,22 +127,22 @@ def turns(messages: Sequence[ChatMessage]) -> list[Turn]:
             if isinstance(block, TextBlock):
                 content.append(block.text)
             elif isinstance(block, ImageBlock):
-                content.append(Picture(str(block.url) if block.url else block.resolve_image().read()))
+                content.append(MessageImage(str(block.url) if block.url else block.resolve_image().read()))
             else:
                 raise ArgumentError(f"a message has a {type(block).__name__}; text and images are known")
-        found.append(Turn(_ROLES[message.role], "".join(content) if all(isinstance(b, TextBlock) for b in message.blocks) else content))
+        found.append(ConversationTurn(_ROLES[message.role], "".join(content) if all(isinstance(b, TextBlock) for b in message.blocks) else content))
     return found
 
 
-def _extra(found: Reply) -> dict[str, Any]:
+def _extra(found: ConversationReply) -> dict[str, Any]:
     return {"finish_reason": found.finish, "prompt_tokens": found.usage.prompt_tokens, "completion_tokens": found.usage.completion_tokens}
 
 
-def _response(found: Reply) -> ChatResponse:
+def _response(found: ConversationReply) -> ChatResponse:
     return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=found.text), raw=_extra(found), additional_kwargs=_extra(found))
 
 
-def _growing(text: str, delta: str, piece: str | Reply) -> ChatResponse:
+def _growing(text: str, delta: str, piece: str | ConversationReply) -> ChatResponse:
     extra = {} if isinstance(piece, str) else _extra(piece)
     return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta, raw=extra, additional_kwargs=extra)
 

@@ -23,7 +23,7 @@ the beginning of everything is at the top left."""
 
 
 @dataclass(eq=False)
-class Step:
+class Box:
     """The contents of one box: ops by their index in `graph.ops()`, in the order in which they extend the prompt.
 
     case  the decision that leads to this step from the one before; "" for none
@@ -33,23 +33,23 @@ class Step:
     block: str
     asks: bool
     case: str = ""
-    children: list[Step] = field(default_factory=list["Step"])
+    children: list[Box] = field(default_factory=list["Box"])
     x: float = 0.0
     y: float = 0.0
 
 
 @dataclass(frozen=True)
-class Picture:
+class GraphLayout:
     """Placed steps, and the size of the picture. `down`: layers go downwards, else to the right."""
 
-    steps: tuple[Step, ...]
-    roots: tuple[Step, ...]
+    steps: tuple[Box, ...]
+    roots: tuple[Box, ...]
     width: float
     height: float
     down: bool
 
 
-def picture(graph: Graph) -> Picture:
+def picture(graph: Graph) -> GraphLayout:
     """Lay out the prompts of a graph as placed steps, in the direction that needs less width."""
     import networkx as nx
 
@@ -61,9 +61,9 @@ def picture(graph: Graph) -> Picture:
         step = stack.pop()
         tree.add_edges_from((step, child) for child in step.children)
         stack.extend(step.children)
-    layers: list[list[Step]] = [list(layer) for layer in nx.topological_generations(tree)]
+    layers: list[list[Box]] = [list(layer) for layer in nx.topological_generations(tree)]
     order = [v for root in roots for v in nx.dfs_postorder_nodes(tree, root)]
-    lane: dict[Step, float] = {}
+    lane: dict[Box, float] = {}
     leaves = 0
     for step in order:
         below = [lane[child] for child in step.children]
@@ -79,17 +79,17 @@ def picture(graph: Graph) -> Picture:
                 step.x, step.y = 8 + depth * (WIDTH + ALONG), 8 + lane[step] * (HEIGHT + ACROSS)
     width = max((s.x for s in order), default=0) + WIDTH + 8
     height = max((s.y for s in order), default=0) + HEIGHT + 8
-    return Picture(tuple(order), tuple(roots), width, height, down)
+    return GraphLayout(tuple(order), tuple(roots), width, height, down)
 
 
-def _steps(graph: Graph) -> list[Step]:
+def _steps(graph: Graph) -> list[Box]:
     """Return the trees of steps, from the prompts that extend no other."""
     children, goes_on = ctx_children(graph), _goes_on(graph)
     index = {id(op): i for i, op in enumerate(graph.ops())}
     block = {id(op): b.label for b in graph.blocks for op in (*b.ops, b.terminator)}
-    roots: list[Step] = []
+    roots: list[Box] = []
     home = {v: b.label for b in graph.blocks for v in b.params}
-    starts: list[tuple[Step | None, Value, Op | None, bool]] = [(None, v, None, False) for v in graph.params if v.type == "ctx"]
+    starts: list[tuple[Box | None, Value, Op | None, bool]] = [(None, v, None, False) for v in graph.params if v.type == "ctx"]
     starts += [(None, op.results[0], op, False) for op in graph.ops() if op.results and op.results[0].type == "ctx" and not _extends(op)]
     drawn = {p for params in goes_on.values() for p in params}
     starts += [(None, p, None, False) for p in home if p.type == "ctx" and p not in drawn]  # nothing extends it
@@ -110,7 +110,7 @@ def _steps(graph: Graph) -> list[Step]:
             parent.ops += ops  # text that only closes an answer
             step = parent
         else:
-            step = Step(ops, label, asks)
+            step = Box(ops, label, asks)
             (roots if parent is None else parent.children).append(step)
             if parent is not None and parent.block != label:
                 step.case = _case(graph, parent.block, label)

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from lmc import pages
 from lmc.ir.analysis import answers_put
 from lmc.ir.core import DEFAULT, Block, Graph, Op
-from lmc.ir.layout import HEIGHT, WIDTH, Picture, Step, picture
+from lmc.ir.layout import HEIGHT, WIDTH, Box, GraphLayout, picture
 from lmc.ir.ops import spec_of, trait
 from lmc.ir.text import print_op
 from lmc.pages import count, quoted, seconds, several, short
@@ -39,7 +39,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Seen:
+class MeasuredAsk:
     """Measured cost of a request in `count` runs together. Tokens; seconds from its prompt being known to the
     answer."""
 
@@ -66,7 +66,7 @@ class Section:
     title: str
     graph: Graph
     expected: Mapping[int, Expected] = field(default_factory=dict[int, Expected])
-    seen: Mapping[int, Seen] = field(default_factory=dict[int, Seen])
+    seen: Mapping[int, MeasuredAsk] = field(default_factory=dict[int, MeasuredAsk])
     critical: frozenset[int] = frozenset()
     runs: Mapping[str, int] = field(default_factory=dict[str, int])
     facts: Sequence[str] = ()
@@ -184,7 +184,7 @@ def _expected(cost: Expected, most: int) -> str:
     return pages.bar(("shared", cost.shared / most), ("computed", cost.computed / most)) + escape(" · ".join(parts))
 
 
-def _seen(seen: Seen, longest: float) -> str:
+def _seen(seen: MeasuredAsk, longest: float) -> str:
     n = seen.count
     parts = [f"{n}×", f"{_mean(seen.prompt, n)} in, {_mean(seen.cached, n)} cached"]
     if seen.generated:
@@ -266,7 +266,7 @@ def svg(section: Section, id: str = "s0") -> str:
     )
 
 
-def _box(step: Step, ops: Sequence[Op], section: Section, id: str, pinned: bool) -> str:
+def _box(step: Box, ops: Sequence[Op], section: Section, id: str, pinned: bool) -> str:
     asks = [i for i in step.ops if trait(ops[i]) == "samples"]
     last = asks[-1] if asks else step.ops[-1] if step.ops else None
     if last is None:
@@ -295,7 +295,7 @@ def _text(ops: Sequence[Op], indices: Sequence[int]) -> str:
     return f"“{' '.join(shown.split())}”" if shown else "white space" if all(isinstance(p, str) for p in parts) and parts else ops[indices[-1]].kind
 
 
-def _cost_line(step: Step, section: Section, last: int | None) -> str:
+def _cost_line(step: Box, section: Section, last: int | None) -> str:
     if last is not None and last in section.seen:
         s = section.seen[last]
         return f"{_mean(s.prompt - s.cached, s.count)} new + {_mean(s.generated, s.count)} out, {seconds(s.seconds / s.count)}"
@@ -306,7 +306,7 @@ def _cost_line(step: Step, section: Section, last: int | None) -> str:
     return f"{len(step.ops)} op{'s'[: len(step.ops) != 1]}"
 
 
-def _edge(a: Step, b: Step, drawn: Picture, section: Section) -> str:
+def _edge(a: Box, b: Box, drawn: GraphLayout, section: Section) -> str:
     if drawn.down:
         x1, y1, x2, y2 = a.x + WIDTH / 2, a.y + HEIGHT, b.x + WIDTH / 2, b.y
         bend = f"M{x1:.0f} {y1:.0f} C{x1:.0f} {(y1 + y2) / 2:.0f} {x2:.0f} {(y1 + y2) / 2:.0f} {x2:.0f} {y2:.0f}"
@@ -320,7 +320,7 @@ def _edge(a: Step, b: Step, drawn: Picture, section: Section) -> str:
     return f'<path class="{"critical" if marked else "plain"}" d="{bend}"/>{label}'
 
 
-def _data_edge(a: Step, b: Step, section: Section, i: int, j: int) -> str:
+def _data_edge(a: Box, b: Box, section: Section, i: int, j: int) -> str:
     """Draw an edge from an answer to a request whose prompt contains it; around the boxes between, as far as a curve
     can."""
     marked = " critical" if i in section.critical and j in section.critical else ""

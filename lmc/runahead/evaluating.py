@@ -14,7 +14,7 @@ from lmc.config import log
 from lmc.errors import LmcError, Loc
 from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.outside import Snapshot
+from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.values import NOTHING, Deps, Undecided, Unknown, join
 from lmc.frontend.emitter import taken
 from lmc.frontend.host import HostFunction
@@ -26,7 +26,7 @@ from lmc.frontend.state import State
 from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make_gen, make_select
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import frames
-from lmc.runahead.ledger import Address, Ahead, Ledger
+from lmc.runahead.ledger import Address, AheadPolicy, Ledger
 from lmc.waiting import idle
 
 
@@ -255,7 +255,7 @@ class ProgramSource:
     """Evaluates one run of a program. It reads outside values once, on first use."""
 
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
-        self.function, self.stream, self.snapshot = function, state.stream, Snapshot(bound.args[1:], bound.kwargs)
+        self.function, self.stream, self.snapshot = function, state.stream, OutsideSnapshot(bound.args[1:], bound.kwargs)
 
     def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
         emitter = AheadEmitter(ledger, run)
@@ -263,7 +263,7 @@ class ProgramSource:
         with frames() as running:
             evaluation = emitter.evaluation = Evaluation(
                 self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: not idle() or all(answer.done for answer in awaited),
-                passes=lambda loc: profile.passed[loc], frames=running, explores=ledger.policy is Ahead.LIKELY,
+                passes=lambda loc: profile.passed[loc], frames=running, explores=ledger.policy is AheadPolicy.LIKELY,
             )  # fmt: skip
             outcome = evaluation.run()
         ledger.once = code.spent - compiled

@@ -31,7 +31,7 @@ from lmc.runahead.submitting import RunPlan
 from lmc.waiting import Signal, idle
 
 
-class Ahead(StrEnum):
+class AheadPolicy(StrEnum):
     """The requests to make ahead: none, those that only an exception could prevent, or likely ones, too."""
 
     OFF = "off"
@@ -109,7 +109,7 @@ class Ledger:
     """
 
     def __init__(
-        self, run: Run, policy: Ahead, source: Source | None, profile: Profile, *, stream: str = "", plan: RunPlan | None = None,
+        self, run: Run, policy: AheadPolicy, source: Source | None, profile: Profile, *, stream: str = "", plan: RunPlan | None = None,
         prepare: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.prepare = plan, prepare
@@ -210,7 +210,7 @@ class Ledger:
         An earlier guess at the address is kept if it is equal, and dropped if not.
         """
         with self._lock:
-            if self.closed or not (certain or self.policy is Ahead.LIKELY):
+            if self.closed or not (certain or self.policy is AheadPolicy.LIKELY):
                 return None
             for found in self._at(address):
                 if self._answers(found, before, ask):
@@ -277,7 +277,7 @@ class Ledger:
 
     def listen(self, result: Result, tools: Mapping[str, HostFunction]) -> None:
         """Call those tools that are declared pure as soon as a growing answer contains their arguments."""
-        if self.closed or self.policy is Ahead.OFF or result.done:
+        if self.closed or self.policy is AheadPolicy.OFF or result.done:
             return
         if self.calls is None:
             self.calls = CallsAhead(self.wake)
@@ -392,7 +392,7 @@ class Ledger:
         self.profile.has_waited(began, perf_counter())
 
     def _is_off(self) -> bool:
-        return self.source is None or self.closed or self.policy is Ahead.OFF
+        return self.source is None or self.closed or self.policy is AheadPolicy.OFF
 
     def _wait(self, awaited: Sequence[Result], event: Signal, line: Hashable, began: float) -> None:
         """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more
@@ -435,7 +435,7 @@ class Ledger:
             except Exception as fault:  # a bug in the evaluator, not in the program: the run continues without it
                 if interrupts(fault):
                     raise
-                self._blocked, self.policy = (), Ahead.OFF
+                self._blocked, self.policy = (), AheadPolicy.OFF
                 self.profile.fault(fault)
             finally:
                 self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked + self.prefilled - before, self.once)

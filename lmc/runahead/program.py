@@ -28,7 +28,7 @@ from lmc.frontend.state import State
 from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
 from lmc.ir.core import Graph
 from lmc.passes.manager import Target, run_pipeline
-from lmc.runahead.ledger import Ahead, Ledger, Source
+from lmc.runahead.ledger import AheadPolicy, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
 from lmc.runahead.submitting import RunPlan
@@ -239,14 +239,14 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     def beginning(self, ahead: str | None) -> Callable[..., None]:
         """Return the function to call when a run begins whose requests are made ahead as far as `ahead` (None: as
         compiled)."""
-        return functools.partial(self._begin, self.ahead if ahead is None else Ahead(ahead))
+        return functools.partial(self._begin, self.ahead if ahead is None else AheadPolicy(ahead))
 
-    def _begin(self, policy: Ahead, state: State, bound: inspect.BoundArguments) -> None:
+    def _begin(self, policy: AheadPolicy, state: State, bound: inspect.BoundArguments) -> None:
         """Give a beginning run of this state its ledger."""
         emitter = state.emitter
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
-        source = None if policy is Ahead.OFF else self.make_source(self.function, bound, state)
+        source = None if policy is AheadPolicy.OFF else self.make_source(self.function, bound, state)
         run = run._replace(begin=None)
         greedy = run.defaults.temperature == 0
         annotations = self.planner.known(run.backend, greedy)
@@ -257,7 +257,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.profile.latest = weakref.ref(state)
         if recording.recorder is not None:
             recording.recorder.runs.append(
-                recording.Ran(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records), lambda: state.failure)
+                recording.RecordedRun(self.function.name, run.item, perf_counter(), lambda: tuple(ledger.records), lambda: state.failure)
             )
 
     def _prepare(self, backend: Backend, greedy: bool) -> None:
@@ -420,12 +420,12 @@ def _evaluation(function: Function, bound: inspect.BoundArguments, state: State)
     return ProgramSource(function, bound, state)
 
 
-def checked_ahead(ahead: str) -> Ahead:
+def checked_ahead(ahead: str) -> AheadPolicy:
     """Return which requests to make ahead. Raises ParameterError."""
     try:
-        return Ahead(ahead)
+        return AheadPolicy(ahead)
     except ValueError:
-        raise ParameterError(f"ahead={ahead!r}: {', '.join(map(repr, map(str, Ahead)))}", loc=caller_loc()) from None
+        raise ParameterError(f"ahead={ahead!r}: {', '.join(map(repr, map(str, AheadPolicy)))}", loc=caller_loc()) from None
 
 
 def _in_order(states: Mapping[int, State[R]], items: Sequence[inspect.BoundArguments], errors: str) -> list[State[R]]:

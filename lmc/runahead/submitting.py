@@ -104,7 +104,7 @@ class RunPlan:
             return before
         head, rest = cut
         owner = None if pin.shared else hints.run
-        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, more=True, run=owner, adapter=adapter))
+        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, has_more=True, run=owner, adapter=adapter))
         if known is not None:
             handle = known.handle
         elif pin.shared and parent is None:

@@ -23,22 +23,22 @@ from lmc.frontend.interpreter import Function
 from lmc.serve import messages_api, openapi, site
 from lmc.serve.audit import AuditLog
 from lmc.serve.errors import ApiError
-from lmc.serve.gate import Call, Endpoint, Entrance, Gate, Reply
+from lmc.serve.gate import Endpoint, EndpointCall, EndpointReply, Entrance, Gate
 from lmc.serve.health import HealthApi
 from lmc.serve.keys import Keyring
 from lmc.serve.metrics import CONTENT_TYPE, Metrics
 from lmc.serve.openai_api import OpenAIApi
 from lmc.serve.programs import ProgramLoop, Published
-from lmc.serve.settings import Settings
+from lmc.serve.settings import ServerSettings
 from lmc.serve.spinning import Ender
-from lmc.serve.workers import Remote, WorkerOptions, Workers
+from lmc.serve.workers import WorkerEndpoints, WorkerOptions, Workers
 
 _THREADS = 8  # for slow work before a request is submitted: as many encode prompts, as many compile constraints
 
 
 def create_app(
     backend: Backend,
-    settings: Settings,
+    settings: ServerSettings,
     programs: Sequence[Function] = (),
     *,
     workers: WorkerOptions | None = None,
@@ -58,25 +58,25 @@ def create_app(
     loop = ProgramLoop()
     ender = Ender(metrics)
     crew = None if workers is None else Workers(backend, workers, metrics, settings.journals)
-    published: list[Published | Remote] = []
+    published: list[Published | WorkerEndpoints] = []
     for program in programs:
-        published.append(Published(program, backend, loop, pool, ender.end, settings.journals) if crew is None else Remote(program, crew, pool, settings.journals))
+        published.append(Published(program, backend, loop, pool, ender.end, settings.journals) if crew is None else WorkerEndpoints(program, crew, pool, settings.journals))
     for counted in published if crew is None else [crew]:
         metrics.counts_ahead(partial(getattr, counted, "ahead"))
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
 
-    async def measured(call: Call) -> Reply:
+    async def measured(call: EndpointCall) -> EndpointReply:
         text = await asyncio.get_running_loop().run_in_executor(pool, metrics.text)
-        return Reply(text, content_type=CONTENT_TYPE)
+        return EndpointReply(text, content_type=CONTENT_TYPE)
 
-    async def description(call: Call) -> Reply:
-        return Reply(document)
+    async def description(call: EndpointCall) -> EndpointReply:
+        return EndpointReply(document)
 
-    async def front_page(call: Call) -> Reply:
-        return Reply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json", "pages": ["/", "/docs", *(["/runs"] if settings.journals is not None else [])]})
+    async def front_page(call: EndpointCall) -> EndpointReply:
+        return EndpointReply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json", "pages": ["/", "/docs", *(["/runs"] if settings.journals is not None else [])]})
 
-    async def with_runs(call: Call) -> Reply:
-        return Reply({"programs": [each.name for each in published if call.may(each.name)]})
+    async def with_runs(call: EndpointCall) -> EndpointReply:
+        return EndpointReply({"programs": [each.name for each in published if call.may(each.name)]})
 
     keys, audit = Keyring(settings.api_keys), AuditLog(settings.audit_log)
     document = openapi.document(published, with_keys=not keys.open)

@@ -54,7 +54,7 @@ class Grown:
     output: Output | None
 
 
-class Generation:
+class RequestedAnswers:
     """The answers of one HTTP request, in order: of each prompt, its n."""
 
     def __init__(self, handles: Sequence[Handle]) -> None:
@@ -62,7 +62,7 @@ class Generation:
         self.results: list[Result] = [handle.results[0] for handle in handles]
 
     @classmethod
-    async def begin(cls, backend: Backend, asks: Sequence[Ask], pool: Executor) -> Generation:
+    async def begin(cls, backend: Backend, asks: Sequence[Ask], pool: Executor) -> RequestedAnswers:
         """Submit the requests. Raises their errors. A caller that is cancelled meanwhile leaves nothing behind."""
         future = pool.submit(copy_context().run, _submit, backend, asks)
         try:

@@ -17,7 +17,7 @@ log = logging.getLogger("lmc.serve")
 
 
 @dataclass(slots=True)
-class Entry:
+class AuditEntry:
     """One request. `key` is the name of its key; `client` an address; `seconds` from arrival to the last byte."""
 
     id: str
@@ -46,14 +46,14 @@ class AuditLog:
             except OSError as error:
                 raise ParameterError(f"the audit log {path} cannot be written: {error.strerror}") from None
 
-    def spend(self, entry: Entry, tokens: int) -> None:
+    def spend(self, entry: AuditEntry, tokens: int) -> None:
         """Record more tokens of a request."""
         if not entry.written:
             entry.tokens += tokens
         elif tokens and self._file is not None:
             self._late[entry.id] += tokens
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: AuditEntry) -> None:
         entry.written = True
         self._write_late()
         said = asdict(entry)

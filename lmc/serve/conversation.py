@@ -23,7 +23,7 @@ from lmc.tools import call_line, call_of, described
 
 
 @runtime_checkable
-class WholeTemplate(Protocol):
+class RenderedTemplate(Protocol):
     """A model's own template, rendered as it is."""
 
     @property
@@ -61,7 +61,7 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
     if any(m.has_images for m in messages):
         raise bad("tools and pictures exclude each other: this server does not write both into one prompt", "tools", "unsupported")
     whole = getattr(backend, "whole_template", None)
-    if not isinstance(whole, WholeTemplate) or "tools" not in whole.source:
+    if not isinstance(whole, RenderedTemplate) or "tools" not in whole.source:
         raise bad("tools: the chat template of this model does not write tools", "tools", "unsupported")
     family = family_of(whole.source)
     if family is None:

@@ -23,11 +23,11 @@ from starlette.types import Message, Receive, Scope, Send
 from lmc.backend.base import MeteredAccount, Usage
 from lmc.observing import observer
 from lmc.serve.answering import event
-from lmc.serve.audit import AuditLog, Entry
+from lmc.serve.audit import AuditEntry, AuditLog
 from lmc.serve.errors import ApiError, as_api_error
 from lmc.serve.keys import Account, Keyring
-from lmc.serve.metrics import CLIENT_GONE, Metrics, Seen
-from lmc.serve.settings import Settings
+from lmc.serve.metrics import CLIENT_GONE, Metrics, RequestOutcome
+from lmc.serve.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EndpointCall:
     """A request as an endpoint sees it. `origin` is where it reached the server, `session` what its cookie says, `may` which programs its key allows; `share` is the key's part of the model, as runs take it: its account is charged with
     all that is asked of the backend in its name."""
 
@@ -63,7 +63,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class EndpointReply:
     """One answer. `payload`: JSON, or bytes as they are."""
 
     payload: Any
@@ -87,7 +87,7 @@ class Events:
 
 
 T = TypeVar("T")
-Endpoint = Callable[[Call], Awaitable[Reply | Events]]
+Endpoint = Callable[[EndpointCall], Awaitable[EndpointReply | Events]]
 
 
 class ClientGone(Exception):
@@ -139,13 +139,13 @@ class Gate:
 
     name: str
     endpoint: Endpoint
-    settings: Settings
+    settings: ServerSettings
     metrics: Metrics
     entrance: Entrance
     keys: Keyring
     audit: AuditLog
     public: bool = False
-    sign_in: Reply | None = None
+    sign_in: EndpointReply | None = None
     counted: bool = True
     program: str | None = None
     route: str = ""
@@ -163,7 +163,7 @@ class Gate:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
         """Answer a request; return the status of the answer."""
         began = time.monotonic()
-        entry = Entry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
+        entry = AuditEntry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
             with self.metrics.request(self.name) as seen:
                 sender = _Sender(send, seen, entry.id, self.error_body)
@@ -211,7 +211,7 @@ class Gate:
             return self.keys.account(token.strip())
         return self.keys.of_session(_cookie(scope, Origin.of(scope).cookie)) if _own_page(scope) else None
 
-    async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: Entry, account: Account) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: AuditEntry, account: Account) -> None:
         if not self.counted:
             account.check(self.program)
             return await sender.send(await self.endpoint(self._call(scope, b"", entry, account)))
@@ -220,7 +220,7 @@ class Gate:
             body = await self.entrance.before_it_closes(self._body(scope, receive))
             await _unless_gone(receive, self._work(self._call(scope, body, entry, account), sender), self.entrance.over)
 
-    def _call(self, scope: Scope, body: bytes, entry: Entry, account: Account) -> Call:
+    def _call(self, scope: Scope, body: bytes, entry: AuditEntry, account: Account) -> EndpointCall:
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
         loop = asyncio.get_running_loop()
 
@@ -236,9 +236,9 @@ class Gate:
 
         origin = Origin.of(scope)
         share = {"priority": account.priority, "account": MeteredAccount(account.name, told)}
-        return Call(body, scope.get("path_params", {}), query, entry.id, origin, _cookie(scope, origin.cookie), account.may, share)
+        return EndpointCall(body, scope.get("path_params", {}), query, entry.id, origin, _cookie(scope, origin.cookie), account.may, share)
 
-    async def _work(self, call: Call, sender: _Sender) -> None:
+    async def _work(self, call: EndpointCall, sender: _Sender) -> None:
         await sender.send(await self.endpoint(call))
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
@@ -267,14 +267,14 @@ class _Sender:
     """Sends the response to the client, once."""
 
     _send: Send
-    _seen: Seen
+    _seen: RequestOutcome
     _id: str
     _error_body: Callable[[ApiError], Any]
     started: bool = False
     ended: bool = field(default=False, init=False)
 
-    async def send(self, answer: Reply | Events) -> None:
-        if isinstance(answer, Reply):
+    async def send(self, answer: EndpointReply | Events) -> None:
+        if isinstance(answer, EndpointReply):
             return await self._whole(answer.status, answer.body, answer.content_type, answer.headers)
         try:
             async with aclosing(answer.stream) as stream:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import lmc
 from lmc.backend.base import HEALTHY, Backend, Health, SaysHealth
-from lmc.serve.gate import Call, Entrance, Reply
+from lmc.serve.gate import EndpointCall, EndpointReply, Entrance
 
 _PATIENCE = 5.0  # seconds for a backend to report its health
 _EVERY = 1.0  # seconds between checks of an engine that may have ended
@@ -21,15 +21,15 @@ class HealthApi:
     def __init__(self, backend: Backend, entrance: Entrance) -> None:
         self._backend, self._entrance = backend, entrance
 
-    async def live(self, call: Call) -> Reply:
-        return Reply({"status": "ok", "version": lmc.__version__})
+    async def live(self, call: EndpointCall) -> EndpointReply:
+        return EndpointReply({"status": "ok", "version": lmc.__version__})
 
-    async def ready(self, call: Call) -> Reply:
+    async def ready(self, call: EndpointCall) -> EndpointReply:
         if self._entrance.closed.is_set():
-            return Reply({"status": "draining", "reason": "the server is shutting down"}, 503)
+            return EndpointReply({"status": "draining", "reason": "the server is shutting down"}, 503)
         found = await self._found()
         said = {"status": found.state, "version": lmc.__version__} | ({"reason": found.reason} if found.reason else {})
-        return Reply(said, 200 if found.ready else 503)
+        return EndpointReply(said, 200 if found.ready else 503)
 
     async def watch(self, broken: Callable[[Health], None]) -> None:
         """Report a permanently broken engine, and return."""

@@ -23,7 +23,7 @@ _SCHEME = "sha256:"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class KeyLimits:
     """Limits of a key; None: as much as the server allows.
 
     requests     a minute
@@ -46,10 +46,10 @@ class Key:
 
     name: str
     digest: str
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
 
     @staticmethod
-    def of(text: str, name: str, limits: Limits = Limits()) -> Key:
+    def of(text: str, name: str, limits: KeyLimits = KeyLimits()) -> Key:
         return Key(name, digest_of(text), limits)
 
 
@@ -64,7 +64,7 @@ def new_key() -> str:
 
 def line_of(key: Key) -> str:
     """Return a key as a line of a file."""
-    said = [f"{f.name}={','.join(sorted(v)) if isinstance(v, frozenset) else v}" for f in fields(Limits) if (v := getattr(key.limits, f.name)) is not None]
+    said = [f"{f.name}={','.join(sorted(v)) if isinstance(v, frozenset) else v}" for f in fields(KeyLimits) if (v := getattr(key.limits, f.name)) is not None]
     return " ".join([key.name, _SCHEME + key.digest, *said])
 
 
@@ -91,13 +91,13 @@ def _hashed(words: list[str]) -> Key:
         raise ValueError("no digest of 64 hexadecimal digits")
     given: dict[str, str] = {name: value for name, _, value in (option.partition("=") for option in options)}
     programs = given.pop("programs", None)
-    if unknown := given.keys() - {f.name for f in fields(Limits)}:
+    if unknown := given.keys() - {f.name for f in fields(KeyLimits)}:
         raise ValueError(f"no limit {min(unknown)!r}")
     numbers = {limit: int(value) for limit, value in given.items()}
     if any(value < 1 for value in numbers.values()):
         raise ValueError("a limit is at least 1")
     int(digest.removeprefix(_SCHEME), 16)
-    return Key(name, digest.removeprefix(_SCHEME).lower(), Limits(**numbers, programs=None if programs is None else frozenset(programs.split(","))))
+    return Key(name, digest.removeprefix(_SCHEME).lower(), KeyLimits(**numbers, programs=None if programs is None else frozenset(programs.split(","))))
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Account:
     """Usage of a key. On the server's loop only."""
 
     def __init__(self, key: Key | None, clock: Callable[[], float]) -> None:
-        limits = Limits() if key is None else key.limits
+        limits = KeyLimits() if key is None else key.limits
         self.name = "" if key is None else key.name
         self.priority = float(limits.priority or 1)
         self._limits = limits

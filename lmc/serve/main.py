@@ -25,7 +25,7 @@ from lmc.frontend.interpreter import Function
 from lmc.serve.app import create_app
 from lmc.serve.front import Front
 from lmc.serve.gate import Entrance
-from lmc.serve.settings import Settings
+from lmc.serve.settings import ServerSettings
 from lmc.serve.workers import WorkerOptions
 
 _LAST = 2  # seconds for the last 503s to be sent
@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 def serve(
     open_backend: Callable[[], Backend],
-    settings: Settings,
+    settings: ServerSettings,
     programs: Sequence[Function],
     where: socket.socket,
     *,
@@ -104,7 +104,7 @@ def serve(
         server.stop_at_once()
 
     front = Front(make, lambda: ready(_url(where, tls)), lambda: server.stop_at_once())
-    server = Server(front, entrance, drain=drain, tls=tls)
+    server = DrainingServer(front, entrance, drain=drain, tls=tls)
     try:
         with _signals_end_it():
             server.run(sockets=[where])
@@ -131,7 +131,7 @@ def _signals_end_it() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn's server, which on shutdown rejects incompletely received requests, and ends those not answered in time
     with a 503."""
 

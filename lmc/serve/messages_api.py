@@ -11,15 +11,15 @@ from pydantic import Field
 
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import Body, Count, Probability
+from lmc.serve.openai_protocol import Count, Probability, RequestBody
 
 
-class AnthropicMessage(Body):
+class AnthropicMessage(RequestBody):
     role: str
     content: str | list[dict[str, Any]]
 
 
-class MessagesRequest(Body):
+class MessagesRequest(RequestBody):
     """The body of a request. `cache_control` of blocks, `metadata` and `service_tier` have no effect."""
 
     model: str

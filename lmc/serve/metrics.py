@@ -21,7 +21,7 @@ CLIENT_GONE = 499
 
 
 @dataclass
-class Seen:
+class RequestOutcome:
     """Outcome of one request."""
 
     status: int = 500
@@ -51,9 +51,9 @@ class Metrics:
         self.registry.register(self._ahead)
 
     @contextmanager
-    def request(self, endpoint: str) -> Iterator[Seen]:
+    def request(self, endpoint: str) -> Iterator[RequestOutcome]:
         """Count a request from its arrival to its end."""
-        seen, started = Seen(), time.perf_counter()
+        seen, started = RequestOutcome(), time.perf_counter()
         self._running.inc()
         try:
             yield seen

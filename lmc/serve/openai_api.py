@@ -27,13 +27,13 @@ from lmc.serve.answering import (
     event,
     usage_of,
 )
-from lmc.serve.asking import Ask, Generation
+from lmc.serve.asking import Ask, RequestedAnswers
 from lmc.serve.conversation import prompt_of, tools_called
 from lmc.serve.errors import ApiError, M, bad, of_validation, parsed
-from lmc.serve.gate import Call, Events, Reply
+from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest, Sampled
-from lmc.serve.settings import Settings
+from lmc.serve.settings import ServerSettings
 
 _COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` for completions
 
@@ -41,18 +41,18 @@ _COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` for completions
 class OpenAIApi:
     """Answers requests of OpenAI's API. Each method is one endpoint."""
 
-    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics, pool: Executor, compiling: Executor) -> None:
+    def __init__(self, backend: Backend, settings: ServerSettings, metrics: Metrics, pool: Executor, compiling: Executor) -> None:
         """Set up; `compiling`: pool on which requests with constraints wait for each other, so that the others on
         `pool` do not."""
         self._backend, self._settings, self._metrics, self._pool, self._compiling = backend, settings, metrics, pool, compiling
         self._started = int(time.time())
 
-    async def models(self, call: Call) -> Reply:
-        return Reply({"object": "list", "data": [self._model(name) for name in self._names]})
+    async def models(self, call: EndpointCall) -> EndpointReply:
+        return EndpointReply({"object": "list", "data": [self._model(name) for name in self._names]})
 
-    async def model(self, call: Call) -> Reply:
+    async def model(self, call: EndpointCall) -> EndpointReply:
         self._check_model(call.path["model"])
-        return Reply(self._model(call.path["model"]))
+        return EndpointReply(self._model(call.path["model"]))
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class OpenAIApi:
 
     # -- completions ---------------------------------------------------------------------------------------------------
 
-    async def completions(self, call: Call) -> Reply | Events:
+    async def completions(self, call: EndpointCall) -> EndpointReply | Events:
         request = self._parsed(CompletionRequest, call.body)
         stamp = self._stamp(request, "text_completion")
         params, constraint = await self._in_pool(_meaning, request, _COMPLETION_TOKENS, self._adapter(request))
@@ -90,10 +90,10 @@ class OpenAIApi:
             generation.cancel()
         echoes = [plain(parts) if request.echo else None for parts in prompts for _ in range(request.choices)]
         made = [completion_choice(i, o, echo, logprobs=scored) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
-        return Reply(stamp.object(made, usage_of(outputs, request.choices)))
+        return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
     async def _completion_events(
-        self, stamp: Stamp, request: CompletionRequest, generation: Generation, arrived: float
+        self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, arrived: float
     ) -> AsyncGenerator[bytes, None]:
         pieces = [CompletionPieces(i, logprobs=request.logprobs is not None) for i in range(len(generation.results))]
         async for grown in generation.follow():
@@ -103,33 +103,33 @@ class OpenAIApi:
 
     # -- chat ----------------------------------------------------------------------------------------------------------
 
-    async def chat(self, call: Call) -> Reply | Events:
+    async def chat(self, call: EndpointCall) -> EndpointReply | Events:
         request = self._parsed(ChatRequest, call.body)
         answer = await self._answered(request, call)
         if isinstance(answer, Chunks):
             return Events(_as_events(answer.stream, request), answer.cancel)
-        return Reply(answer)
+        return EndpointReply(answer)
 
-    async def responses(self, call: Call) -> Reply | Events:
+    async def responses(self, call: EndpointCall) -> EndpointReply | Events:
         """Answer OpenAI's Responses API."""
         request = self._parsed(responses_api.ResponsesRequest, call.body)
-        answer, made = await self._answered(_chat_of(responses_api.as_chat(request)), call), responses_api.Answer(request)
+        answer, made = await self._answered(_chat_of(responses_api.as_chat(request)), call), responses_api.ResponseBuilder(request)
         if isinstance(answer, Chunks):
             return Events(_generator(made.events(answer.stream)), answer.cancel)
-        return Reply(made.whole(answer))
+        return EndpointReply(made.whole(answer))
 
-    async def messages(self, call: Call) -> Reply | Events:
+    async def messages(self, call: EndpointCall) -> EndpointReply | Events:
         """Answer Anthropic's Messages API."""
         request = self._parsed(messages_api.MessagesRequest, call.body)
         answer = await self._answered(_chat_of(messages_api.as_chat(request)), call)
         if isinstance(answer, Chunks):
             return Events(_generator(messages_api.events(answer.stream)), answer.cancel)
-        return Reply(messages_api.whole(answer))
+        return EndpointReply(messages_api.whole(answer))
 
-    async def embeddings(self, call: Call) -> Reply:
+    async def embeddings(self, call: EndpointCall) -> EndpointReply:
         raise ApiError(501, "this server has no embeddings: its model generates text; ask a server of an embedding model", code="unsupported")
 
-    async def _answered(self, request: ChatRequest, call: Call) -> dict[str, Any] | Chunks:
+    async def _answered(self, request: ChatRequest, call: EndpointCall) -> dict[str, Any] | Chunks:
         """Return the answer to a chat completion, or its chunks."""
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices)
@@ -157,7 +157,7 @@ class OpenAIApi:
         self,
         stamp: Stamp,
         request: ChatRequest,
-        generation: Generation,
+        generation: RequestedAnswers,
         family: Family | None,
         token_bytes: TokenBytes | None,
         arrived: float,
@@ -195,7 +195,7 @@ class OpenAIApi:
         if asked > self._settings.max_choices:
             raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", "n")
 
-    def _end(self, stamp: Stamp, request: Sampled, generation: Generation) -> bytes:
+    def _end(self, stamp: Stamp, request: Sampled, generation: RequestedAnswers) -> bytes:
         """Return the end of a stream."""
         usage = usage_of([result.output() for result in generation.results], request.choices)
         return (event(stamp.chunk([], usage=usage)) if request.wants_usage else b"") + DONE
@@ -210,9 +210,9 @@ class OpenAIApi:
         words = getattr(self._backend, "tokenizer", None)  # a token may be half a character
         return list(text.encode() if words is None else words.token_bytes(token))
 
-    async def _begin(self, asks: list[Ask]) -> Generation:
+    async def _begin(self, asks: list[Ask]) -> RequestedAnswers:
         compiled = any(ask.constraint is not None or ask.params.stop_regex for ask in asks)
-        return await Generation.begin(self._backend, asks, self._compiling if compiled else self._pool)
+        return await RequestedAnswers.begin(self._backend, asks, self._compiling if compiled else self._pool)
 
     async def _in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)

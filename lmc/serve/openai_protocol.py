@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=0, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A JSON object with known fields, each of exactly its type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
@@ -29,25 +29,25 @@ class Body(BaseModel):
 # -- parts of requests -------------------------------------------------------------------------------------------------
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
     include_obfuscation: bool = False
 
 
-class JsonSchemaFormat(Body):
+class JsonSchemaFormat(RequestBody):
     name: str = ""
     description: str | None = None
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
+class ResponseFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(RequestBody):
     """vLLM's structured outputs."""
 
     regex: str | None = None
@@ -58,44 +58,44 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
 
 
-class FunctionDef(Body):
+class FunctionDef(RequestBody):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(RequestBody):
     type: Literal["function"]
     function: FunctionDef
 
 
-class FunctionName(Body):
+class FunctionName(RequestBody):
     name: str
 
 
-class ToolChoice(Body):
+class ToolChoice(RequestBody):
     type: Literal["function"]
     function: FunctionName
 
 
-class CalledFunction(Body):
+class CalledFunction(RequestBody):
     name: str
     arguments: str
 
 
-class ToolCall(Body):
+class ToolCall(RequestBody):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class ImageUrl(Body):
+class ImageUrl(RequestBody):
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class ContentPart(Body):
+class ContentPart(RequestBody):
     """A text or a picture: one of the two fields, as `type` says."""
 
     type: Literal["text", "image_url"]
@@ -117,7 +117,7 @@ def _known_parts(content: Any) -> Any:
     return content  # pyright: ignore[reportUnknownVariableType]
 
 
-class Message(Body):
+class Message(RequestBody):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | Parts | None, BeforeValidator(_known_parts, json_schema_input_type=str | Parts | None)] = None
     name: str | None = None
@@ -139,7 +139,7 @@ class Message(Body):
 # -- common parameters ------------------------------------------------------------------------------------------
 
 
-class Sampled(Body):
+class Sampled(RequestBody):
     """Parameters of sampling and of constraints. Names are OpenAI's, then vLLM's and SGLang's."""
 
     model: str | None = None

@@ -13,10 +13,10 @@ import lmc
 from lmc.serve.messages_api import MessagesRequest
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
 from lmc.serve.responses_api import ResponsesRequest
-from lmc.serve.runs import Answer
+from lmc.serve.runs import AnswerBody
 
 if TYPE_CHECKING:
-    from lmc.serve.programs import Described
+    from lmc.serve.programs import DescribedProgram
 
 Json = dict[str, Any]
 _REFS = "#/components/schemas/{model}"
@@ -96,11 +96,11 @@ _OPTIONS: list[Json] = [
 ]  # fmt: skip
 
 
-def document(programs: Sequence[Described], *, with_keys: bool) -> Json:
+def document(programs: Sequence[DescribedProgram], *, with_keys: bool) -> Json:
     """Build the whole description. `with_keys`: requests need an API key."""
     bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
     for program in programs:
-        bodies += [program.arguments, program.items, *([Answer] if program.runs is not None and Answer not in bodies else [])]
+        bodies += [program.arguments, program.items, *([AnswerBody] if program.runs is not None and AnswerBody not in bodies else [])]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
     paths: Json = {
         "/health": {"get": _health("Whether requests are answered: 503 if not.")},
@@ -141,7 +141,7 @@ def _health(summary: str) -> Json:
 _MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def _of_program(program: Described) -> Json:
+def _of_program(program: DescribedProgram) -> Json:
     summary, _, rest = (inspect.getdoc(program.function) or f"Runs {program.name}.").partition("\n")
     at = f"/programs/{program.name}"
 
@@ -158,7 +158,7 @@ def _of_program(program: Described) -> Json:
         one = {"name": "run", "in": "path", "required": True, "schema": {"type": "string"}}
         found[at]["post"]["parameters"] = [*_OPTIONS, {**one, "in": "query", "required": False, "description": "Keep the run under this id."}]
         found[at]["post"]["responses"]["202"] = _RUN
-        answers = _operation("Answers a question of a run, which then resumes.", _RECORD, body=Answer, parameters=[one])
+        answers = _operation("Answers a question of a run, which then resumes.", _RECORD, body=AnswerBody, parameters=[one])
         answers["responses"]["202"] = _RUN
         found[f"{at}/runs"] = {"get": _operation("The runs that were kept.", {"type": "object"})}
         found[f"{at}/runs/{{run}}"] = {"get": _operation("How a run stands, and what it asks.", {"type": "object"}, parameters=[one])}

@@ -30,10 +30,10 @@ from lmc.frontend.interpreter import Function
 from lmc.runahead.program import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
-from lmc.serve.gate import Call, Events, Reply
+from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import AHEAD
-from lmc.serve.runs import Runs
-from lmc.serve.spinning import RUN, RunEnded, Running
+from lmc.serve.runs import JournaledRuns
+from lmc.serve.spinning import RUN, RunEnded, RunningProgram
 from lmc.userfiles import parameters, record_of
 
 log = logging.getLogger("lmc.serve")
@@ -85,24 +85,24 @@ class ProgramLoop:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-class Described:
+class DescribedProgram:
     """A program under its public name, with the types of its request bodies. Raises ProgramError for one whose
     arguments cannot be given as JSON."""
 
     def __init__(self, function: Function, pool: Executor, journals: Path | None = None) -> None:
         self.name, self.function = function.name, function
-        self.runs = None if journals is None else Runs(journals / self.name, pool)
+        self.runs = None if journals is None else JournaledRuns(journals / self.name, pool)
         """Its runs with an id, if the server keeps them."""
         self.arguments = arguments_model(function)
         several: Any = list.__class_getitem__(self.arguments)
         self.items: Any = create_model(f"{self.name}_items", __config__=_STRICT, items=(several, Field(min_length=1, max_length=_MOST_ITEMS)))
 
 
-class Published(Described):
+class Published(DescribedProgram):
     """One program with its three endpoints: a run, a run as a stream, a batch. `end` is called with abandoned runs."""
 
     def __init__(
-        self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, end: Callable[[Running], None], journals: Path | None = None
+        self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, end: Callable[[RunningProgram], None], journals: Path | None = None
     ) -> None:  # fmt: skip
         super().__init__(function, pool, journals)
         self._loop, self._pool, self._end = loop, pool, end
@@ -124,20 +124,20 @@ class Published(Described):
 
     # -- endpoints
 
-    async def run(self, call: Call) -> Reply:
+    async def run(self, call: EndpointCall) -> EndpointReply:
         options, item = self._options(call), _values(parsed(self.arguments, call.body))
         run = options.pop("run", None)
         if run is not None and self.runs is None:
             raise bad("this server keeps no runs: start it with --journals FOLDER", "run")
         return await self._one(call, item, options, run)
 
-    async def resume(self, call: Call) -> Reply:
+    async def resume(self, call: EndpointCall) -> EndpointReply:
         """Resume a run with a person's answer."""
         assert self.runs is not None
         run, item = await self.runs.answered(call)
         return await self._one(call, item, {}, run)
 
-    async def _one(self, call: Call, item: Mapping[str, Any], options: Json, run: str | None) -> Reply:
+    async def _one(self, call: EndpointCall, item: Mapping[str, Any], options: Json, run: str | None) -> EndpointReply:
         journal = {} if run is None or self.runs is None else {"journal": self.runs.begun(run)}
         with self._ended_with_the_request(kept=bool(journal)):
             (record,) = await self._loop.run(self._records([item], {**options, **call.share, **journal}))
@@ -145,16 +145,16 @@ class Published(Described):
             if run is not None and self.runs is not None and (waits := self.runs.waits(run, record["cause"])) is not None:
                 return waits
             raise record["error"]
-        return Reply(record if run is None else {"run": run, **record})
+        return EndpointReply(record if run is None else {"run": run, **record})
 
-    async def batch(self, call: Call) -> Reply:
+    async def batch(self, call: EndpointCall) -> EndpointReply:
         options = self._whole(call)
         items = [_values(item) for item in parsed(self.items, call.body).items]
         with self._ended_with_the_request():
             records = await self._loop.run(self._records(items, {**options, **call.share}))
-        return Reply({"results": [_with_error_told(record) for record in records]})
+        return EndpointReply({"results": [_with_error_told(record) for record in records]})
 
-    async def stream(self, call: Call) -> Events:
+    async def stream(self, call: EndpointCall) -> Events:
         options, item = self._whole(call), _values(parsed(self.arguments, call.body))
         with self._ended_with_the_request() as run:
             begin = partial(copy_context().run, partial(self._program.call, item, stream=True, **options, **call.share))
@@ -164,9 +164,9 @@ class Published(Described):
     # -- runs
 
     @contextmanager
-    def _ended_with_the_request(self, *, kept: bool = False) -> Iterator[Running]:
+    def _ended_with_the_request(self, *, kept: bool = False) -> Iterator[RunningProgram]:
         """End the run if the request is cancelled."""
-        run = Running(self.name)
+        run = RunningProgram(self.name)
         run.kept = kept
         RUN.set(run)  # set in the request's own task
         try:
@@ -246,14 +246,14 @@ class Published(Described):
             raise record["error"]
         yield _event("done", record)
 
-    def _whole(self, call: Call) -> Json:
+    def _whole(self, call: EndpointCall) -> Json:
         """Return the options of a run without an id."""
         options = self._options(call)
         if "run" in options:
             raise bad("a batch, or a stream, is not kept under an id; leave run= out", "run")
         return options
 
-    def _options(self, call: Call) -> Json:
+    def _options(self, call: EndpointCall) -> Json:
         try:
             options = RunOptions.model_validate(dict(call.query))
         except ValidationError as error:

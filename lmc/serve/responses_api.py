@@ -11,21 +11,21 @@ from pydantic import Field
 
 from lmc.serve.answering import Json
 from lmc.serve.errors import bad
-from lmc.serve.openai_protocol import Body, Count, Probability
+from lmc.serve.openai_protocol import Count, Probability, RequestBody
 
 
-class Reasoning(Body):
+class Reasoning(RequestBody):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
 
-class TextOptions(Body):
+class TextOptions(RequestBody):
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(RequestBody):
     """The body of a request. `include`, `truncation` and the reasoning effort have no effect."""
 
     model: str | None = None
@@ -124,7 +124,7 @@ def _text(content: Any, i: int) -> str:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-class Answer:
+class ResponseBuilder:
     """One answer, complete or growing."""
 
     def __init__(self, request: ResponsesRequest) -> None:

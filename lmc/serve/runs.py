@@ -20,12 +20,12 @@ from lmc.errors import ArgumentError, InDoubtEffect, Interrupted, JournalError
 from lmc.journals import Journal, RunStatus
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, parsed
-from lmc.serve.gate import Call, Reply
+from lmc.serve.gate import EndpointCall, EndpointReply
 
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
 
 
-class Answer(BaseModel):
+class AnswerBody(BaseModel):
     """The body of an answer to a question. `number`: selects one of several."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -34,7 +34,7 @@ class Answer(BaseModel):
     number: int | None = Field(None, ge=0)
 
 
-class Runs:
+class JournaledRuns:
     """The journaled runs of one program, each in a folder of its own."""
 
     def __init__(self, directory: Path, pool: Executor) -> None:
@@ -53,24 +53,24 @@ class Runs:
             make_directory(folder)
         return journal
 
-    async def listed(self, call: Call) -> Reply:
-        return Reply({"runs": await self._on_pool(self._all)})
+    async def listed(self, call: EndpointCall) -> EndpointReply:
+        return EndpointReply({"runs": await self._on_pool(self._all)})
 
-    async def status(self, call: Call) -> Reply:
-        return Reply(await self._on_pool(partial(self._one, call.path["run"])))
+    async def status(self, call: EndpointCall) -> EndpointReply:
+        return EndpointReply(await self._on_pool(partial(self._one, call.path["run"])))
 
-    async def answered(self, call: Call) -> tuple[str, Mapping[str, Any]]:
+    async def answered(self, call: EndpointCall) -> tuple[str, Mapping[str, Any]]:
         """Record an answer; return the run's id and its arguments. Raises ApiError."""
-        given, run = parsed(Answer, call.body), call.path["run"]
+        given, run = parsed(AnswerBody, call.body), call.path["run"]
         return run, await self._on_pool(partial(self._answer, run, given))
 
-    def waits(self, run: str, error: BaseException) -> Reply | None:
+    def waits(self, run: str, error: BaseException) -> EndpointReply | None:
         """Return the response for a run that waits for a person; None for any other error."""
         if isinstance(error, InDoubtEffect):
             raise ApiError(409, self._said(run, f"run {run} waits: {error.message}"), code="in_doubt")
         if isinstance(error, JournalError):
             raise ApiError(409, self._said(run, error.message), code="journal")
-        return Reply({"run": run, **self._one(run)}, status=202) if isinstance(error, Interrupted) else None
+        return EndpointReply({"run": run, **self._one(run)}, status=202) if isinstance(error, Interrupted) else None
 
     async def _on_pool(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -88,7 +88,7 @@ class Runs:
             raise ApiError(404, f"there is no run {run!r}")
         return journal.runs()[0]
 
-    def _answer(self, run: str, given: Answer) -> Mapping[str, Any]:
+    def _answer(self, run: str, given: AnswerBody) -> Mapping[str, Any]:
         journal = self.journal(run)
         self._status(run)
         try:

@@ -10,7 +10,7 @@ from lmc.serve.keys import Key
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """Limits of one server.
 
     models        names that requests may give as `model`; answers have the first

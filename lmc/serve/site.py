@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmc import pages
 from lmc.serve.errors import ApiError, parsed
-from lmc.serve.gate import Call, Reply
+from lmc.serve.gate import EndpointCall, EndpointReply
 from lmc.serve.keys import Keyring
 
 _SAID = '<p role="status" id="said"></p>'
@@ -63,18 +63,18 @@ _HTML = "text/html; charset=utf-8"
 _PRIVATE = {"cache-control": "no-store", "vary": "cookie, accept"}  # where it was signed out from, nothing is shown by going back
 
 
-def page(name: str, *, with_keys: bool) -> Callable[[Call], Awaitable[Reply]]:
+def page(name: str, *, with_keys: bool) -> Callable[[EndpointCall], Awaitable[EndpointReply]]:
     """The endpoint of a page. `with_keys`: whether the server has any, so that one can sign out."""
 
-    async def shown(call: Call) -> Reply:
-        return Reply(_page(name, with_keys), content_type=_HTML, headers=_PRIVATE)
+    async def shown(call: EndpointCall) -> EndpointReply:
+        return EndpointReply(_page(name, with_keys), content_type=_HTML, headers=_PRIVATE)
 
     return shown
 
 
-def sign_in_form() -> Reply:
+def sign_in_form() -> EndpointReply:
     """Return the page that a browser gets in place of any other until it has signed in."""
-    return Reply(_page("sign-in", False), 401, _HTML, _PRIVATE)
+    return EndpointReply(_page("sign-in", False), 401, _HTML, _PRIVATE)
 
 
 class Session(BaseModel):
@@ -84,22 +84,22 @@ class Session(BaseModel):
     key: str
 
 
-def signing(keys: Keyring) -> tuple[Callable[[Call], Awaitable[Reply]], Callable[[Call], Awaitable[Reply]]]:
+def signing(keys: Keyring) -> tuple[Callable[[EndpointCall], Awaitable[EndpointReply]], Callable[[EndpointCall], Awaitable[EndpointReply]]]:
     """The endpoints that begin and end a session."""
 
-    def cookie(call: Call, value: str, lasts: int) -> dict[str, str]:
+    def cookie(call: EndpointCall, value: str, lasts: int) -> dict[str, str]:
         parts = (f"{call.origin.cookie}={value}", "Path=/", "HttpOnly", "SameSite=Strict", f"Max-Age={lasts}", *(("Secure",) if call.origin.secure else ()))
         return {"set-cookie": "; ".join(parts), **_PRIVATE}
 
-    async def sign_in(call: Call) -> Reply:
+    async def sign_in(call: EndpointCall) -> EndpointReply:
         session = keys.sign_in(parsed(Session, call.body).key.strip())
         if session is None:
             raise ApiError(401, "this is no key of this server", code="invalid_api_key")
-        return Reply({"lasts": keys.lasts}, headers=cookie(call, session, keys.lasts))
+        return EndpointReply({"lasts": keys.lasts}, headers=cookie(call, session, keys.lasts))
 
-    async def sign_out(call: Call) -> Reply:
+    async def sign_out(call: EndpointCall) -> EndpointReply:
         keys.sign_out(call.session)
-        return Reply({}, headers=cookie(call, "", 0))
+        return EndpointReply({}, headers=cookie(call, "", 0))
 
     return sign_in, sign_out
 

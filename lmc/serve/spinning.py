@@ -39,7 +39,7 @@ class RunEnded(BaseException):
     """The run was abandoned: raised in a program that would keep computing."""
 
 
-class Running:
+class RunningProgram:
     """A request's run of a program. `kept`: it has a journal, so its current call may finish, since otherwise its
     outcome would be unknown."""
 
@@ -47,7 +47,7 @@ class Running:
         self.program, self.kept = program, False
 
 
-RUN: ContextVar[Running | None] = ContextVar("RUN", default=None)
+RUN: ContextVar[RunningProgram | None] = ContextVar("RUN", default=None)
 
 
 class Ender:
@@ -57,7 +57,7 @@ class Ender:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def end(self, run: Running) -> None:
+    def end(self, run: RunningProgram) -> None:
         task = asyncio.get_running_loop().create_task(self._end(run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -66,7 +66,7 @@ class Ender:
         for task in self._tasks:
             task.cancel()
 
-    async def _end(self, run: Running) -> None:
+    async def _end(self, run: RunningProgram) -> None:
         raised, found = False, list[tuple[int, FrameType]]()
         until = asyncio.get_running_loop().time() + (KEPT if run.kept else 0.0)
         while asyncio.get_running_loop().time() < until and any(threads_of(run)):
@@ -90,7 +90,7 @@ class Ender:
             self._metrics.unended_runs.dec()
 
 
-def threads_of(run: Running) -> Iterator[tuple[int, FrameType]]:
+def threads_of(run: RunningProgram) -> Iterator[tuple[int, FrameType]]:
     """Yield the threads that execute code of the run, with their current frames."""
     own = threading.get_ident()
     for thread, frame in sys._current_frames().items():
@@ -104,7 +104,7 @@ def stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _carries(frame: FrameType, run: Running) -> bool:
+def _carries(frame: FrameType, run: RunningProgram) -> bool:
     """Return whether a frame's callees run in a context of the run: frames of lmc, of threads and of the event loop
     hold it."""
     if frame.f_code.co_filename not in (_THREADING, _EVENTS) and not _is_ours(frame):

@@ -33,10 +33,10 @@ from lmc.errors import LmcError
 from lmc.observing import observer, within
 from lmc.serve import frames
 from lmc.serve.errors import ApiError, as_api_error
-from lmc.serve.gate import Call, Endpoint, Reply
+from lmc.serve.gate import Endpoint, EndpointCall, EndpointReply
 from lmc.serve.metrics import AHEAD
 from lmc.serve.programs import ProgramLoop, Published
-from lmc.serve.spinning import Running, stack, threads_of
+from lmc.serve.spinning import RunningProgram, stack, threads_of
 
 _THREADS = 8
 _LIBRARIES = ("<", str(Path(lmc.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -68,7 +68,7 @@ def _end_with(server: int) -> None:
 async def _serve(control: socket.socket, connection: Connection, told: Mapping[str, Any]) -> None:
     reader, writer = await asyncio.open_connection(sock=control)
     try:
-        worker = Worker(writer, PipeBackend(connection), told)
+        worker = ProgramWorker(writer, PipeBackend(connection), told)
     except (Exception, SystemExit) as error:  # error of a program's file; shown where the server was started
         reason = error.message if isinstance(error, LmcError) else f"{type(error).__name__}: {error}"
         frames.write(writer, {"failed": reason})
@@ -80,12 +80,12 @@ async def _serve(control: socket.socket, connection: Connection, told: Mapping[s
     os._exit(0)  # even if programs have left threads running
 
 
-class Worker:
+class ProgramWorker:
     """Programs, and the current request. On the control loop only."""
 
     def __init__(self, writer: asyncio.StreamWriter, backend: PipeBackend, told: Mapping[str, Any]) -> None:
         self._writer = writer
-        self._left: list[Running] = []
+        self._left: list[RunningProgram] = []
         self._programs: dict[str, Published] = {}
         loop, pool = ProgramLoop(), ThreadPoolExecutor(_THREADS, thread_name_prefix="lmc-worker")
         for target in told["targets"]:
@@ -121,15 +121,15 @@ class Worker:
     async def _answer(self, header: Mapping[str, Any], body: bytes) -> None:
         published = self._programs[header["program"]]
         endpoints = {"run": published.run, "batch": published.batch, "stream": published.stream, "resume": published.resume}
-        call = Call(body, header["path"], header["query"], share=header["share"])  # what it asks is charged by the server's process
+        call = EndpointCall(body, header["path"], header["query"], share=header["share"])  # what it asks is charged by the server's process
         _limit_cpu(self._cpu)
         with within(header["trace"]):
             await self._run(endpoints[header["run"]], call, header["id"])
 
-    async def _run(self, endpoint: Endpoint, call: Call, number: str) -> None:
+    async def _run(self, endpoint: Endpoint, call: EndpointCall, number: str) -> None:
         try:
             answer = await endpoint(call)
-            if isinstance(answer, Reply):
+            if isinstance(answer, EndpointReply):
                 return self._say({"reply": answer.status, "content_type": answer.content_type}, answer.body)
             try:
                 self._say({"events": True})

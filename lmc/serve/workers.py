@@ -33,9 +33,9 @@ from lmc.frontend.interpreter import Function
 from lmc.observing import observer
 from lmc.serve import frames
 from lmc.serve.errors import ApiError
-from lmc.serve.gate import Call, Events, Reply
+from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import AHEAD, Metrics
-from lmc.serve.programs import Described
+from lmc.serve.programs import DescribedProgram
 from lmc.serve.spinning import KEPT
 from lmc.serve.supervisor import SOCKET
 
@@ -69,7 +69,7 @@ class WorkerOptions:
         return hasattr(os, "killpg")
 
 
-class Remote(Described):
+class WorkerEndpoints(DescribedProgram):
     """A program's endpoints, answered by workers. A request's errors are reported by its worker."""
 
     def __init__(self, function: Function, workers: Workers, pool: Executor, journals: Path | None) -> None:
@@ -172,7 +172,7 @@ class Workers:
 
     # -- requests
 
-    async def answer(self, program: str, how: str, call: Call) -> Reply | Events:
+    async def answer(self, program: str, how: str, call: EndpointCall) -> EndpointReply | Events:
         """Return a worker's answer. Raises ApiError; cancelling it ends the program."""
         worker = await self._taken(program)
         worker.charged_to(call.share["account"])
@@ -189,7 +189,7 @@ class Workers:
         self._leave(worker)
         if "error" in header:
             raise _error(header["error"])
-        return Reply(body, header["reply"], header["content_type"])
+        return EndpointReply(body, header["reply"], header["content_type"])
 
     async def _taken(self, program: str) -> _Worker:
         while True:

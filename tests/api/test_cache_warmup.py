@@ -9,7 +9,7 @@ from itertools import takewhile
 import pytest
 
 import lmc
-from lmc.backend.api.cache_warmup import BLOCK, Firsts
+from lmc.backend.api.cache_warmup import BLOCK, CacheWarmup
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Body, Planted, Server
 from tests.api.openai_server import OpenAIModel
@@ -250,7 +250,7 @@ def test_a_first_that_is_stuck_holds_nobody_for_long(monkeypatch):
     monkeypatch.setattr("lmc.backend.api.cache_warmup._LONGEST", 0.05)
 
     async def scenario() -> None:
-        firsts, went = Firsts(), asyncio.Event()
+        firsts, went = CacheWarmup(), asyncio.Event()
 
         async def one(prompt: str) -> None:
             async with firsts.turn(prompt) as turn:
@@ -276,7 +276,7 @@ def test_nothing_is_left_of_what_was_held():
     """Requests in any order, of beginnings within each other, some of which fail: all get their turn, and none stays ahead."""
 
     async def scenario() -> None:
-        firsts = Firsts()
+        firsts = CacheWarmup()
         ended: list[int] = []
 
         async def one(i: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lmc
-from lmc.backend.api.caching import CacheBook, CacheRules, Point, Prompt, choose
+from lmc.backend.api.caching import BlockedPrompt, CacheBook, CacheRules, Point, choose
 from lmc.backend.base import Usage
 from tests.api.cache_billing import READ, WRITE, Blocks, Cache, CachingModel, least_cost, plain_cost
 from tests.api.conftest import QUICK
@@ -224,7 +224,7 @@ def test_what_is_marked_costs_at_most_2_percent_more_than_the_least(asked):
         for i, blocks in enumerate(asked):
             shared = [(n, float(sum(later.keys[:n] == blocks.keys[:n] for later in asked[i + 1 :]))) for n in range(1, len(blocks.keys))]
             whole = float(sum(later.keys[: len(blocks.keys)] == blocks.keys for later in asked[i + 1 :]))
-            prompt = Prompt(tuple(k.encode() for k in blocks.keys), tuple(map(float, blocks.tokens)), tuple(range(len(blocks.keys))))
+            prompt = BlockedPrompt(tuple(k.encode() for k in blocks.keys), tuple(map(float, blocks.tokens)), tuple(range(len(blocks.keys))))
             async with book.turn(prompt, ((-1, whole), *((n, c) for n, c in shared if c)), i, False, 1) as marked:
                 sent = Blocks(blocks.keys, blocks.tokens, marked.blocks)
                 read, wrote, fresh = cache.charge(sent, cache.hit(sent))

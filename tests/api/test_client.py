@@ -9,15 +9,15 @@ import threading
 import pytest
 
 from lmc.backend.api.client import Fault, Malformed
-from lmc.backend.api.loop import Loop
-from lmc.backend.api.rates import Room
+from lmc.backend.api.loop import LoopThread
+from lmc.backend.api.rates import ConcurrencyLimit
 
 pytestmark = pytest.mark.api
 
 
 def test_so_many_at_once_in_order_and_those_who_give_up_take_no_place():
     async def scenario() -> None:
-        room, entered, inside = Room(2), list[int](), 0
+        room, entered, inside = ConcurrencyLimit(2), list[int](), 0
         most = 0
 
         async def one(i: int) -> None:
@@ -42,7 +42,7 @@ def test_so_many_at_once_in_order_and_those_who_give_up_take_no_place():
 
 def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next():
     async def scenario() -> None:
-        room = Room(1)
+        room = ConcurrencyLimit(1)
         await room.__aenter__()
         waits = [asyncio.create_task(room.__aenter__()) for _ in range(2)]
         await asyncio.sleep(0)
@@ -68,7 +68,7 @@ def test_a_fault_without_secrets_is_otherwise_the_same(kind):
 
 def test_while_requests_are_on_their_way_garbage_is_seldom_looked_for_in_all_objects():
     before, during, done = gc.get_threshold(), list[tuple[int, int, int]](), threading.Event()
-    loop = Loop("lmc-test")
+    loop = LoopThread("lmc-test")
 
     async def work(more: int) -> None:
         if more:

@@ -10,7 +10,7 @@ import pytest
 
 import lmc
 from lmc.backend import placement
-from lmc.backend.api.client import Fault, Received, Request
+from lmc.backend.api.client import Fault, HttpRequest, Received
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
 from tests.api.conftest import QUICK
@@ -32,7 +32,7 @@ class Held:
         self.url, self.closed = url, False
         self.waiting: list[asyncio.Future[Received]] = []
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         future = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
         return await future
@@ -41,10 +41,10 @@ class Held:
         self.closed = True
 
 
-def request(begins: int, length: int = 640, limit: int = 16) -> Request:
+def request(begins: int, length: int = 640, limit: int = 16) -> HttpRequest:
     """A prompt that is like others of the same `begins` for all but its last block."""
     ids = [begins] * (length - BLOCK) + [id(object()) % 1000 + i for i in range(BLOCK)]
-    return Request("/generate", {}, keys=keys_of(ids), size=length, limit=limit)
+    return HttpRequest("/generate", {}, keys=keys_of(ids), size=length, limit=limit)
 
 
 class Scenario:
@@ -56,7 +56,7 @@ class Scenario:
         self.wires[url] = Held(url)
         return self.wires[url]
 
-    async def send(self, request: Request) -> str:
+    async def send(self, request: HttpRequest) -> str:
         """The server it went to."""
         before = {url: len(wire.waiting) for url, wire in self.wires.items()}
         self.tasks = [*getattr(self, "tasks", []), asyncio.create_task(self.fleet.post(request))]

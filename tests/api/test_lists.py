@@ -8,7 +8,7 @@ import time
 import pytest
 
 import lmc
-from lmc.backend.api.sglang import Growing
+from lmc.backend.api.sglang import SGLangStream
 from lmc.backend.base import Hints
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.api.conftest import QUICK
@@ -37,7 +37,7 @@ def until(condition):
 
 
 def submit(backend, i):
-    return backend.submit(None, (Text((f"About {i}:",)), Gen(SamplingParams(max_new_tokens=6, temperature=0))), Hints(more=True))
+    return backend.submit(None, (Text((f"About {i}:",)), Gen(SamplingParams(max_new_tokens=6, temperature=0))), Hints(has_more=True))
 
 
 def values(states):
@@ -212,7 +212,7 @@ def test_events_that_have_it_all_and_events_that_have_what_is_new():
         [event("a", [1], 1), event("abc", [1, 2, 3], 3, {"type": "length"})],
         [event("a", [1], 1), event("bc", [2, 3], 3, {"type": "length"})],
     ):
-        part = Growing()
+        part = SGLangStream()
         assert part.add(events[0]) is None
         whole = part.add(events[1])
         assert whole is not None and whole["text"] == "abc" and whole["output_ids"] == [1, 2, 3]

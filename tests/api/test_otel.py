@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import lmc
-from lmc.backend.api.client import Fault, Request
+from lmc.backend.api.client import Fault, HttpRequest
 from lmc.backend.api.litellm import LiteLLMWire
 from tests.api.text_model import TextModel
 
@@ -112,7 +112,7 @@ def test_litellm_is_handed_the_headers(spans):  # noqa: F811
     wire = LiteLLMWire(LiteLLM(), {"extra_headers": {"x": "1"}})
     for headers in ({}, {"traceparent": "00-1-2-01"}):
         with pytest.raises(Fault):
-            asyncio.run(wire.post(Request("", {"model": "m"}, headers)))
+            asyncio.run(wire.post(HttpRequest("", {"model": "m"}, headers)))
     assert [arguments["extra_headers"] for arguments in sent] == [{"x": "1"}, {"x": "1", "traceparent": "00-1-2-01"}]
 
 

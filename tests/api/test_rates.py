@@ -9,8 +9,8 @@ import pytest
 
 import lmc
 from lmc.backend.api import rates
-from lmc.backend.api.client import Client, Fault, Ledger, Patience, Received, Request, Tally
-from lmc.backend.api.rates import Room, told
+from lmc.backend.api.client import AttemptUsage, Client, Fault, HttpRequest, Patience, Received, UsageLedger
+from lmc.backend.api.rates import ConcurrencyLimit, told
 
 pytestmark = pytest.mark.api
 
@@ -75,7 +75,7 @@ class Service:
         prompt = sum(len(m["content"]) for m in body["messages"]) / 4
         return {"requests": 1, "tokens": prompt + body["max_tokens"], "input-tokens": prompt, "output-tokens": body["max_tokens"]}
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -122,12 +122,12 @@ def usage(body):
 
 async def programs(service: Service, n: int, turns: int, *, concurrency: int = 64, begin: int | None = 8, characters: int = 4000, limit: int = 100) -> float:
     """n programs of so many requests, each behind the one before; the seconds that they took."""
-    client = Client(service, name="service", ledger=Ledger(None), concurrency=concurrency, patience=Patience(50, 600.0), begin=begin)  # type: ignore[arg-type]
+    client = Client(service, name="service", ledger=UsageLedger(None), concurrency=concurrency, patience=Patience(50, 600.0), begin=begin)  # type: ignore[arg-type]
     body = {"messages": [{"role": "user", "content": "x" * characters}], "max_tokens": limit}
 
     async def one() -> None:
         for _ in range(turns):
-            await client.call(lambda: Request("/", body), usage, lambda body: None, Tally())
+            await client.call(lambda: HttpRequest("/", body), usage, lambda body: None, AttemptUsage())
 
     await asyncio.gather(*[one() for _ in range(n)])
     return asyncio.get_running_loop().time()
@@ -199,7 +199,7 @@ def test_a_request_that_costs_more_than_there_can_be_goes_when_all_is_there():
 
 
 def test_the_window():
-    room = Room(100, 8)
+    room = ConcurrencyLimit(100, 8)
     for _ in range(8):
         room.grow()
     assert room.window == 16, "twice as many a round"
@@ -212,7 +212,7 @@ def test_the_window():
     for _ in range(20):
         room.shrink()
     assert room.window == 1
-    fresh = Room(100, 8)
+    fresh = ConcurrencyLimit(100, 8)
     fresh.open()
     assert fresh.window == 100
 

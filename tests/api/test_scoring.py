@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lmc
-from lmc.backend.api.scoring import Row
+from lmc.backend.api.scoring import ScoredRow
 from lmc.backend.api.sglang import SGLang
 from lmc.backend.api.vllm import _named_at_once
 from tests.api.sglang_server import WORDS, TokenModel
@@ -104,7 +104,7 @@ def test_a_vllm_server_that_cannot_name_tokens_is_asked_once(vllm):
 
 
 def test_many_tokens_are_named_in_several_requests():
-    contexts = {Row(5, ()): set(range(300)), Row(5, (1,)): {1, 2}, Row(5, (2,)): set(range(1000, 1100)), Row(5, (3,)): {1}}
+    contexts = {ScoredRow(5, ()): set(range(300)), ScoredRow(5, (1,)): {1, 2}, ScoredRow(5, (2,)): set(range(1000, 1100)), ScoredRow(5, (3,)): {1}}
     parts = list(_named_at_once(contexts))
     assert all(len(set().union(*part.values())) <= 128 for part in parts) and len(parts) == 4
     named = [(row, token) for part in parts for row, tokens in part.items() for token in tokens]

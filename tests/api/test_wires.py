@@ -10,7 +10,7 @@ import os
 import pytest
 
 import lmc
-from lmc.backend.api.client import Patience, Request
+from lmc.backend.api.client import HttpRequest, Patience
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.wire import ProxiedWire
 from tests.api.http import Answer, Server
@@ -130,7 +130,7 @@ def test_both_wires_send_and_know_the_same_secrets(opened, make):
 
     async def once() -> set[str]:
         wire = make(with_password(server.url), {"authorization": f"Bearer {KEY}"})
-        await wire.post(Request("/", {}))
+        await wire.post(HttpRequest("/", {}))
         await wire.close()
         return set(wire.secrets)
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
-from lmc.backend.engine.encoding import Vocabulary
+from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import EngineCore, PassOutput
 from lmc.backend.engine.forward_batch import Pass
-from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Kind, Request, TokenLogprob, Top
+from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Request, RequestKind, TokenLogprob, Top
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError
@@ -186,7 +186,7 @@ class FakeRunner:
             theirs = zlib.crc32(span.request.namespace.encode())
             assert (self.namespaces[span.slots] == theirs).all(), "a slot of another namespace"
             assert (self.far[span.slots] == span.is_far).all(), "a slot of a sequence of another length"
-            if (near := span.request.near) is not None and span.request.kind is Kind.GENERATE:
+            if (near := span.request.near) is not None and span.request.kind is RequestKind.GENERATE:
                 assert span.is_far == (span.request.wanted_len > near), "positions of a sequence of another length"
             for i in range(len(span.ids)):
                 contexts.append(self.slots[span.slots[: span.position + i + 1]])
@@ -432,7 +432,7 @@ def backend(
     max_context: int = 2048,
     max_batch: int = 32,
     chunk: int = 64,
-    words: Vocabulary | None = None,
+    words: TokenizerProtocol | None = None,
     compiler: Compiler | None = None,
     runs: type[FakeRunner] = FakeRunner,
     host: int = 0,
@@ -499,7 +499,7 @@ def reference_ids(prompt: Sequence[int], n: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def automata(words: Vocabulary, *, forced: bool = True) -> ConstraintCompiler:
+def automata(words: TokenizerProtocol, *, forced: bool = True) -> ConstraintCompiler:
     """A compiler over a vocabulary."""
     return ConstraintCompiler(
         [words.token_bytes(i) for i in range(words.vocab_size)],

@@ -211,7 +211,7 @@ def _lose(path: Path, size: int) -> None:
 def _watch(point: Callable[[str], None], counts: Counter[str], synced: memoryview[int]) -> None:
     """Makes the points of a journal: each entry is a group of its own, and each group written by itself, so that there are as many as can be."""
     kill_programs.point = point
-    write, sync, reserve, add = files.write_all, os.fsync, room.Room.reserve, journal.Journal.add
+    write, sync, reserve, add = files.write_all, os.fsync, room.ReservedBlocks.reserve, journal.JournalFile.add
 
     def numbered(what: str) -> str:
         counts[what] += 1
@@ -241,7 +241,7 @@ def _watch(point: Callable[[str], None], counts: Counter[str], synced: memoryvie
         add(self, entry)
         self.gather()
 
-    files.write_all, os.fsync, room.Room.reserve, journal.Journal.add = writes, syncs, reserves, adds  # type: ignore[assignment]
+    files.write_all, os.fsync, room.ReservedBlocks.reserve, journal.JournalFile.add = writes, syncs, reserves, adds  # type: ignore[assignment]
 
 
 def memory() -> str | None:

@@ -15,7 +15,7 @@ from lmc import codec
 from lmc.backend.base import Output, Result, Usage
 from lmc.durable import answers, journal, records
 from lmc.durable.groups import first_line, journal_of
-from lmc.durable.journal import Journal
+from lmc.durable.journal import JournalFile
 from lmc.durable.run import RunJournal
 from lmc.errors import CancelledError, JournalError
 from lmc.prompt import Gen, Prompt
@@ -113,8 +113,8 @@ def test_answers_of_a_run_are_in_the_order_in_which_they_were_asked(tmp_path: Pa
             assert order == places, item
 
 
-def opened(path: Path) -> Journal:
-    return Journal.open(path, {"kind": "run", "seed": 1}, int)
+def opened(path: Path) -> JournalFile:
+    return JournalFile.open(path, {"kind": "run", "seed": 1}, int)
 
 
 def asked(run: RunJournal, n: int = 0) -> Result:

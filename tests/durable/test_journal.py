@@ -497,8 +497,8 @@ def test_runs_of_a_batch_wait_for_the_disk_together(way: int, tmp_path: Path, mo
         assert all_asked.wait(60)
         real(self)
 
-    program, real = lmc.compile(fetches), journal.Journal._sync
-    monkeypatch.setattr(journal.Journal, "_sync", sync)
+    program, real = lmc.compile(fetches), journal.JournalFile._sync
+    monkeypatch.setattr(journal.JournalFile, "_sync", sync)
     batch = [program.batch, lambda i, **o: asyncio.run(program.abatch(i, **o)), partial(fetches.run_batch, num_threads=6)][way]
     assert len(batch(items, backend=lmc.Mock(fault=fault), seed=1, journal=tmp_path / "j")) == len(CALLS) == 6
 
@@ -516,7 +516,7 @@ def test_a_run_that_is_cancelled_before_its_tool_begins_is_not_in_doubt(tmp_path
 
     program, items = lmc.compile(fetches), [{"q": "q"}]
     with monkeypatch.context() as patched, pytest.raises(asyncio.CancelledError):
-        patched.setattr(journal.Journal, "synced", interrupted)
+        patched.setattr(journal.JournalFile, "synced", interrupted)
         asyncio.run(main())
     assert not CALLS
     (state,) = asyncio.run(program.abatch(items, backend=(mock := lmc.Mock()), seed=1, journal=tmp_path / "j"))

@@ -276,7 +276,7 @@ def test_reserved_blocks_are_no_part_of_the_file_and_given_back(tmp_path: Path) 
     with (tmp_path / "f").open("w+b") as file:
         file.write(b"12345")
         file.flush()
-        held = room.Room(file.fileno())
+        held = room.ReservedBlocks(file.fileno())
         held.reserve(5)
         status = os.fstat(file.fileno())
         assert status.st_size == 5

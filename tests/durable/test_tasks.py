@@ -197,8 +197,8 @@ def test_of_several_tools_only_those_without_a_result_are_in_doubt(tmp_path: Pat
 
 @pytest.mark.parametrize("way", range(2))
 def test_tools_that_begin_together_wait_for_the_disk_together(way: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited, sync = list[Any](), journal.Journal.sync
-    monkeypatch.setattr(journal.Journal, "sync", lambda self: (waited.append(CALLS[:]), sync(self)))  # type: ignore[misc]
+    waited, sync = list[Any](), journal.JournalFile.sync
+    monkeypatch.setattr(journal.JournalFile, "sync", lambda self: (waited.append(CALLS[:]), sync(self)))  # type: ignore[misc]
     CALLS.clear()
     run = [gathers_charges.run, lmc.compile(gathers_charges)][way]
     run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")

@@ -17,7 +17,7 @@ import pytest
 import lmc
 from lmc.backend.mock import Mock
 from lmc.frontend import flights
-from lmc.frontend.batches import Batch
+from lmc.frontend.batches import PendingBatch
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 
@@ -287,7 +287,7 @@ def test_what_may_be_done_ahead_is_done_while_all_wait():
 
     bound = [program.arguments((), {"i": i}) for i in range(6)]
     maker = program._batch_maker(range(6), lmc.frontend.options.Options.of({"backend": backend, "seed": 1}))  # type: ignore[attr-defined]
-    assert len(list(Batch(program, bound, maker, limit=2, ahead=before).in_order())) == 6
+    assert len(list(PendingBatch(program, bound, maker, limit=2, ahead=before).in_order())) == 6
     assert ahead == [(place, place, 2) for place in range(2, 6)]
 
 
@@ -299,9 +299,9 @@ def test_completed_gives_each_as_soon_as_it_is_done():
         ask(s, str(i))
         assert events[i].wait(PATIENCE)
 
-    def batch() -> Batch:
+    def batch() -> PendingBatch:
         bound = [program.arguments((), {"i": i}) for i in range(3)]
-        return Batch(program, bound, program._batch_maker(range(3), lmc.frontend.options.Options.of({"backend": Mock()})))  # type: ignore[attr-defined]
+        return PendingBatch(program, bound, program._batch_maker(range(3), lmc.frontend.options.Options.of({"backend": Mock()})))  # type: ignore[attr-defined]
 
     events[2].set()
     found = list[int]()

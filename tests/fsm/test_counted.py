@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lmc.fsm.algebra import both, minimised
 from lmc.fsm.arrays import ArrayDFA
-from lmc.fsm.bounds import TooLarge, Work
+from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.counted import counted
 from lmc.fsm.dfa import build
 from lmc.fsm.json_schema import compile_schema
@@ -30,7 +30,7 @@ from tests.searching import search
 def check(pattern: str, low: int, high: int | None, most: int = 3000) -> None:
     language = parse(pattern)
     expected = both(language, repeat(ANY, low, high))
-    found = counted(minimised(language, Work()), low, high)
+    found = counted(minimised(language, TransitionBudget()), low, high)
     if expected == NOTHING:
         assert found == NOTHING
         return
@@ -58,7 +58,7 @@ def test_the_language_of_any_regex_beside_any_length(pattern, low, more):
 @pytest.mark.parametrize(("pattern", "low", "high"), [("(ab|cde)*é?", 3, 9), ("é*(abc)*", 4, None), (r"[a-z]+@[a-z]+(\.[a-zé]+)*", 5, 12)])
 def test_the_distance_to_an_end_is_exact_in_bytes(pattern, low, high):
     language = parse(pattern)
-    made = LazyDFA(counted(minimised(language, Work()), low, high), {}, frozenset())
+    made = LazyDFA(counted(minimised(language, TransitionBudget()), low, high), {}, frozenset())
     whole = ArrayDFA.of(build(both(language, repeat(ANY, low, high))))
     rng = random.Random(pattern)
     for _ in range(30):
@@ -103,6 +103,6 @@ def test_rows_are_the_tokens_that_can_be_stepped(low, high):
 
 def test_counts_that_take_too_long_are_refused():
     with pytest.raises(TooLarge):
-        counted(minimised(parse("(abc|defgh)*(x|y)"), Work()), 0, 1_000_000)
+        counted(minimised(parse("(abc|defgh)*(x|y)"), TransitionBudget()), 0, 1_000_000)
     with pytest.raises(TooLarge):
-        counted(minimised(parse("(" + "a" * 97 + ")*"), Work()), 0, 30_000)
+        counted(minimised(parse("(" + "a" * 97 + ")*"), TransitionBudget()), 0, 30_000)

@@ -6,7 +6,7 @@ import pytest
 from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm import grammar, json_ways
 from lmc.fsm.algebra import automaton, both, is_empty, without
-from lmc.fsm.bounds import TooLarge, Work
+from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.json_layout import one_line
@@ -205,14 +205,14 @@ def test_a_quote_that_may_open_a_longer_token_is_not_forced():
 
 def test_combining_languages_ends_when_the_work_is_used_up():
     several = [parse(f".*{c}.*") for c in "abcde"]
-    work = Work(200)
+    work = TransitionBudget(200)
     with pytest.raises(TooLarge):
         functools.reduce(lambda a, b: both(a, b, work), several)
     assert functools.reduce(both, several) != NOTHING
 
 
 def test_patterns_that_take_too_much_work_together_are_checked_later_or_refused(monkeypatch):
-    monkeypatch.setattr(json_ways, "Work", lambda: Work(200))
+    monkeypatch.setattr(json_ways, "Work", lambda: TransitionBudget(200))
     word = {"type": "string", "allOf": [{"pattern": c} for c in "abcdef"]}
     schema = {"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}
     with pytest.warns(SchemaWarning, match="/properties/word has a pattern beside a length or another pattern"):

@@ -24,7 +24,7 @@ from lmc.fsm.json_keywords import KEYWORDS
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_shapes import type_of
 from lmc.fsm.json_text import NOTHING, Bounds, integer, limited, number
-from lmc.fsm.regex import Graph, parse, parts_of
+from lmc.fsm.regex import NodeGraph, parse, parts_of
 from lmc.fsm.sources import automaton_of, ebnf_of, lazily, machine_of
 from tests.fsm.random_schemas import VALUES, random_schema
 from tests.fsm.schemas import LATER, RECURSIVE, REFUSED, SCHEMAS
@@ -516,4 +516,4 @@ def test_lengths_beside_a_pattern_are_counts_of_its_repeats(pattern, low, high):
     made = lazily(Grammar(found, {})) if found != NOTHING else None
     assert [t for t in texts if made is not None and made.accepts(t.encode())] == wanted
     if LIMITED[pattern]:
-        assert not any(isinstance(node, Graph) for node in (found, *parts_of(found)))
+        assert not any(isinstance(node, NodeGraph) for node in (found, *parts_of(found)))

@@ -18,10 +18,10 @@ from lmc.fsm import vocabulary as vocabulary_module
 from lmc.fsm.arrays import LONG, ArrayDFA
 from lmc.fsm.dfa import DEAD, compile_regex
 from lmc.fsm.regex import parse
-from lmc.fsm.runs import Run
+from lmc.fsm.runs import ClassRun
 from lmc.fsm.sources import begun
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
-from lmc.fsm.trie import Trie
+from lmc.fsm.trie import ByteTrie
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
 from tests.fsm.small_vocabulary import EOS, SPECIAL, small, smollm2
@@ -288,7 +288,7 @@ def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
     key = made.dfa.step(made.start, b'{"')
     monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
     for walk in ("walk", "from_all"):
-        monkeypatch.setattr(Trie, walk, None)
+        monkeypatch.setattr(ByteTrie, walk, None)
     assert np.array_equal(np.unpackbits(made.mask(key).view(np.uint8), bitorder="little").astype(bool), legal)
     assert made.dfa.states < 80
 
@@ -299,7 +299,7 @@ def test_a_prepared_vocabulary_has_the_run_of_strings(monkeypatch):
     vocabulary = Vocabulary(words.tokens, words.eos).prepare()
     made = TokenAutomaton(begun("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'), vocabulary)
     monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
-    monkeypatch.setattr(Run, "of", None)
+    monkeypatch.setattr(ClassRun, "of", None)
     made.mask(made.dfa.step(made.start, b'{"a": "b'))
 
 
@@ -336,7 +336,7 @@ def test_a_row_of_a_whole_automaton_is_one_walk(monkeypatch):
     """Whole levels of the trie, without lists of the nodes that are legal: those took 3 ms of a row's 4."""
     vocabulary, _ = small()
     automaton = TokenAutomaton(compile_regex(r'"([^"\\]|\\.)*"'), vocabulary)
-    monkeypatch.setattr(Trie, "from_all", None)
+    monkeypatch.setattr(ByteTrie, "from_all", None)
     inside = automaton.dfa.step(0, b'"a')
     legal = [t for t in range(len(vocabulary.tokens)) if automaton.next(inside, t) >= 0]
     assert np.flatnonzero(np.unpackbits(automaton.mask(inside).view(np.uint8), bitorder="little")).tolist() == legal

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 
 from lmc.ir import Builder, Graph
-from lmc.ir.layout import HEIGHT, WIDTH, Picture, picture
+from lmc.ir.layout import HEIGHT, WIDTH, GraphLayout, picture
 from tests.ir.graphs import graphs
 from tests.searching import search
 
 
-def apart(drawn: Picture) -> bool:
+def apart(drawn: GraphLayout) -> bool:
     """Whether no two boxes overlap, and all lie inside of the picture."""
     steps = sorted(drawn.steps, key=lambda s: s.y)
     for i, a in enumerate(steps):

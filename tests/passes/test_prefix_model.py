@@ -9,7 +9,7 @@ import pytest
 
 import lmc
 from benchmarks.workloads import Size, Workload, figures
-from lmc.backend.engine.request import Kind
+from lmc.backend.engine.request import RequestKind
 
 pytestmark = pytest.mark.model
 
@@ -55,7 +55,7 @@ def test_prompt_tokens_computed_are_the_unique_ones(
     spent = engine.counters() - before
     assert spent.prefilled_tokens == spent.unique_tokens
     prompts = nodes((r.prompt.tolist(), 0) for r in requests)
-    decoded = nodes((r.ids[: r.length - 1].tolist(), r.prompt_len) for r in requests if r.kind is Kind.GENERATE)
+    decoded = nodes((r.ids[: r.length - 1].tolist(), r.prompt_len) for r in requests if r.kind is RequestKind.GENERATE)
     rows = sum(b.rows for r in requests for b in r.branches)
     if workload.name not in ("json", "judge"):  # forced tokens at the head of an answer are computed with its prompt
         assert spent.prefilled_tokens == len(prompts - decoded) + rows

@@ -94,7 +94,7 @@ def test_what_is_prefilled_belongs_to_the_lease_and_the_clock_of_the_tool_stays(
     first = ask(engine, core, "p" * 50, run=run)
     (lease,) = core.scheduler.runs.leases()
     before = lease.node.end
-    handle = engine.prefill(first, [Text(("q" * 60,))], Hints(run=run, spare=True))
+    handle = engine.prefill(first, [Text(("q" * 60,))], Hints(run=run, low_priority=True))
     drain(core)
     (same,) = core.scheduler.runs.leases()
     assert same is lease and lease.node.end > before + 40 and not same.wanted
@@ -111,7 +111,7 @@ def test_what_is_made_in_passing_is_given_up_where_there_is_no_room():
     run = ProgramRun("agent")
     pin = engine.prefill(None, [Text(("q" * 40,))], Hints(pin=True))
     first = ask(engine, core, "p" * 40, run=run)
-    handle = engine.prefill(first, [Text(("r" * 50,))], Hints(run=run, spare=True))
+    handle = engine.prefill(first, [Text(("r" * 50,))], Hints(run=run, low_priority=True))
     drain(core)
     stats = engine.stats()
     assert (stats["leases"], stats["broken_leases"], stats["pinned"], stats["waiting"], stats["running"]) == (1, 0, 1, 0, 0)

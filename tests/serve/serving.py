@@ -13,13 +13,13 @@ import httpx
 
 import lmc
 from lmc.serve.app import create_app
-from lmc.serve.settings import Settings
+from lmc.serve.settings import ServerSettings
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
-def settings(**limits: Any) -> Settings:
-    return Settings(("mock",), **limits)
+def settings(**limits: Any) -> ServerSettings:
+    return ServerSettings(("mock",), **limits)
 
 
 @asynccontextmanager
@@ -106,11 +106,11 @@ async def until(ready: Callable[[], Any], seconds: float = 10.0) -> None:
 @contextmanager
 def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
     """A server on a thread; its URL."""
-    from lmc.serve.main import Server, listen
+    from lmc.serve.main import DrainingServer, listen
 
     app = create_app(lmc.Mock() if backend is None else backend, settings(**limits), programs)
     where = listen("127.0.0.1", 0)
-    server = Server(app, app.state.entrance, drain=10)
+    server = DrainingServer(app, app.state.entrance, drain=10)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [where]}, daemon=True)
     thread.start()
     try:

@@ -14,9 +14,9 @@ import pytest
 
 import lmc
 from lmc.errors import ParameterError
-from lmc.serve.audit import AuditLog, Entry
+from lmc.serve.audit import AuditEntry, AuditLog
 from lmc.serve.errors import ApiError
-from lmc.serve.keys import Account, Key, Keyring, Limits, digest_of, line_of, new_key, parse
+from lmc.serve.keys import Account, Key, KeyLimits, Keyring, digest_of, line_of, new_key, parse
 from lmc.serve.main import Tls, loopback_names
 from tests.serve.serving import HELLO, ByHand, post, running, talk, until
 from tests.serve.test_process import served
@@ -115,14 +115,14 @@ def inside(account, program=None):
 
 
 def test_a_key_has_a_share() -> None:
-    (key,) = parse(line_of(Key.of("k", "alice", Limits(priority=4))), "keys")
+    (key,) = parse(line_of(Key.of("k", "alice", KeyLimits(priority=4))), "keys")
     assert Account(key, Clock()).priority == 4.0
     assert Account(None, Clock()).priority == 1.0
 
 
 def test_requests_a_minute():
     clock = Clock()
-    account = Account(Key.of("k", "alice", Limits(requests=2)), clock)
+    account = Account(Key.of("k", "alice", KeyLimits(requests=2)), clock)
     assert inside(account) and inside(account)
     with pytest.raises(ApiError, match="2 requests a minute") as refused:
         inside(account)
@@ -139,7 +139,7 @@ def test_requests_a_minute():
 
 def test_tokens_a_minute_are_known_afterwards():
     clock = Clock()
-    account = Account(Key.of("k", "alice", Limits(tokens=100)), clock)
+    account = Account(Key.of("k", "alice", KeyLimits(tokens=100)), clock)
     assert inside(account)
     account.spend(250)
     with pytest.raises(ApiError, match="100 tokens a minute") as refused:
@@ -150,7 +150,7 @@ def test_tokens_a_minute_are_known_afterwards():
 
 
 def test_requests_at_once_and_programs():
-    account = Account(Key.of("k", "alice", Limits(concurrency=1, programs=frozenset({"judge"}))), Clock())
+    account = Account(Key.of("k", "alice", KeyLimits(concurrency=1, programs=frozenset({"judge"}))), Clock())
     with account.admitted("judge"), pytest.raises(ApiError, match="has 1 requests at once"):
         inside(account)
     assert inside(account), "room is given back"
@@ -160,7 +160,7 @@ def test_requests_at_once_and_programs():
 
 
 def test_limits_of_a_key_are_those_of_its_requests():
-    keys = [Key.of("a", "alice", Limits(tokens=1)), Key.of("b", "bob", Limits(programs=frozenset({"other"}))), Key.of("c", "carol", Limits(concurrency=1))]
+    keys = [Key.of("a", "alice", KeyLimits(tokens=1)), Key.of("b", "bob", KeyLimits(programs=frozenset({"other"}))), Key.of("c", "carol", KeyLimits(concurrency=1))]
 
     async def work():
         mock = lmc.Mock()
@@ -200,7 +200,7 @@ def test_every_answer_is_counted(path, stream):
         assert (await client.post(path, json=body.get(path, {"name": "Ann"}), headers=headers)).status_code == 200
         assert (await client.post(path, json=body.get(path, {"name": "Ann"}), headers=headers)).status_code == 429
 
-    talk(work, None, PROGRAMS, api_keys=[Key.of("a", "alice", Limits(tokens=1))])
+    talk(work, None, PROGRAMS, api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))])
 
 
 LEFT = {
@@ -215,7 +215,7 @@ def test_tokens_of_an_answer_whose_client_left_are_counted(path, tmp_path):
 
     async def work():
         mock = lmc.Mock(latency=60)
-        async with running(mock, PROGRAMS, api_keys=[Key.of("a", "alice", Limits(tokens=1))], audit_log=tmp_path / "log") as app:
+        async with running(mock, PROGRAMS, api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))], audit_log=tmp_path / "log") as app:
             call = ByHand(app, path.partition("#")[0], json.dumps(LEFT[path]).encode(), {"authorization": "Bearer a"})
             await until(lambda: mock._pending)
             call.leave()
@@ -247,12 +247,12 @@ def test_tokens_of_a_program_that_fails_are_counted(path):
         await client.post(path, json=body, headers={"authorization": "Bearer a"})
         assert (await client.post(path, json=body, headers={"authorization": "Bearer a"})).status_code == 429
 
-    talk(work, None, [fails], api_keys=[Key.of("a", "alice", Limits(tokens=1))])
+    talk(work, None, [fails], api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))])
 
 
 def test_tokens_that_come_behind_a_line_of_the_audit_log_are_in_it_too(tmp_path):
     log = AuditLog(tmp_path / "log")
-    entries = [Entry(name, "alice", "", "POST", "/") for name in "ab"]
+    entries = [AuditEntry(name, "alice", "", "POST", "/") for name in "ab"]
     for entry in entries:
         log.write(entry)
         log.spend(entry, 5)
@@ -278,11 +278,11 @@ def test_arguments_may_be_called_like_options(path):
         assert first.status_code == 200 and "savings" in first.text, first.text
         assert (await ask()).status_code == 429
 
-    talk(work, None, [bank], api_keys=[Key.of("a", "alice", Limits(tokens=1))])
+    talk(work, None, [bank], api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))])
 
 
 def test_a_file_of_keys_has_their_digests():
-    key = Key.of(new_key(), "alice", Limits(60, 1000, 4, frozenset({"b", "a"})))
+    key = Key.of(new_key(), "alice", KeyLimits(60, 1000, 4, frozenset({"b", "a"})))
     line = line_of(key)
     assert line == f"alice sha256:{key.digest} requests=60 tokens=1000 concurrency=4 programs=a,b"
     assert parse(f"# who may ask\n\n{line}\nplain-key\n", "keys") == [key, Key.of("plain-key", "line 4")]

@@ -11,7 +11,7 @@ import pytest
 
 import lmc
 from lmc.backend.api.client import Patience
-from lmc.serve.keys import Key, Limits
+from lmc.serve.keys import Key, KeyLimits
 from tests.api.http import Answer, Planted, Server
 from tests.serve.serving import ByHand, events, running, talk, until
 
@@ -68,7 +68,7 @@ def test_messages_reach_the_api_and_what_it_reports_is_charged(form: str, stream
             found = await client.post(path, json={**body, "stream": stream}, headers={"authorization": "Bearer k"})
             return found, (await client.get("/metrics", headers={"authorization": "Bearer k"})).text
 
-        found, metrics = over(api, work, audit_log=log, api_keys=[Key.of("k", "kim", Limits())])
+        found, metrics = over(api, work, audit_log=log, api_keys=[Key.of("k", "kim", KeyLimits())])
         (seen,) = api.seen
     assert found.status_code == 200, found.text
     assert seen.body["messages"] == SYSTEM_AND_USER

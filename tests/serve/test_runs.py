@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import lmc
-from lmc.serve.keys import Key, Limits, digest_of
+from lmc.serve.keys import Key, KeyLimits, digest_of
 from tests.browser import CHROMIUM, MISSING, browser
 from tests.serve.serving import on_a_port, post, talk
 
@@ -97,7 +97,7 @@ def test_an_effect_in_doubt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_runs_belong_to_those_who_may_run_the_program_and_the_page_holds_nothing(tmp_path: Path) -> None:
-    keys = [Key("all", digest_of("all"), Limits()), Key("few", digest_of("few"), Limits(programs=frozenset({"other"})))]
+    keys = [Key("all", digest_of("all"), KeyLimits()), Key("few", digest_of("few"), KeyLimits(programs=frozenset({"other"})))]
     how: dict[str, Any] = {"programs": [mail], "journals": tmp_path, "api_keys": keys}
     post("/programs/mail?run=secret", {"to": "Ann"}, headers={"authorization": "Bearer all"}, **how)
 
@@ -121,7 +121,7 @@ _WAIT = """new Promise(done => { const look = () => document.body.textContent.in
 
 @pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 def test_a_person_answers_on_the_page(tmp_path: Path) -> None:
-    keys = [Key("all", digest_of("the-key"), Limits())]
+    keys = [Key("all", digest_of("the-key"), KeyLimits())]
     with on_a_port(programs=[mail], journals=tmp_path / "runs", api_keys=keys) as url, browser(tmp_path / "profile") as tab:
         asked = httpx.post(f"{url}/programs/mail?run=p1", json={"to": "<b>Ann</b>"}, headers={"authorization": "Bearer the-key"})
         assert asked.status_code == 202

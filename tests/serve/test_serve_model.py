@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lmc.serve.app import create_app
-from lmc.serve.settings import Settings
+from lmc.serve.settings import ServerSettings
 from tests.serve.serving import ByHand, until
 
 pytestmark = pytest.mark.model
@@ -29,7 +29,7 @@ def engine():
 
 def talk(engine, work):
     async def main():
-        app = create_app(engine, Settings(("smollm2",)))
+        app = create_app(engine, ServerSettings(("smollm2",)))
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=120)
         async with app.router.lifespan_context(app), client:
             return await work(client, app)

@@ -9,12 +9,12 @@ import pytest
 
 import lmc
 from lmc.serve import keys as keyrings
-from lmc.serve.keys import Key, Keyring, Limits, digest_of
+from lmc.serve.keys import Key, KeyLimits, Keyring, digest_of
 from tests.serve.serving import HELLO, talk
 
 pytestmark = pytest.mark.api
 
-KEYS = [Key("all", digest_of("the-key"), Limits()), Key("few", digest_of("few-key"), Limits(programs=frozenset({"other"})))]
+KEYS = [Key("all", digest_of("the-key"), KeyLimits()), Key("few", digest_of("few-key"), KeyLimits(programs=frozenset({"other"})))]
 HTML = {"accept": "text/html"}
 PAGES = ("/", "/docs", "/runs")
 

@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 import lmc
-from lmc.serve.keys import Key, Limits, digest_of
+from lmc.serve.keys import Key, KeyLimits, digest_of
 from tests.browser import CHROMIUM, MISSING, browser
 from tests.serve.serving import on_a_port, talk
 from tests.test_pictures import FAINT, WIDE
 
 pytestmark = pytest.mark.api
 
-KEYS = [Key("all", digest_of("the-key"), Limits())]
+KEYS = [Key("all", digest_of("the-key"), KeyLimits())]
 HEADERS = {"authorization": "Bearer the-key"}
 _WAIT = """new Promise(done => { const look = () => (WANTED) && done(true);
   new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true}); look(); })"""

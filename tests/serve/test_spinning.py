@@ -111,14 +111,14 @@ def still(run):
 @pytest.fixture
 def runs(monkeypatch):
     """The runs that requests began."""
-    found: list[spinning.Running] = []
+    found: list[spinning.RunningProgram] = []
 
-    class Seen(spinning.Running):
+    class Seen(spinning.RunningProgram):
         def __init__(self, program):
             super().__init__(program)
             found.append(self)
 
-    monkeypatch.setattr("lmc.serve.programs.Running", Seen)
+    monkeypatch.setattr("lmc.serve.programs.RunningProgram", Seen)
     BEGUN.clear()
     RELEASE.clear()
     yield found

@@ -9,7 +9,7 @@ import pytest
 
 import lmc
 from lmc.backend.engine.chat_template import WholeTemplate, whole
-from lmc.backend.families import HERMES, LLAMA3, MISTRAL, Call, family_of
+from lmc.backend.families import HERMES, LLAMA3, MISTRAL, WrittenCall, family_of
 from lmc.errors import ProgramError
 from lmc.prompt import Special, plain
 from tests.serve.serving import chat, events
@@ -126,7 +126,7 @@ def test_what_a_required_call_must_match():
         tag = json.loads(family.required([("weather", None), ("f", {"type": "object"})]).source)
         one = tag["format"]["elements"][0]
         text = one["begin"] + '{"city": "Oslo"}' + one["end"]
-        assert family.split(text) == ("", [Call("weather", '{"city": "Oslo"}')])
+        assert family.split(text) == ("", [WrittenCall("weather", '{"city": "Oslo"}')])
 
 
 def test_families():
@@ -135,9 +135,9 @@ def test_families():
     assert family_of('Respond in the format {"name": function name, "parameters": dictionary}') is LLAMA3
     assert family_of("<tool_call><function=x>") is None
     assert family_of("[TOOL_CALLS]f[ARGS]{}") is None
-    assert LLAMA3.split('{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}')[1] == [Call("f", '{"a": 1}'), Call("g", "{}")]
+    assert LLAMA3.split('{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}')[1] == [WrittenCall("f", '{"a": 1}'), WrittenCall("g", "{}")]
     assert LLAMA3.split('{"a": 1}') == ('{"a": 1}', [])
-    assert MISTRAL.split('[{"name": "f", "arguments": {"a": "é"}}]')[1] == [Call("f", '{"a": "é"}')]
+    assert MISTRAL.split('[{"name": "f", "arguments": {"a": "é"}}]')[1] == [WrittenCall("f", '{"a": "é"}')]
     for text in ("[1, 2] are numbers", "[", "{} {"):
         assert MISTRAL.split(text) == (text, [])
     assert LLAMA3.settled("  ") == 0

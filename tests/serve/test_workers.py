@@ -20,7 +20,7 @@ import pytest
 
 import lmc
 from lmc.serve.app import create_app
-from lmc.serve.keys import Key, Limits
+from lmc.serve.keys import Key, KeyLimits
 from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
 from tests.backend import engine_fakes
@@ -226,7 +226,7 @@ def test_what_a_worker_asked_is_counted_however_its_program_ends(file, tmp_path,
     async def work():
         engine, _ = engine_fakes.backend()
         with engine:
-            async with running(file, engine, api_keys=[Key.of("a", "alice", Limits(tokens=1))], audit_log=tmp_path / "log") as app:
+            async with running(file, engine, api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))], audit_log=tmp_path / "log") as app:
                 ask = lambda: ByHand(app, "/programs/wild", json.dumps({"how": how, "marker": str(tmp_path / "begun")}).encode(), {"authorization": "Bearer a"})
                 call = ask()
                 await until(lambda: begun(tmp_path / "begun"), 60)

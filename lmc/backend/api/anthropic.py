@@ -10,13 +10,13 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Reply, Sample
+from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Sample, ServerReply
 from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import REFUSAL, check_asked, check_came, choice_schema, names, strict
-from lmc.backend.api.caching import CacheBook, Prompt, prompt_of, rules_of
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request, Tally, reading
+from lmc.backend.api.caching import BlockedPrompt, CacheBook, prompt_of, rules_of
+from lmc.backend.api.client import AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience, Received, reading
 from lmc.backend.api.messages import MESSAGES, conversation
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.backend.api.reports import count_of
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.wire import (
@@ -143,12 +143,12 @@ class Anthropic(ApiBackend):
     def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
         return choice_schema(choices)
 
-    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         return await self.choose_by_answer(place, ask, tally)
 
-    async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         if ask.params.max_new_tokens == 0 and beyond is None:
-            return Reply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
+            return ServerReply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
         while True:
             known = frozenset(self._cannot)  # other requests may learn while this is in flight
             try:
@@ -162,7 +162,7 @@ class Anthropic(ApiBackend):
                 self._cannot.add(name)
                 log("backend", f"{self.name} does not take {name}: {fault.message}")
 
-    async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def _asked(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         found = conversation(place, self.name)
         system = "\n\n".join(_text(m["content"]) for m in found.closed if m["role"] == "system")
         messages = _turns([m for m in found.closed if m["role"] != "system"])
@@ -178,12 +178,12 @@ class Anthropic(ApiBackend):
         sent = tuple(stop for stop in stops if stop.strip())  # the API refuses others; they are applied here
         body = self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {}) | _tools(ask, found.closed)
 
-        def read(body: Body) -> Reply:
+        def read(body: Body) -> ServerReply:
             text, finish, extra = _answer(body, bool(ask.tools) or "tools" in self._extra)
             text = text.removeprefix(cut_off) if cut_off else text
             usage: Any = body.get("usage")
             tier = {"service_tier": usage["service_tier"]} if isinstance(usage, dict) and usage.get("service_tier") else {}
-            return Reply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent, tier)
+            return ServerReply((Sample(text, finish, extra=extra),), str(body.get("id", "")), str(body.get("model", "")), expected, sent, tier)
 
         shown = feed is not None and not cut_off and sent == stops and not ask.params.stop_regex
         watch = Watch(feed) if feed is not None and shown else None
@@ -198,7 +198,7 @@ class Anthropic(ApiBackend):
         async with self._cache.turn(prompt, tally.shared, (tally.loc, tally.name), again, ask.params.n) as marked:
             watch = watch or (UNWATCHED if marked.turn.first else None)
             ttl = {"ttl": "1h"} if marked.hour else {}
-            own = Tally(tally.name, tally.loc, trace=tally.trace)  # equal samples share one
+            own = AttemptUsage(tally.name, tally.loc, trace=tally.trace)  # equal samples share one
             try:
                 reply = await self._sent(_with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
                 marked.turn.begun()
@@ -207,13 +207,13 @@ class Anthropic(ApiBackend):
                 tally.add(own)
                 self._cache.answered(prompt, marked, own.usage)
 
-    async def _sent(self, body: Body, read: Callable[[Body], Reply], watch: Watch | None, tally: Tally, begun: Callable[[], None] = lambda: None) -> Reply:
+    async def _sent(self, body: Body, read: Callable[[Body], ServerReply], watch: Watch | None, tally: AttemptUsage, begun: Callable[[], None] = lambda: None) -> ServerReply:
         """Send a request, with the answer at once, or as a stream for a watcher; `begun` is called when it begins to
         arrive."""
         if watch is None:
-            return await self.client.call(lambda: Request("/v1/messages", body), _usage, read, tally)
+            return await self.client.call(lambda: HttpRequest("/v1/messages", body), _usage, read, tally)
         streamed = {**body, "stream": True}
-        return await self.client.stream(lambda: Request("/v1/messages", streamed), _usage, lambda: _Pieces(watch, read, begun), tally)
+        return await self.client.stream(lambda: HttpRequest("/v1/messages", streamed), _usage, lambda: _Pieces(watch, read, begun), tally)
 
     def _body(self, ask: Gen, beyond: Beyond | None, prefix: int, stops: Sequence[str]) -> Body:
         params, constraint = ask.params, ask.constraint
@@ -234,7 +234,7 @@ class Anthropic(ApiBackend):
 # -- the cache -------------------------------------------------------------------------------------------------------
 
 
-def _cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> Prompt:
+def _cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> BlockedPrompt:
     """Return the prompt of a body by its blocks: the system prompt, then those of its messages except one that the
     answer continues."""
     blocks: list[tuple[str, Body]] = [("system", {"type": "text", "text": body["system"]})] if "system" in body else []
@@ -508,11 +508,11 @@ class AnthropicWire:
         """Return the batches of its server."""
         return AnthropicBatches(self._client, _fault)
 
-    def _arguments(self, request: Request) -> Body:
+    def _arguments(self, request: HttpRequest) -> Body:
         own = {k: request.body[k] for k in ("model", "messages", "max_tokens", "stream") if k in request.body}
         return {**own, "extra_body": {k: v for k, v in request.body.items() if k not in own}, "extra_headers": dict(request.headers)}
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         import anthropic
 
         try:
@@ -523,7 +523,7 @@ class AnthropicWire:
             raise broken(error) from None
         return Received(parsed(raw.http_response.content, self.secrets), lowered(raw.headers))
 
-    async def stream(self, request: Request) -> AsyncIterator[Received]:
+    async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         import anthropic
 
         begun: Body = {}

@@ -21,14 +21,14 @@ from typing import Any, Literal, Protocol
 
 from lmc import observing
 from lmc.backend.api.batch_api import BatchApi
-from lmc.backend.api.batches import Desk
+from lmc.backend.api.batches import BatchQueue
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
-from lmc.backend.api.client import Client, Fault, Ledger, Patience, Spending, Tally, Wire
-from lmc.backend.api.loop import Loop
+from lmc.backend.api.client import AttemptUsage, Client, Fault, Patience, Spending, UsageLedger, Wire
+from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.messages import outside
-from lmc.backend.api.place import ROOT, Place, Rest
-from lmc.backend.api.speculation import Found, cut, follow, speculative
+from lmc.backend.api.place import ROOT, PromptNode, Rest
+from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
 from lmc.backend.api.verify import matching
 from lmc.backend.base import (
     HEALTHY,
@@ -99,7 +99,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """A server's answer to one request. `expected`: required beginning that is not part of the answer; `stops`: sent
     with it."""
 
@@ -118,7 +118,7 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
-class Work:
+class Submission:
     """A submission in progress: its segments and its results. Belongs to the loop's thread once submitted."""
 
     __slots__ = ("__weakref__", "abandoned", "after", "hints", "parent", "results", "segments", "tally", "task", "waiting")
@@ -126,13 +126,13 @@ class Work:
     def __init__(self, segments: Sequence[Segment], hints: Hints, parent: _Ticket | None) -> None:
         self.segments, self.hints, self.parent = tuple(segments), hints, parent
         self.results: list[weakref.ref[_ApiResult]] = []
-        self.after: Place | BaseException | None = None  # the prompt's end, once known
+        self.after: PromptNode | BaseException | None = None  # the prompt's end, once known
         self.waiting: list[Callable[[], object]] = []  # called once it is
         self.task: Cancellable | None = None
-        self.tally: Tally | None = None  # spending on its answer before its task began
+        self.tally: AttemptUsage | None = None  # spending on its answer before its task began
         self.abandoned = False  # no longer wanted
 
-    def complete(self, after: Place | BaseException) -> None:
+    def complete(self, after: PromptNode | BaseException) -> None:
         if self.after is None:
             self.after, self.parent = after, None
             waiting, self.waiting = self.waiting, []
@@ -152,7 +152,7 @@ class _Ticket:
 
     __slots__ = ("ledger", "loop", "role", "work")
 
-    def __init__(self, loop: Loop, work: Work, role: str | None, ledger: Ledger) -> None:
+    def __init__(self, loop: LoopThread, work: Submission, role: str | None, ledger: UsageLedger) -> None:
         self.loop, self.work, self.role, self.ledger = loop, work, role, ledger
 
     def __del__(self) -> None:
@@ -195,7 +195,7 @@ class ApiHandle:
         self.ticket.loop.post(_cancel, work, error)
 
 
-def _cancel(work: Work, error: BaseException) -> None:
+def _cancel(work: Submission, error: BaseException) -> None:
     work.complete(error)
     if work.task is not None:
         work.task.cancel()
@@ -236,10 +236,10 @@ class ApiBackend(ABC):
             raise ParameterError(f"{name}: on_refusal={on_refusal!r}: must be 'raise' or 'return'")
         self.name, self.chat_template, self._prices = name, template, prices
         self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
-        self.ledger = Ledger(prices)
-        self._loop = Loop(f"lmc-{name}"[:40])
+        self.ledger = UsageLedger(prices)
+        self._loop = LoopThread(f"lmc-{name}"[:40])
         self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience(), begin)
-        self._works: weakref.WeakSet[Work] = weakref.WeakSet()
+        self._works: weakref.WeakSet[Submission] = weakref.WeakSet()
         self._inbox = _Inbox()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
         self._finalizer.atexit = False
@@ -286,12 +286,12 @@ class ApiBackend(ABC):
         """Raise for a request that the protocol cannot express."""
 
     @abstractmethod
-    async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         """Request an answer. With `beyond`, the answer may continue beyond its own end, and lists its tokens if the
         server can."""
 
     @abstractmethod
-    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Request which choice the model finds likeliest."""
 
     def enforces(self, constraint: Constraint) -> bool:
@@ -302,7 +302,7 @@ class ApiBackend(ABC):
     async def prepare(self) -> None:
         """Find out about the server; awaited once, before the first request."""
 
-    async def warm(self, place: Place, hints: Hints) -> None:
+    async def warm(self, place: PromptNode, hints: Hints) -> None:
         """Compute a prompt ahead, if the server caches what it computed."""
 
     # the protocol
@@ -316,12 +316,12 @@ class ApiBackend(ABC):
             self._check_batched(segments)
         if hints.group is not None:
             self.ledger.submitted(hints)
-        work = Work(segments, hints, ticket)
+        work = Submission(segments, hints, ticket)
         mine = _Ticket(self._loop, work, role, self.ledger)
         results = tuple([_ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
         work.results = [weakref.ref(r) for r in results]
         self._works.add(work)
-        if not results and not work.hints.pin and (ticket is None or isinstance(ticket.work.after, Place)):
+        if not results and not work.hints.pin and (ticket is None or isinstance(ticket.work.after, PromptNode)):
             work.complete(self._extended(ROOT if ticket is None else ticket.work.after, segments))  # type: ignore[arg-type]
         else:
             self._inbox.append(work)
@@ -428,7 +428,7 @@ class ApiBackend(ABC):
                 raise outside(self.name)
         return role
 
-    def _extended(self, place: Place, segments: Sequence[Segment]) -> Place:
+    def _extended(self, place: PromptNode, segments: Sequence[Segment]) -> PromptNode:
         for segment in segments:
             if isinstance(segment, Given):
                 place = place.answered(segment.text, ids=segment.ids or None, blocks=json.loads(segment.blocks) if segment.blocks else ())
@@ -438,16 +438,16 @@ class ApiBackend(ABC):
 
     # on the loop
 
-    def begin(self, works: Sequence[Work]) -> None:
+    def begin(self, works: Sequence[Submission]) -> None:
         """Start submissions; earlier ones were started before."""
         for work in works:
             self.alone(work)
 
-    def alone(self, work: Work) -> None:
+    def alone(self, work: Submission) -> None:
         """Start a submission as a task of its own."""
         work.task = self._loop.spawn(self._run(work))
 
-    async def _run(self, work: Work) -> None:
+    async def _run(self, work: Submission) -> None:
         try:
             await self._client.ready(self.prepare)
             place = await _place_of(work.parent)
@@ -465,7 +465,7 @@ class ApiBackend(ABC):
             work.fail(error)
             work.complete(error)
 
-    async def _answered(self, place: Place, work: Work) -> Place:
+    async def _answered(self, place: PromptNode, work: Submission) -> PromptNode:
         """Return the prompt's end when all requests of a submission are answered."""
         index = 0
         for segment in work.segments:
@@ -476,8 +476,8 @@ class ApiBackend(ABC):
                 place = self._extended(place, (segment,))
         return place
 
-    async def _answer(self, place: Place, ask: Gen | Select, work: Work, result: weakref.ref[_ApiResult]) -> Place:
-        tally = work.tally or Tally(ask.name, ask.loc, work.hints.shared, work.hints.trace)
+    async def _answer(self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[_ApiResult]) -> PromptNode:
+        tally = work.tally or AttemptUsage(ask.name, ask.loc, work.hints.shared, work.hints.trace)
         if (desk := _desk(work.hints)) is not None:
             tally.waves, tally.identity = desk.waves_of(self, self.name, self.batch_api, self._loop), repr(replace(ask, loc=None))
         try:
@@ -500,14 +500,14 @@ class ApiBackend(ABC):
         self.finish(work, result, output)
         return after
 
-    def spent_in_vain(self, work: Work, result: weakref.ref[_ApiResult], tally: Tally) -> None:
+    def spent_in_vain(self, work: Submission, result: weakref.ref[_ApiResult], tally: AttemptUsage) -> None:
         """An answer of a submission fails, and has cost something all the same."""
         charge(work.hints.owner, tally.usage)
         waiting = result()
         if waiting is not None:
             waiting.in_vain = tally.usage, tally.unreported
 
-    def finish(self, work: Work, result: weakref.ref[_ApiResult], output: Output) -> None:
+    def finish(self, work: Submission, result: weakref.ref[_ApiResult], output: Output) -> None:
         """Record an answer of a submission."""
         if self._prices is not None:
             cost = self._prices.of(output.usage)
@@ -518,15 +518,15 @@ class ApiBackend(ABC):
             waiting.finish(output)
 
     async def _asked_for(
-        self, place: Place, ask: Gen | Select, work: Work, result: weakref.ref[_ApiResult], tally: Tally
-    ) -> tuple[Place, Output]:
+        self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[_ApiResult], tally: AttemptUsage
+    ) -> tuple[PromptNode, Output]:
         if isinstance(ask, Gen):
             feed = _feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None
             return await self._gen(place, ask, work.hints, feed, tally)
         output = await self.choose(place, ask, tally)
         return place.answered(output.text), output
 
-    async def _gen(self, place: Place, ask: Gen, hints: Hints, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
+    async def _gen(self, place: PromptNode, ask: Gen, hints: Hints, feed: Feed | None, tally: AttemptUsage) -> tuple[PromptNode, Output]:
         before, parts = place.since_answer()
         broken = place.broken
         if before is not None and before.rest is not None:
@@ -555,7 +555,7 @@ class ApiBackend(ABC):
         meta = {**self._meta(reply, reply.samples[0], tally), "finish_reason": found.finish}
         return place.answered(found.text, rest=found.rest), Output((found.text,), (meta,), tally.usage)
 
-    def _first(self, reply: Reply, ask: Gen, beyond: Beyond) -> Found | None:
+    def _first(self, reply: ServerReply, ask: Gen, beyond: Beyond) -> FoundAnswer | None:
         """Return the answer itself, from a text that may continue after it."""
         sample = reply.samples[0]
         if sample.finish.get("type") == REFUSAL:
@@ -567,7 +567,7 @@ class ApiBackend(ABC):
         rest = Rest(sample.text, ended, ask.params, 0, reply.stops, texts, beyond.gens + 1)
         return follow(rest, (reply.expected,) if reply.expected else (), ask, self._stops(ask))
 
-    async def _accepted(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def _accepted(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         """Request an answer; a refused or filtered one raises, unless it is wanted as an answer."""
         reply = await self.generate(place, ask, beyond, feed, tally)
         withheld = next((sample for sample in reply.samples if sample.withheld), None)
@@ -581,22 +581,22 @@ class ApiBackend(ABC):
         error.text = sample.text
         return error
 
-    async def _alone(self, place: Place, ask: Gen, broken: int, feed: Feed | None, tally: Tally) -> tuple[Place, Output]:
+    async def _alone(self, place: PromptNode, ask: Gen, broken: int, feed: Feed | None, tally: AttemptUsage) -> tuple[PromptNode, Output]:
         """Request one answer and nothing else. `broken`: later answers of a plan that was not followed."""
         if ask.constraint is not None and not self.enforces(ask.constraint):
             return await self._verified(place, ask, ask.constraint, tally)
         return self.output_of(place, ask, await self._accepted(place, ask, None, feed, tally), tally, broken)
 
-    def output_of(self, place: Place, ask: Gen, reply: Reply, tally: Tally, broken: int = 0) -> tuple[Place, Output]:
+    def output_of(self, place: PromptNode, ask: Gen, reply: ServerReply, tally: AttemptUsage, broken: int = 0) -> tuple[PromptNode, Output]:
         """Return the answer in a reply, and the prompt with it."""
         samples = [self._ended(sample, ask) for sample in reply.samples]
         return self._output(place, reply, samples, tally, broken, {})
 
-    async def _verified(self, place: Place, ask: Gen, constraint: Constraint, tally: Tally) -> tuple[Place, Output]:
+    async def _verified(self, place: PromptNode, ask: Gen, constraint: Constraint, tally: AttemptUsage) -> tuple[PromptNode, Output]:
         """Request without the server's enforcement, and again until the answers satisfy the constraint: the rest of an
         answer that begins so is cut off."""
         found: list[Sample] = []
-        reply = Reply(())
+        reply = ServerReply(())
         for attempt in range(self.attempts):
             wanted = replace(ask, seed=ask.seed + attempt, params=replace(ask.params, n=ask.params.n - len(found)))
             reply = await self._accepted(place, wanted, None, None, tally)
@@ -627,13 +627,13 @@ class ApiBackend(ABC):
         return ask.params.stop + (() if ask.params.ignore_eos else self.chat_template.stop)
 
     def _output(
-        self, place: Place, reply: Reply, samples: Sequence[Sample], tally: Tally, broken: int, extra: Mapping[str, Any]
-    ) -> tuple[Place, Output]:
+        self, place: PromptNode, reply: ServerReply, samples: Sequence[Sample], tally: AttemptUsage, broken: int, extra: Mapping[str, Any]
+    ) -> tuple[PromptNode, Output]:
         metas = tuple([{**self._meta(reply, sample, tally), **extra} for sample in samples])
         output = Output(tuple([sample.text for sample in samples]), metas, tally.usage, tuple(samples[0].ids or ()))
         return place.answered(samples[0].text, ids=samples[0].ids, broken=broken, blocks=samples[0].blocks), output
 
-    def _meta(self, reply: Reply, sample: Sample, tally: Tally) -> dict[str, Any]:
+    def _meta(self, reply: ServerReply, sample: Sample, tally: AttemptUsage) -> dict[str, Any]:
         """Return an answer's meta info, under SGLang's keys."""
         found: dict[str, Any] = {
             "id": reply.id,
@@ -652,14 +652,14 @@ class ApiBackend(ABC):
             found["output_top_logprobs"] = [[list(token) for token in tokens] for tokens in sample.top]
         return found
 
-    async def choose_by_answer(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def choose_by_answer(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose by an answer that can only be a choice: by the server's constraint, or verified here."""
         longest = max(len(choice.encode()) for choice in ask.choices)
         params = SamplingParams(max_new_tokens=longest + 16, temperature=ask.temperature)
         constraint = self.choice_constraint(ask.choices)
         wanted = Gen(params, constraint, ask.seed, ask.name, ask.loc)
         exact = constraint is not None and self.enforces(constraint)
-        reply = Reply(())
+        reply = ServerReply(())
         for attempt in range(1 if exact else self.attempts):
             reply = await self._accepted(place, replace(wanted, seed=ask.seed + attempt), None, None, tally)
             if reply.samples[0].withheld:
@@ -680,7 +680,7 @@ class ApiBackend(ABC):
         return self._client.now
 
 
-def _desk(hints: Hints) -> Desk | None:
+def _desk(hints: Hints) -> BatchQueue | None:
     return None if hints.run is None else hints.run.desk
 
 
@@ -689,7 +689,7 @@ def _start(parts: Sequence[Part | Image]) -> str:
     return "".join(part for part in parts if isinstance(part, str))[:20]
 
 
-def _spoken(found: Found) -> Output:
+def _spoken(found: FoundAnswer) -> Output:
     meta = {"finish_reason": found.finish, "prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, "speculated": True}
     return Output((found.text,), (meta,), Usage())
 
@@ -697,7 +697,7 @@ def _spoken(found: Found) -> Output:
 class _Lazy:
     """A client that is made on the loop for the first request, with the backend's findings about its server."""
 
-    def __init__(self, wire: Callable[[], Wire], loop: Loop, name: str, ledger: Ledger, concurrency: int, patience: Patience, begin: int | None) -> None:
+    def __init__(self, wire: Callable[[], Wire], loop: LoopThread, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None) -> None:
         self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience, self._begin = wire, loop, name, ledger, concurrency, patience, begin
         self._made: Client | None = None
         self._prepared: asyncio.Task[Any] | None = None
@@ -730,7 +730,7 @@ class _Lazy:
             await asyncio.shield(self._prepared)
 
 
-class _Inbox(deque[Work]):
+class _Inbox(deque[Submission]):
     """Submissions that the loop has not seen. `posted`: the loop will read them, and has not begun."""
 
     posted = False
@@ -739,7 +739,7 @@ class _Inbox(deque[Work]):
 def _begin(backend: weakref.ref[ApiBackend], inbox: _Inbox) -> None:
     """Start the submissions that have arrived; on the loop."""
     inbox.posted = False
-    found, works = backend(), list[Work]()
+    found, works = backend(), list[Submission]()
     while inbox:
         work = inbox.popleft()
         if found is None or work.abandoned:
@@ -752,7 +752,7 @@ def _begin(backend: weakref.ref[ApiBackend], inbox: _Inbox) -> None:
         found.begin(works)
 
 
-async def _place_of(parent: _Ticket | None) -> Place:
+async def _place_of(parent: _Ticket | None) -> PromptNode:
     """Return the end of the parent's prompt: wait for its answers, and raise their errors."""
     if parent is None:
         return ROOT

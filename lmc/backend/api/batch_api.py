@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from lmc.backend.api.client import Body, Fault, Received, Request
+from lmc.backend.api.client import Body, Fault, HttpRequest, Received
 
 FULL = "token_limit_exceeded"
 """Code of a batch for which the server has no room now."""
@@ -34,12 +34,12 @@ class BatchApi(Protocol):
     most: int
     size: int
 
-    def sent(self, request: Request) -> Request:
+    def sent(self, request: HttpRequest) -> HttpRequest:
         """Return a request as it is sent in a batch: those of equal paths may share one. Raises Fault for one that no
         batch takes."""
         ...
 
-    def mends(self, request: Request, fault: Fault) -> bool:
+    def mends(self, request: HttpRequest, fault: Fault) -> bool:
         """Return whether a refused request is sent differently from now on."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from lmc.backend.api import responses
 from lmc.backend.api.batch_api import FULL, Expired, Item, Status
-from lmc.backend.api.client import Body, Fault, Malformed, Received, Request
+from lmc.backend.api.client import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.wire import broken, http_errors, parsed, refused
 
 T = TypeVar("T")
@@ -28,17 +28,17 @@ class OpenAIBatches:
     _TAKES = ("/chat/completions", "/completions", responses.PATH)
 
     def __init__(
-        self, client: Any, fault: Callable[[Any], Fault], responses: Callable[[Request], Request | None], turns: Callable[[Request, Fault], bool]
+        self, client: Any, fault: Callable[[Any], Fault], responses: Callable[[HttpRequest], HttpRequest | None], turns: Callable[[HttpRequest, Fault], bool]
     ) -> None:
         self._client, self._fault, self._responses, self._turns = client, fault, responses, turns
 
-    def sent(self, request: Request) -> Request:
+    def sent(self, request: HttpRequest) -> HttpRequest:
         request = self._responses(request) or request
         if request.path not in self._TAKES:
             raise Fault(f"a batch takes no {request.path}; leave deadline= out", status=400)
         return replace(request, path=f"/v1{request.path}")
 
-    def mends(self, request: Request, fault: Fault) -> bool:
+    def mends(self, request: HttpRequest, fault: Fault) -> bool:
         return self._turns(request, fault)
 
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
@@ -102,10 +102,10 @@ class AnthropicBatches:
     def __init__(self, client: Any, fault: Callable[[Any], Fault]) -> None:
         self._client, self._fault = client, fault
 
-    def sent(self, request: Request) -> Request:
+    def sent(self, request: HttpRequest) -> HttpRequest:
         return request
 
-    def mends(self, request: Request, fault: Fault) -> bool:
+    def mends(self, request: HttpRequest, fault: Fault) -> bool:
         return False
 
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:

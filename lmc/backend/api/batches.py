@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from lmc.backend.api.batch_api import FULL, BatchApi, Expired, Item, given_up
-from lmc.backend.api.client import Fault, Received, Request
-from lmc.backend.api.loop import Loop
-from lmc.backend.api.submitted import Submitted, Wave
+from lmc.backend.api.client import Fault, HttpRequest, Received
+from lmc.backend.api.loop import LoopThread
+from lmc.backend.api.submitted import SubmittedWave, SubmittedWaves
 
 said = logging.getLogger("lmc.batches")
 
@@ -59,7 +59,7 @@ clock = Clock()
 # -- one call ----------------------------------------------------------------------------------------------------------
 
 
-class Desk:
+class BatchQueue:
     """Queue of the requests of one call with a deadline. Counts the programs that run, and those that wait
     (lmc.waiting.Meter).
 
@@ -74,7 +74,7 @@ class Desk:
         self.shows = False
         self._lock = threading.Lock()
         self._running = self._parked = 0
-        self._submitted: Submitted | None = None
+        self._submitted: SubmittedWaves | None = None
         self._waves: dict[object, Waves] = {}  # by the backend
 
     # programs
@@ -103,14 +103,14 @@ class Desk:
     # requests
 
     @property
-    def submitted(self) -> Submitted:
+    def submitted(self) -> SubmittedWaves:
         """Return the record of submissions; on a backend's loop, once the journal is open: no other process writes."""
         with self._lock:
             if self._submitted is None:
-                self._submitted = Submitted(self.path)
+                self._submitted = SubmittedWaves(self.path)
             return self._submitted
 
-    def waves_of(self, backend: object, name: str, api: Callable[[], BatchApi], loop: Loop) -> Waves:
+    def waves_of(self, backend: object, name: str, api: Callable[[], BatchApi], loop: LoopThread) -> Waves:
         """Return the requests to one backend. On its loop."""
         if backend not in self._waves:
             self._waves[backend] = Waves(api(), self, name, loop)
@@ -158,28 +158,28 @@ class _Asked:
     """A request, as it is sent, and the future of its answer."""
 
     id: str
-    request: Request
+    request: HttpRequest
     answer: asyncio.Future[Received]
 
 
 class Waves:
     """The requests of one call to one server. Belongs to the backend's loop."""
 
-    def __init__(self, api: BatchApi, desk: Desk, name: str, loop: Loop) -> None:
+    def __init__(self, api: BatchApi, desk: BatchQueue, name: str, loop: LoopThread) -> None:
         self.api, self.desk, self.name, self._loop = api, desk, name, loop
         self._waiting: dict[str, _Asked] = {}  # requests in no wave yet
-        self._open: dict[str, tuple[Wave, dict[str, _Asked]]] = {}  # waves whose answers are waited for
+        self._open: dict[str, tuple[SubmittedWave, dict[str, _Asked]]] = {}  # waves whose answers are waited for
         self._items: dict[str, dict[str, Item]] = {}  # unclaimed results of waves that are over
         self._counts: dict[str, int] = {}  # counts of equal requests
         self._arrived = 0
         self._reached = False  # the server has answered
         self._closing: asyncio.Task[Any] | None = None
 
-    def open(self) -> list[Wave]:
+    def open(self) -> list[SubmittedWave]:
         """Return the waves that are on the server, and not over. From any thread."""
         return [wave for wave, _ in tuple(self._open.values()) if wave.batch is not None]
 
-    async def answer(self, request: Request, identity: str, number: int) -> Received:
+    async def answer(self, request: HttpRequest, identity: str, number: int) -> Received:
         """Return the answer from a batch: from a submitted one if it has the request, else from the next one. Raises
         Fault.
 
@@ -197,7 +197,7 @@ class Waves:
             self._follow(wave, [asked])
         return await asked.answer
 
-    def _id(self, request: Request, identity: str, number: int) -> str:
+    def _id(self, request: HttpRequest, identity: str, number: int) -> str:
         """Return the request's id: a digest of its content and its caller, independent of parameters that the server
         was found to reject."""
         prompt = [request.body.get(key) for key in ("system", "messages", "prompt")]
@@ -285,11 +285,11 @@ class Waves:
 
     # submitted waves
 
-    def _follow(self, wave: Wave, several: Sequence[_Asked]) -> None:
+    def _follow(self, wave: SubmittedWave, several: Sequence[_Asked]) -> None:
         self._open[wave.key] = wave, {asked.id: asked for asked in several}
         self._loop.spawn(self._polling(wave))
 
-    async def _polling(self, wave: Wave) -> None:
+    async def _polling(self, wave: SubmittedWave) -> None:
         """Poll a batch until it is over, and deliver its answers."""
         try:
             items = await self._ended(wave)
@@ -314,7 +314,7 @@ class Waves:
         for asked in several.values():
             _settle(asked, wave, items)
 
-    async def _ended(self, wave: Wave) -> dict[str, Item] | None:
+    async def _ended(self, wave: SubmittedWave) -> dict[str, Item] | None:
         """Return the results of a wave's requests; None for one that was never submitted."""
         delay, since, told = FIRST_POLL, clock.now(), -1
         while True:
@@ -342,7 +342,7 @@ class Waves:
             await clock.sleep(delay)
             delay = min(1.5 * delay, LONGEST_POLL)
 
-    async def _again(self, wave: Wave, several: Mapping[str, _Asked], fault: Fault) -> None:
+    async def _again(self, wave: SubmittedWave, several: Mapping[str, _Asked], fault: Fault) -> None:
         """Submit again later a batch for which the server has no room: nothing of it was done."""
         self.desk.submitted.gone(wave)
         if clock.now() - wave.since > DAY:
@@ -375,7 +375,7 @@ _TRIES, _FIRST_TRIES = 6, 1
 """Most submissions of a batch to a server that has not answered yet."""
 
 
-def _settle(asked: _Asked, wave: Wave, items: dict[str, Item]) -> None:
+def _settle(asked: _Asked, wave: SubmittedWave, items: dict[str, Item]) -> None:
     item = items.pop(asked.id, None)
     if isinstance(item, Received):
         if not asked.answer.done():

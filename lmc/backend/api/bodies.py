@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmc.backend.api.client import Body, Fault, Malformed, Tally
+from lmc.backend.api.client import AttemptUsage, Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
 from lmc.backend.base import Usage
 from lmc.errors import IncompleteAnswer
@@ -236,7 +236,7 @@ def strict(schema: Any) -> bool:
     return all(map(strict, inner))
 
 
-def cost_of(tally: Tally) -> Body:
+def cost_of(tally: AttemptUsage) -> Body:
     usage = tally.usage
     return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "cached_tokens": usage.cached_tokens, **tally.meta}
 

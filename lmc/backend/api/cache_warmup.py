@@ -28,12 +28,12 @@ _LONGEST = 10.0  # longest hold of a request in seconds: prompts are read faster
 _KNOWN = 1 << 14  # remembered prefixes
 
 
-class Turn:
+class WarmupTurn:
     """A request that may go. `first`: others may be held for it until its answer has `begun`."""
 
     __slots__ = ("_firsts", "_keys", "_life", "_own")
 
-    def __init__(self, firsts: Firsts, keys: Sequence[bytes], own: Mapping[bytes, asyncio.Future[None]], life: float) -> None:
+    def __init__(self, firsts: CacheWarmup, keys: Sequence[bytes], own: Mapping[bytes, asyncio.Future[None]], life: float) -> None:
         self._firsts, self._keys, self._own, self._life = firsts, tuple(keys), own, life  # own: prefixes that it leads
 
     @property
@@ -53,7 +53,7 @@ class Turn:
         self._own = {}
 
 
-class Firsts:
+class CacheWarmup:
     """Chooses leading requests. Belongs to one event loop. `held`: number of requests held so far."""
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class Firsts:
         self.clock: Callable[[], float] = time.monotonic
 
     @asynccontextmanager
-    async def turn(self, prompt: str) -> AsyncIterator[Turn]:
+    async def turn(self, prompt: str) -> AsyncIterator[WarmupTurn]:
         """Wait until a request with this prompt may go."""
         keys = _beginnings(prompt)
         async with self.writing(keys, lambda: keys, _LIFE) as turn:
             yield turn
 
     @asynccontextmanager
-    async def writing(self, keys: Sequence[bytes], writes: Callable[[], Sequence[bytes]], life: float) -> AsyncIterator[Turn]:
+    async def writing(self, keys: Sequence[bytes], writes: Callable[[], Sequence[bytes]], life: float) -> AsyncIterator[WarmupTurn]:
         """Wait while a prefix with one of these keys is in flight; then `writes` tells which of them the server will
         have read.
 
@@ -119,12 +119,12 @@ class Firsts:
                 return None
         return None
 
-    def _begin(self, keys: Sequence[bytes], writes: Sequence[bytes], life: float) -> Turn:
+    def _begin(self, keys: Sequence[bytes], writes: Sequence[bytes], life: float) -> WarmupTurn:
         self.known([key for key in keys if self.is_known(key)], life)  # used again
         new = [key for key in writes if not self.is_known(key)]
         own = {key: asyncio.get_running_loop().create_future() for key in new if key not in self._ahead}
         self._ahead |= own
-        return Turn(self, new, own, life)
+        return WarmupTurn(self, new, own, life)
 
     def is_known(self, key: bytes) -> bool:
         """Return whether the server still has a prefix that it read."""

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from itertools import combinations
 from typing import Any
 
-from lmc.backend.api.cache_warmup import Firsts, Turn
+from lmc.backend.api.cache_warmup import CacheWarmup, WarmupTurn
 from lmc.backend.base import Usage
 
 Shared = tuple[tuple[int, float], ...]
@@ -152,7 +152,7 @@ _TRIED = 12  # points of one prompt up to which all choices are compared
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BlockedPrompt:
     """A prompt by its blocks.
 
     keys      for each block, of the prompt up to its end: equal keys, equal prefixes
@@ -167,7 +167,7 @@ class Prompt:
     size: int = 0
 
 
-def prompt_of(first: object, blocks: Sequence[Any], messages: Sequence[int], per_byte: float) -> Prompt:
+def prompt_of(first: object, blocks: Sequence[Any], messages: Sequence[int], per_byte: float) -> BlockedPrompt:
     """Build a prompt; `first` is what the server reads before all blocks (tools, constraints); `per_byte`: tokens per
     byte."""
     sofar, size = blake2b(_written(first), digest_size=16), len(_written(first)) if first else 0
@@ -179,7 +179,7 @@ def prompt_of(first: object, blocks: Sequence[Any], messages: Sequence[int], per
         size += _size(block)
         keys.append(sofar.digest())
         tokens.append(size * per_byte)
-    return Prompt(tuple(keys), tuple(tokens), tuple(messages), size)
+    return BlockedPrompt(tuple(keys), tuple(tokens), tuple(messages), size)
 
 
 def _written(x: object) -> bytes:
@@ -220,7 +220,7 @@ class Marked:
 
     blocks: tuple[int, ...]
     hour: bool
-    turn: Turn
+    turn: WarmupTurn
 
 
 class CacheBook:
@@ -231,7 +231,7 @@ class CacheBook:
 
     def __init__(self, rules: CacheRules, ttl: str) -> None:
         self.rules, self.ttl = rules, ttl
-        self.firsts = Firsts()
+        self.firsts = CacheWarmup()
         self._sent: OrderedDict[bytes, tuple[float, Hashable]] = OrderedDict()  # prefixes: when sent, and where a prompt ended with it
         self._sites: OrderedDict[Hashable, _Site] = OrderedDict()
         self._bytes, self._tokens = 0, 0
@@ -242,7 +242,7 @@ class CacheBook:
         return self._tokens / self._bytes if self._bytes else 0.25
 
     @asynccontextmanager
-    async def turn(self, prompt: Prompt, shared: Shared, site: Hashable, again: bool, samples: int) -> AsyncIterator[Marked]:
+    async def turn(self, prompt: BlockedPrompt, shared: Shared, site: Hashable, again: bool, samples: int) -> AsyncIterator[Marked]:
         """Wait while a request in flight writes the prefix that this one would, then return the marks.
 
         shared   the plan's numbers of later requests
@@ -264,18 +264,18 @@ class CacheBook:
         async with self.firsts.writing(prompt.keys, writes, 3600.0 if hour else 300.0) as turn:
             yield Marked(tuple(marked), hour, turn)
 
-    def answered(self, prompt: Prompt, marked: Marked, usage: Usage) -> None:
+    def answered(self, prompt: BlockedPrompt, marked: Marked, usage: Usage) -> None:
         """Record the server's report for a request: its tokens, and whether it has kept the marked prefixes."""
         self.counted(prompt, usage.prompt_tokens)
         if marked.blocks and not usage.written_tokens and not usage.cached_tokens:
             self.firsts.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
 
-    def counted(self, prompt: Prompt, tokens: int) -> None:
+    def counted(self, prompt: BlockedPrompt, tokens: int) -> None:
         """Record the server's token count of a prompt."""
         if prompt.size and tokens:
             self._bytes, self._tokens = self._bytes + prompt.size, self._tokens + tokens
 
-    def _points(self, prompt: Prompt, shared: Shared, site: Hashable, again: bool, samples: int, now: float) -> list[Point]:
+    def _points(self, prompt: BlockedPrompt, shared: Shared, site: Hashable, again: bool, samples: int, now: float) -> list[Point]:
         reads: dict[int, float] = {}
         end = prompt.messages[-1] if prompt.messages else -1
         planned = dict(shared)
@@ -299,12 +299,12 @@ class CacheBook:
         sent = self._sent.get(key)
         return sent is not None and now - sent[0] < 3600.0
 
-    def _keeps_hour(self, prompt: Prompt, site: Hashable, now: float) -> bool:
+    def _keeps_hour(self, prompt: BlockedPrompt, site: Hashable, now: float) -> bool:
         if self.ttl != "auto":
             return self.ttl == "1h"
         return self._sites.get(site, _Site()).late
 
-    def _note(self, prompt: Prompt, site: Hashable, now: float) -> None:
+    def _note(self, prompt: BlockedPrompt, site: Hashable, now: float) -> None:
         own = self._sites.setdefault(site, _Site())
         own.asked += 1
         for i, key in enumerate(prompt.keys):

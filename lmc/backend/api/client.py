@@ -40,7 +40,7 @@ def _no_headers() -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request to send: a path under the server's URL, and the JSON body.
 
     keys   of the prompt's prefixes (prefixes.py), for choosing among several servers
@@ -64,10 +64,10 @@ class Received:
 
     body: Body
     headers: Mapping[str, str] = field(default_factory=_no_headers)
-    origin: Origin | None = None
+    origin: ServerOrigin | None = None
 
 
-class Origin(Protocol):
+class ServerOrigin(Protocol):
     """The server, among several, that answered."""
 
     def used(self, usage: Usage) -> None: ...
@@ -137,9 +137,9 @@ def reading() -> Iterator[None]:
 class Wire(Protocol):
     """Sends a request once. Raises Fault; any other exception is a bug in lmc."""
 
-    async def post(self, request: Request) -> Received: ...
+    async def post(self, request: HttpRequest) -> Received: ...
 
-    def stream(self, request: Request) -> AsyncIterator[Received]:
+    def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         """Return the answer in pieces, as the server sends them; headers come with each."""
         ...
 
@@ -176,7 +176,7 @@ class Spending:
     cost: float | None = None
 
 
-class Ledger:
+class UsageLedger:
     """Adds up submissions and spending, from any thread. `groups` and `twins` as in Counters."""
 
     def __init__(self, prices: Prices | None) -> None:
@@ -188,7 +188,7 @@ class Ledger:
         """Record that a request of a group is about to be made."""
         assert hints.group is not None
         with self._lock:
-            self.twins += hints.way[0] > 0
+            self.twins += hints.sample_index[0] > 0
             if hints.group not in self._latest:
                 self.groups += 1
                 self._latest[hints.group] = None
@@ -215,7 +215,7 @@ _NO_USAGE = Usage()
 
 
 @dataclass(slots=True)
-class Tally:
+class AttemptUsage:
     """Cost of one answer so far: every attempt for it counts. `loc` and `name` identify it, `shared` and `trace` are as
     in Hints.
 
@@ -236,7 +236,7 @@ class Tally:
     identity: str = ""
     sent: int = 0
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: AttemptUsage) -> None:
         """Count the attempts of another one, too."""
         self.usage += other.usage
         self.attempts += other.attempts
@@ -252,10 +252,10 @@ class Tally:
 class _Account:
     """Cost of one attempt, entered once: the reported usage, or that there was no report."""
 
-    def __init__(self, ledger: Ledger, tally: Tally) -> None:
+    def __init__(self, ledger: UsageLedger, tally: AttemptUsage) -> None:
         self._ledger, self._tally, self._open = ledger, tally, True
 
-    def reported(self, usage: Usage | None, origin: Origin | None) -> None:
+    def reported(self, usage: Usage | None, origin: ServerOrigin | None) -> None:
         if usage is None:
             return self.close()
         self._open = False
@@ -300,12 +300,12 @@ class Client:
     begin  concurrent requests before the server's limits are known; None: it has none
     """
 
-    def __init__(self, wire: Wire, *, name: str, ledger: Ledger, concurrency: int, patience: Patience, begin: int | None = None) -> None:
+    def __init__(self, wire: Wire, *, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None = None) -> None:
         self.wire, self.name, self.ledger, self.patience = wire, name, ledger, patience
         self.rates = Rates(name, concurrency, begin)
         self._random = random.Random()
 
-    async def call(self, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
+    async def call(self, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage) -> T:
         """Return the server's answer converted by `read`; `request` is called for each attempt.
 
         `usage` returns a body's reported usage, None if missing; `read` raises Malformed for an incomplete one. Raises
@@ -316,7 +316,7 @@ class Client:
         if tally.waves is not None:
             return await self._batched(tally.waves, request, usage, read, tally)
 
-        async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
+        async def attempt(sent: HttpRequest, ticket: Ticket, account: _Account) -> T:
             received = await self.wire.post(sent)
             self.heard(ticket, received.headers)
             reported = self.usage(usage, received.body, sent.body)
@@ -329,14 +329,14 @@ class Client:
 
     async def stream(
         self,
-        request: Callable[[], Request],
+        request: Callable[[], HttpRequest],
         usage: Callable[[Body], Usage | None],
         gather: Callable[[], Gatherer[T]],
-        tally: Tally,
+        tally: AttemptUsage,
     ) -> T:
         """As `call`, for an answer that comes in pieces. A new attempt starts with a new gatherer."""
 
-        async def attempt(sent: Request, ticket: Ticket, account: _Account) -> T:
+        async def attempt(sent: HttpRequest, ticket: Ticket, account: _Account) -> T:
             into, last = gather(), Received({})
             reported: Usage | None = None
             events = 0
@@ -354,7 +354,7 @@ class Client:
 
         return await self._patiently(request, attempt, tally)
 
-    async def _batched(self, waves: Waves, request: Callable[[], Request], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: Tally) -> T:
+    async def _batched(self, waves: Waves, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage) -> T:
         """As `call`, by batches: failed requests go into the next one."""
         first, tally.sent = tally.sent * _ATTEMPTS, tally.sent + 1
         number = 0
@@ -383,10 +383,10 @@ class Client:
     def heard(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
         self.rates.heard(ticket, headers, self.patience.timeout)
 
-    def _answered(self, ticket: Ticket, sent: Request, usage: Usage | None) -> None:
+    def _answered(self, ticket: Ticket, sent: HttpRequest, usage: Usage | None) -> None:
         self.rates.answered(ticket, sent.body, *((usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)))
 
-    async def _patiently(self, request: Callable[[], Request], attempt: Callable[[Request, Ticket, _Account], Any], tally: Tally) -> Any:
+    async def _patiently(self, request: Callable[[], HttpRequest], attempt: Callable[[HttpRequest, Ticket, _Account], Any], tally: AttemptUsage) -> Any:
         number = 0
         if tally.failed is not None:
             fault, number, tally.failed = tally.failed, tally.attempts - 1, None
@@ -416,7 +416,7 @@ class Client:
             await self._before_another(fault, number, tally)
             number += 1
 
-    async def _before_another(self, fault: Fault, number: int, tally: Tally) -> None:
+    async def _before_another(self, fault: Fault, number: int, tally: AttemptUsage) -> None:
         """Handle the failure of attempt `number`: wait until another may be made, or raise."""
         if not fault.transient:
             raise fault
@@ -425,7 +425,7 @@ class Client:
         log("backend", f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again")
         await self._back_off(fault, number)
 
-    def failed(self, fault: Fault, tally: Tally, how: str = "") -> LmcError:
+    def failed(self, fault: Fault, tally: AttemptUsage, how: str = "") -> LmcError:
         """Return the user-visible error of a fault."""
         status = f"HTTP {fault.status}: " if fault.status is not None else ""
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"

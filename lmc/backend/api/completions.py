@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Reply, Sample
+from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Sample, ServerReply
 from lmc.backend.api.bodies import (
     REFUSAL,
     calls_of,
@@ -32,11 +32,11 @@ from lmc.backend.api.bodies import (
     tokens_of,
     usage_of,
 )
-from lmc.backend.api.cache_warmup import Firsts
+from lmc.backend.api.cache_warmup import CacheWarmup
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
-from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally, Wire
+from lmc.backend.api.client import NOTHING, AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience, Wire
 from lmc.backend.api.messages import MESSAGES, conversation
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import beginning, key_of
 from lmc.backend.api.reports import reasoned_of
 from lmc.backend.api.scoring import aligned, chosen
@@ -57,7 +57,7 @@ _BASE = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerDialect:
     """Additional features of a compatible server.
 
     params      fields of SamplingParams with the server's names
@@ -79,10 +79,10 @@ class Server:
 
 _COMMON = {"top_k": "top_k", "min_p": "min_p", "min_new_tokens": "min_tokens", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos"}
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-SERVERS: Mapping[str, Server] = {
-    "openai": Server(defaults=False),
-    "compatible": Server(),
-    "vllm": Server(
+SERVERS: Mapping[str, ServerDialect] = {
+    "openai": ServerDialect(defaults=False),
+    "compatible": ServerDialect(),
+    "vllm": ServerDialect(
         _COMMON,
         {
             "regex": ("structured_outputs", "regex"),
@@ -95,7 +95,7 @@ SERVERS: Mapping[str, Server] = {
         neutral=_NEUTRAL,
         same=False,
     ),
-    "sglang": Server(
+    "sglang": ServerDialect(
         {**_COMMON, "stop_regex": "stop_regex"},
         {"regex": ("regex",), "json_schema": ("json_schema",), "ebnf": ("ebnf",), "structural_tag": ("response_format",)},
         continues=True,
@@ -159,7 +159,7 @@ class Completions(ApiBackend):
         self._checked: set[SamplingParams] = set()
         self.cache_rules = AUTOMATIC if server == "openai" else None
         self._sizes = [0, 0]  # bytes of prompts whose tokens the server has counted, and those tokens
-        self._firsts = Firsts() if chat and book is None and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
+        self._firsts = CacheWarmup() if chat and book is None and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         self._book, self.wants_shared = book, book is not None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
@@ -208,9 +208,9 @@ class Completions(ApiBackend):
 
     # -- gen
 
-    async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         if ask.params.max_new_tokens == 0 and beyond is None:
-            return Reply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
+            return ServerReply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
         if ask.params.n > 1 and ask.params.temperature == 0 and not self.server.same:
             reply = await self.generate(place, replace(ask, params=replace(ask.params, n=1)), beyond, feed, tally)
             return replace(reply, samples=reply.samples * ask.params.n)
@@ -223,13 +223,13 @@ class Completions(ApiBackend):
             except Fault as fault:
                 self._learn(fault, known)
 
-    async def _one_by_one(self, place: Place, ask: Gen, tally: Tally) -> Reply:
+    async def _one_by_one(self, place: PromptNode, ask: Gen, tally: AttemptUsage) -> ServerReply:
         """Request n answers from a server that gives one at a time."""
         asks = [replace(ask, seed=ask.seed + i, params=replace(ask.params, n=1)) for i in range(ask.params.n)]
         replies = await asyncio.gather(*[self._asked(place, one, None, None, tally) for one in asks])
         return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
 
-    async def _asked(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def _asked(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         chat = self.by_messages(place, ask)
         prompt, expected, meta = self._prompt(place, beyond, chat)
         sent_stops, headers = self.sent_stops(ask, beyond), self.headers(place)
@@ -237,17 +237,17 @@ class Completions(ApiBackend):
         put_in = chat and self._puts_in_object(ask.constraint)
         cache = {"prompt_cache_key": key_of(beginning(place))} if self._own == "openai" else {}
 
-        def request() -> Request:
+        def request() -> HttpRequest:
             body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode()), chat), **self._constrained(ask.constraint, chat), **extra}
             if ask.tools:
                 body["tools"] = [{"type": "function", "function": self._told(tool)} for tool in json.loads(ask.tools)]
             if sent_stops:
                 body["stop"] = list(sent_stops)
             if chat:
-                return Request(self.root + "/chat/completions", body, headers)
+                return HttpRequest(self.root + "/chat/completions", body, headers)
             return self.completion(body, headers)
 
-        def read(body: Body) -> Reply:
+        def read(body: Body) -> ServerReply:
             reply = self.reply(body, ask, chat, sent_stops, expected, meta)
             return replace(reply, samples=tuple([replace(sample, text=out_of_object(sample.text)) for sample in reply.samples])) if put_in else reply
 
@@ -268,15 +268,15 @@ class Completions(ApiBackend):
             self._sizes[1] += tally.usage.prompt_tokens - before
         return reply
 
-    async def _marked(self, book: CacheBook, request: Callable[[], Request], read: Callable[[Body], Reply], watch: Watch | None, ask: Gen, tally: Tally) -> Reply:
+    async def _marked(self, book: CacheBook, request: Callable[[], HttpRequest], read: Callable[[Body], ServerReply], watch: Watch | None, ask: Gen, tally: AttemptUsage) -> ServerReply:
         """Request an answer to a conversation whose messages are marked to be cached."""
         messages: list[Body] = request().body["messages"]
         prompt = prompt_of([ask.tools, ask.constraint and ask.constraint.source], [(m["role"], whole(m)) for m in messages], range(len(messages)), book.per_byte)
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in messages)
         async with book.turn(prompt, tally.shared, (tally.loc, tally.name), again, 1) as marked:
-            own = Tally(tally.name, tally.loc, trace=tally.trace)
+            own = AttemptUsage(tally.name, tally.loc, trace=tally.trace)
 
-            def with_marks() -> Request:
+            def with_marks() -> HttpRequest:
                 sent = request()
                 return replace(sent, body={**sent.body, "messages": [marked_end(m, book.rules.lives[marked.hour]) if i in marked.blocks else m for i, m in enumerate(messages)]})
 
@@ -296,9 +296,9 @@ class Completions(ApiBackend):
         size, tokens = self._sizes
         return tokens / size if size else super().tokens_per_byte
 
-    def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> Request:
+    def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> HttpRequest:
         """Build a request whose prompt is not messages."""
-        return Request(self.root + "/completions", body, headers)
+        return HttpRequest(self.root + "/completions", body, headers)
 
     def _told(self, tool: Body) -> Body:
         """Describe a tool to the server. vLLM only keeps a forced call to the schema of a strict tool."""
@@ -307,29 +307,29 @@ class Completions(ApiBackend):
 
     async def _sent(
         self,
-        request: Callable[[], Request],
-        read: Callable[[Body], Reply],
+        request: Callable[[], HttpRequest],
+        read: Callable[[Body], ServerReply],
         watch: Watch | None,
         chat: bool,
-        tally: Tally,
+        tally: AttemptUsage,
         begun: Callable[[], None] = lambda: None,
-    ) -> Reply:
+    ) -> ServerReply:
         """Send a request, with the answer at once, or as a stream for a watcher; `begun` is called when it begins to
         arrive."""
         if watch is None or "stream" in self._cannot:
             return await self.client.call(request, usage_of, read, tally)
 
-        def streaming() -> Request:
+        def streaming() -> HttpRequest:
             plain_request = request()
             return replace(plain_request, body={**plain_request.body, "stream": True, "stream_options": {"include_usage": True}})
 
         return await self.client.stream(streaming, usage_of, lambda: Pieces(chat, watch, read, begun), tally)
 
-    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
+    def by_messages(self, place: PromptNode, ask: Gen | Select) -> bool:
         """Return whether this is requested as a conversation, not as text."""
         return self.chat
 
-    def _prompt(self, place: Place, beyond: Beyond | None, chat: bool) -> tuple[Body, str, Mapping[str, Any]]:
+    def _prompt(self, place: PromptNode, beyond: Beyond | None, chat: bool) -> tuple[Body, str, Mapping[str, Any]]:
         """Return the prompt's part of the body, the required beginning of the answer, and notes for its meta info."""
         if not chat:
             return {"prompt": self.prompt(place)}, "", {}
@@ -344,11 +344,11 @@ class Completions(ApiBackend):
         log("backend", f"{self.name} cannot continue a message; it is sent as one: {found.begun[-40:]!r}")
         return {"messages": found.with_begun()}, "", {"begun": "sent as a message"}
 
-    def prompt(self, place: Place) -> str | list[int]:
+    def prompt(self, place: PromptNode) -> str | list[int]:
         """Return a prompt that is not messages, as the server gets it."""
         return spelled(place, self.name)
 
-    def headers(self, place: Place) -> Mapping[str, str]:
+    def headers(self, place: PromptNode) -> Mapping[str, str]:
         """Return the headers of every request about a prompt."""
         return {}
 
@@ -403,12 +403,12 @@ class Completions(ApiBackend):
 
     # -- responses
 
-    def reply(self, body: Body, ask: Gen, chat: bool, stops: tuple[str, ...], expected: str = "", meta: Mapping[str, Any] = NOTHING) -> Reply:
+    def reply(self, body: Body, ask: Gen, chat: bool, stops: tuple[str, ...], expected: str = "", meta: Mapping[str, Any] = NOTHING) -> ServerReply:
         """Return the answer in a body. Raises Malformed."""
         self._check_model(body)
         samples = tuple([self._sample(choice, ask, chat, reasoned_of(body)) for choice in choices_of(body, ask.params.n)])
         tier = {"service_tier": body["service_tier"]} if body.get("service_tier") else {}
-        return Reply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, stops, {**meta, **tier})
+        return ServerReply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, stops, {**meta, **tier})
 
     def _sample(self, choice: Body, ask: Gen, chat: bool, reasoned: int | None) -> Sample:
         tokens, top = tokens_of(choice.get("logprobs"))
@@ -459,7 +459,7 @@ class Completions(ApiBackend):
 
     # -- select
 
-    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         if self._select == "decisions":
             return await self._decided(place, ask, tally)
         if self._select == "logprobs" and "echo" not in self._cannot:
@@ -472,7 +472,7 @@ class Completions(ApiBackend):
                 self._cannot.add("echo")
         return await self.choose_by_answer(place, ask, tally)
 
-    async def _scored(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def _scored(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose by the log-probabilities of the choices' tokens: all in one request."""
         before = spelled(place, self.name)
         unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
@@ -486,11 +486,11 @@ class Completions(ApiBackend):
                 raise Malformed("the answer has no log-probabilities")
             return [row or () for row in rows]
 
-        first, *rows = await self.client.call(lambda: Request("/completions", body), usage_of, read, tally)
+        first, *rows = await self.client.call(lambda: HttpRequest("/completions", body), usage_of, read, tally)
         own = [row[shared(first, row) :] for row in rows[: len(ask.choices)]]
         return chosen(ask, own, aligned(own, rows[len(ask.choices) :]) if unconditional else None, tally)
 
-    async def _decided(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def _decided(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose by a question of the kind "choice", for servers that answer without generating."""
         given: Any = spelled(place, self.name) if not self.chat else conversation(place, self.name).with_begun()
         question = {"type": "choice", "name": ask.name or "choice", "choices": [{"value": choice} for choice in ask.choices]}
@@ -504,7 +504,7 @@ class Completions(ApiBackend):
                 raise Malformed(f"the answer is none of the choices: {answer}")
             return answer["choice"], answer.get("probabilities") or []
 
-        chosen, probabilities = await self.client.call(lambda: Request("/decisions", body), usage_of, read, tally)
+        chosen, probabilities = await self.client.call(lambda: HttpRequest("/decisions", body), usage_of, read, tally)
         meta = {"choice": {"by": "decisions", "probabilities": {p["value"]: p["probability"] for p in probabilities}}, **cost_of(tally)}
         return Output((chosen,), (meta,), tally.usage)
 

@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmc.backend.api.client import Fault, Received, Request, Wire
+from lmc.backend.api.client import Fault, HttpRequest, Received, Wire
 from lmc.backend.api.prefixes import Prefixes
 from lmc.backend.api.redaction import addressed, redacted
 from lmc.backend.base import Usage
-from lmc.backend.placement import Placement, Target
+from lmc.backend.placement import Placement, PlacementTarget
 from lmc.config import log
 
 _GONE = (502, 503)  # status from proxies for unavailable servers
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Server(Target):
+class FleetServer(PlacementTarget):
     """One server of a fleet.
 
     url       without user and password, which only its wire knows
@@ -46,7 +46,7 @@ class Server(Target):
         }  # fmt: skip
 
 
-class Fleet(Placement[Server]):
+class Fleet(Placement[FleetServer]):
     """A wire over servers. Belongs to one event loop, except `add` and `said`. `make` returns the wire to a URL."""
 
     def __init__(self, urls: Sequence[str], make: Callable[[str], Wire], prefixes: Prefixes | None = None) -> None:
@@ -57,7 +57,7 @@ class Fleet(Placement[Server]):
             self.add(url)
 
     @property
-    def servers(self) -> tuple[Server, ...]:
+    def servers(self) -> tuple[FleetServer, ...]:
         """Return those that get requests."""
         return self.targets
 
@@ -71,28 +71,28 @@ class Fleet(Placement[Server]):
 
     def add(self, url: str) -> None:
         """Send requests there, too, from now on."""
-        self._targets = [*self._targets, Server(url=addressed(url), wire=self._make(url), bit=self._bits)]
+        self._targets = [*self._targets, FleetServer(url=addressed(url), wire=self._make(url), bit=self._bits)]
         self._bits += 1
 
-    async def retire(self, server: Server) -> None:
+    async def retire(self, server: FleetServer) -> None:
         """Send it no more requests; its connections are closed when its last answer has arrived."""
         self.drop(server)
         await self.end(server)
 
-    async def end(self, server: Server) -> None:
+    async def end(self, server: FleetServer) -> None:
         """End a request to it: close it if it was the last of one that was dropped."""
         if server.dropped and not server.running and server in self._targets:
             self._targets = [s for s in self._targets if s is not server]
             await server.wire.close()
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         with self._sent(request) as server:
             received = await server.wire.post(request)
             self.answered(server, request)
         await self.end(server)
         return Received(received.body, received.headers, server)
 
-    async def stream(self, request: Request) -> AsyncIterator[Received]:
+    async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         with self._sent(request) as server:
             async for received in server.wire.stream(request):
                 self.answered(server, request)
@@ -103,7 +103,7 @@ class Fleet(Placement[Server]):
         await asyncio.gather(*[server.wire.close() for server in self._targets])
 
     @contextmanager
-    def _sent(self, request: Request) -> Iterator[Server]:
+    def _sent(self, request: HttpRequest) -> Iterator[FleetServer]:
         server, cost = self.take(request)
         try:
             yield server
@@ -113,7 +113,7 @@ class Fleet(Placement[Server]):
         finally:
             self.leave(server, cost)
 
-    def failed(self, server: Server, fault: Fault) -> None:
+    def failed(self, server: FleetServer, fault: Fault) -> None:
         """Handle a failed request; if the server was unreachable, the fault's `elsewhere` tells whether others
         exist."""
         if fault.status is not None and fault.status not in _GONE:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lmc.backend.api.client import Fault, Received, Request
+from lmc.backend.api.client import Fault, HttpRequest, Received
 from lmc.backend.api.redaction import authorization, secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import dumped, parsed, refused, refused_later
 
@@ -48,7 +48,7 @@ class HttpWire:
         self.opened = 0
         self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers))
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         pieces: list[bytes] = []
         status, headers = await self._exchange(request, pieces.append)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -56,7 +56,7 @@ class HttpWire:
             raise refused(status, headers, data)
         return Received(parsed(data, self.secrets), headers)
 
-    async def stream(self, request: Request) -> AsyncIterator[Received]:
+    async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         """Yield the events of the answer, as they arrive. Raises Fault if it ends prematurely."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         head: list[Any] = []
@@ -93,7 +93,7 @@ class HttpWire:
         self._idle.clear()
 
     async def _exchange(
-        self, request: Request, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None = None
+        self, request: HttpRequest, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None = None
     ) -> tuple[int, dict[str, str]]:
         body = dumped(request.body) if request.data is None else request.data
         more = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])

@@ -15,11 +15,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lmc.backend.api.backend import Reply, Work
-from lmc.backend.api.client import NOTHING, Body, Client, Fault, Request, Tally, reading
+from lmc.backend.api.backend import ServerReply, Submission
+from lmc.backend.api.client import NOTHING, AttemptUsage, Body, Client, Fault, HttpRequest, reading
 from lmc.backend.api.completions import Completions
-from lmc.backend.api.fleet import Fleet, Server
-from lmc.backend.api.place import ROOT, Place
+from lmc.backend.api.fleet import Fleet, FleetServer
+from lmc.backend.api.place import ROOT, PromptNode
 from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.base import Usage
@@ -50,7 +50,7 @@ class Member:
     keys, size, limit, headers  as of a Request
     """
 
-    place: Place
+    place: PromptNode
     ask: Gen | None
     prompt: str | Sequence[int]
     params: bytes
@@ -60,7 +60,7 @@ class Member:
     size: int = 0
     limit: int = 0
     headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    tally: Tally = field(default_factory=Tally)
+    tally: AttemptUsage = field(default_factory=AttemptUsage)
 
     @property
     def sent(self) -> Mapping[str, Any]:
@@ -73,7 +73,7 @@ class Seat:
 
     __slots__ = ("asking", "cost", "member", "over", "task", "work")
 
-    def __init__(self, work: Work, member: Member) -> None:
+    def __init__(self, work: Submission, member: Member) -> None:
         self.work, self.member = work, member
         self.over = False  # it has its answer, or is no longer wanted
         self.asking: Sequence[Seat] = ()  # its list
@@ -102,7 +102,7 @@ class Listed(Completions):
 
     # overridden by subclasses
 
-    def member(self, place: Place, ask: Gen | None) -> Member | None:
+    def member(self, place: PromptNode, ask: Gen | None) -> Member | None:
         """Return this as a list's member; None: it needs a task of its own, or (`ask` None) is not worth prefilling."""
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class Listed(Completions):
         """Return the usage reported by the answer to a member."""
         raise NotImplementedError
 
-    def reply_to(self, member: Member, body: Body) -> Reply:
+    def reply_to(self, member: Member, body: Body) -> ServerReply:
         """Return the answer to a member. Raises Malformed."""
         raise NotImplementedError
 
@@ -133,14 +133,14 @@ class Listed(Completions):
         self._scheduled = False
         self._refused = 0  # refused lists in a row
 
-    def begin(self, works: Sequence[Work]) -> None:
+    def begin(self, works: Sequence[Submission]) -> None:
         if self._client.is_ready:
             for work in works:
                 self._begin_one(work)
         else:  # the findings about the server decide how prompts are written
             self._loop.spawn(self._begin_later(works))
 
-    async def _begin_later(self, works: Sequence[Work]) -> None:
+    async def _begin_later(self, works: Sequence[Submission]) -> None:
         try:
             await self._client.ready(self.prepare)
         except Exception:
@@ -155,7 +155,7 @@ class Listed(Completions):
                     work.fail(error)
                     work.complete(error)
 
-    def _begin_one(self, work: Work) -> None:
+    def _begin_one(self, work: Submission) -> None:
         if not self._is_plain(work):
             return self.alone(work)
         parent = work.parent.work if work.parent is not None else None
@@ -166,14 +166,14 @@ class Listed(Completions):
             self._go_on(work)
 
     @staticmethod
-    def _is_plain(work: Work) -> bool:
+    def _is_plain(work: Submission) -> bool:
         """Return whether it is text with one request after it, or text to prefill."""
         *before, last = work.segments or (None,)
         if not all(isinstance(segment, Text | Given) for segment in before) or work.hints.beyond is not None or work.hints.watched or work.hints.trace:
             return False  # a traced one has headers of its own
         return isinstance(last, Text) if work.hints.pin else isinstance(last, Gen) and last.params.n == 1 and not last.tools and not last.params.return_logprob
 
-    def _go_on(self, work: Work) -> None:
+    def _go_on(self, work: Submission) -> None:
         """Continue once its prompt is known."""
         if work.after is not None:
             return
@@ -200,7 +200,7 @@ class Listed(Completions):
         if seat is None:
             return self.alone(work)
         if ask is not None:
-            seat.member.tally = work.tally or Tally(ask.name, ask.loc)
+            seat.member.tally = work.tally or AttemptUsage(ask.name, ask.loc)
         work.task = seat
         self._waiting.append(seat)
         self._schedule()
@@ -239,7 +239,7 @@ class Listed(Completions):
 
     def _divide(self, client: Client, seats: Sequence[Seat]) -> None:
         """Send members to their servers, those of a kind together."""
-        lists: dict[Hashable, tuple[Server, list[Seat]]] = {}
+        lists: dict[Hashable, tuple[FleetServer, list[Seat]]] = {}
         for seat in seats:
             server, seat.cost = self._fleet.take(seat.member)
             kind = seat.member.kind if self._refused < _REFUSED else None
@@ -252,13 +252,13 @@ class Listed(Completions):
             for seat in some:
                 seat.asking, seat.task = some, task
 
-    async def _ask(self, client: Client, server: Server, seats: Sequence[Seat]) -> None:
+    async def _ask(self, client: Client, server: FleetServer, seats: Sequence[Seat]) -> None:
         """Send a list, or one request."""
         left = dict(enumerate(seats))
         ticket = Ticket(asyncio.get_running_loop().time(), {}, {})
         try:
             try:
-                request = Request(self.path, {}, seats[0].member.headers, data=self.listed([seat.member for seat in seats]))
+                request = HttpRequest(self.path, {}, seats[0].member.headers, data=self.listed([seat.member for seat in seats]))
                 async with asyncio.timeout(client.patience.timeout):
                     if len(seats) == 1:
                         received = await server.wire.post(request)
@@ -283,7 +283,7 @@ class Listed(Completions):
         finally:
             await self._fleet.end(server)
 
-    async def _stream(self, client: Client, server: Server, ticket: Ticket, request: Request, left: dict[int, Seat]) -> None:
+    async def _stream(self, client: Client, server: FleetServer, ticket: Ticket, request: HttpRequest, left: dict[int, Seat]) -> None:
         parts = [self.part() for _ in left]
         heard = False
         async for received in server.wire.stream(request):
@@ -303,13 +303,13 @@ class Listed(Completions):
         if left:
             raise Fault("a list's stream ended before all of its answers were there")
 
-    def _leaves(self, client: Client, server: Server, seat: Seat) -> None:
+    def _leaves(self, client: Client, server: FleetServer, seat: Seat) -> None:
         self._fleet.leave(server, seat.cost)
         client.rates.room.leave()
 
     # receiving
 
-    def _came(self, client: Client, server: Server, ticket: Ticket, seat: Seat, body: Body) -> None:
+    def _came(self, client: Client, server: FleetServer, ticket: Ticket, seat: Seat, body: Body) -> None:
         """Deliver a member's answer."""
         self._leaves(client, server, seat)
         member, work = seat.member, seat.work
@@ -341,7 +341,7 @@ class Listed(Completions):
         self.finish(work, work.results[0], output)
         work.complete(after)
 
-    def _failed(self, client: Client, server: Server, ticket: Ticket, fault: Fault, left: Sequence[Seat], members: int) -> None:
+    def _failed(self, client: Client, server: FleetServer, ticket: Ticket, fault: Fault, left: Sequence[Seat], members: int) -> None:
         """Handle a failed request with all its unanswered members."""
         client.heard(ticket, fault.headers)
         client.rates.refused(ticket, fault.status)

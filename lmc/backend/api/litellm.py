@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lmc.backend.api.backend import BEGIN, OnRefusal
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, gemini_rules, rules_of
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Received, Request
+from lmc.backend.api.client import Body, Fault, HttpRequest, Malformed, Patience, Received
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.messages import MESSAGES
 from lmc.backend.api.rates import retry_after
@@ -129,11 +129,11 @@ class LiteLLMWire:
         keys += [account] if account.startswith("{") else []  # otherwise it is a path
         return [*keys, *secrets_of_headers(headers), *(s for k in ("base_url", "api_base") for s in secrets_of_url(str(self._fixed.get(k) or "")))]
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         answer = await self._sent(request)
         return Received(_plain(answer), _headers(answer))
 
-    async def stream(self, request: Request) -> AsyncIterator[Received]:
+    async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         try:
             answer = await self._sent(request)
             headers = _headers(answer)
@@ -144,7 +144,7 @@ class LiteLLMWire:
         except Exception as error:
             raise _fault(error) from None
 
-    async def _sent(self, request: Request) -> Any:
+    async def _sent(self, request: HttpRequest) -> Any:
         more = {"extra_headers": {**(self._fixed.get("extra_headers") or {}), **request.headers}} if request.headers else {}
         try:
             return await self._litellm.acompletion(**{**request.body, **self._fixed, **more})

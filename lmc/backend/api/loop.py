@@ -23,7 +23,7 @@ _COLLECTIONS = 1000
 """GC passes through young objects per full one, while coroutines run: thousands of waiting programs are no garbage."""
 
 
-class Loop:
+class LoopThread:
     """Runs coroutines for callers that do not wait. Nothing here refers to a backend, so that a dropped one can end its loop."""
 
     def __init__(self, name: str) -> None:

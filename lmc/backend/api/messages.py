@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import UnsupportedOpError
 from lmc.images import data_url
@@ -37,7 +37,7 @@ class Conversation:
         return [*self.closed, *([{"role": self.role, "content": self.begun}] if self.begun else [])]
 
 
-def conversation(place: Place, target: str, template: ChatTemplate = MESSAGES) -> Conversation:
+def conversation(place: PromptNode, target: str, template: ChatTemplate = MESSAGES) -> Conversation:
     """Return the messages of a prompt; `template` has written the text between them.
 
     An answer that came with blocks has them as "thinking_blocks", LiteLLM's name, which each API converts.

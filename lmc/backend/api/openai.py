@@ -13,7 +13,7 @@ from lmc.backend.api import responses
 from lmc.backend.api.backend import BEGIN, OnRefusal
 from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
-from lmc.backend.api.client import Body, Fault, Patience, Received, Request, reading
+from lmc.backend.api.client import Body, Fault, HttpRequest, Patience, Received, reading
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.redaction import check_url, shown
 from lmc.backend.api.wire import (
@@ -181,7 +181,7 @@ class OpenAIWire:
         """Return the batches of its server."""
         return OpenAIBatches(self._client, self._fault, self._by_responses, self._turned)
 
-    def _turned(self, request: Request, fault: Fault) -> bool:
+    def _turned(self, request: HttpRequest, fault: Fault) -> bool:
         """Return whether a refused request of a batch is sent differently from now on: by the Responses API, or there
         without reasoning."""
         if self._turns(request, fault):
@@ -192,14 +192,14 @@ class OpenAIWire:
             self._include = ()
         return True
 
-    def _by_responses(self, request: Request) -> Request | None:
+    def _by_responses(self, request: HttpRequest) -> HttpRequest | None:
         """Return a chat completion as a request of the Responses API; None if it is not used, or the request is of
         another kind."""
         if request.path != _CHAT or self._api != "responses":
             return None
         return replace(request, path=responses.PATH, body=responses.asked(request.body, *self._include))
 
-    def _turns(self, request: Request, fault: Fault) -> bool:
+    def _turns(self, request: HttpRequest, fault: Fault) -> bool:
         """Return whether a chat completion was refused that the Responses API takes; then all go there from now on."""
         if request.path != _CHAT or self._api is not None or not responses.wanted(fault):
             return False
@@ -207,7 +207,7 @@ class OpenAIWire:
         self._api = "responses"
         return True
 
-    def _without_reasoning(self, request: Request, asked: Request, fault: Fault) -> Request:
+    def _without_reasoning(self, request: HttpRequest, asked: HttpRequest, fault: Fault) -> HttpRequest:
         """Return the request for a model that refused to give its reasoning, since it has none; raise the fault if that
         is not the reason."""
         if not not_taken(fault, "include"):
@@ -218,7 +218,7 @@ class OpenAIWire:
             raise fault
         return again
 
-    def _resource(self, request: Request) -> Any:
+    def _resource(self, request: HttpRequest) -> Any:
         resources = {"/completions": "completions", "/decisions": "decisions", responses.PATH: "responses"}
         if request.path == _CHAT:
             return self._client.chat.completions
@@ -232,7 +232,7 @@ class OpenAIWire:
         own = {k: body[k] for k in ("model", "messages", "prompt", "input", "questions", "stream") if k in body}
         return {**own, "extra_body": {k: v for k, v in body.items() if k not in own}}
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         other = self._by_responses(request)
         if other is not None:
             try:
@@ -248,7 +248,7 @@ class OpenAIWire:
                 raise
         return await self.post(request)
 
-    async def _post(self, request: Request) -> Received:
+    async def _post(self, request: HttpRequest) -> Received:
         import openai
 
         try:
@@ -259,7 +259,7 @@ class OpenAIWire:
             raise broken(error) from None
         return Received(parsed(raw.http_response.content, self.secrets), lowered(raw.headers))
 
-    async def stream(self, request: Request) -> AsyncIterator[Received]:
+    async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         other = self._by_responses(request)
         if other is not None:
             try:
@@ -279,7 +279,7 @@ class OpenAIWire:
         async for received in self.stream(request):
             yield received
 
-    async def _pieces(self, request: Request) -> AsyncIterator[Received]:
+    async def _pieces(self, request: HttpRequest) -> AsyncIterator[Received]:
         """Convert a response's events to chunks of a chat completion."""
         async for received in self._stream(request, responses.ends):
             with reading():
@@ -287,7 +287,7 @@ class OpenAIWire:
             if body is not None:
                 yield replace(received, body=body)
 
-    async def _stream(self, request: Request, last: Callable[[Body], bool] = lambda body: False) -> AsyncIterator[Received]:
+    async def _stream(self, request: HttpRequest, last: Callable[[Body], bool] = lambda body: False) -> AsyncIterator[Received]:
         import openai
 
         try:

@@ -34,7 +34,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class PromptNode:
     """The end of a prompt: literal parts or an answer after the parent's.
 
     ids     of an answer's tokens as the model generated them, if the server gives ids
@@ -42,7 +42,7 @@ class Place:
     blocks  blocks that the API gave besides the text and expects back with the conversation, such as reasoning
     """
 
-    parent: Place | None = None
+    parent: PromptNode | None = None
     parts: tuple[Part | Image, ...] = ()
     answer: str | None = None
     ids: tuple[int, ...] | None = None
@@ -50,18 +50,18 @@ class Place:
     broken: int = 0  # later answers of a plan that the model did not follow
     blocks: Blocks = ()
 
-    def literal(self, parts: Sequence[Part | Image]) -> Place:
+    def literal(self, parts: Sequence[Part | Image]) -> PromptNode:
         """Return this prompt extended by literal parts."""
-        return Place(self, tuple(parts), broken=self.broken) if parts else self
+        return PromptNode(self, tuple(parts), broken=self.broken) if parts else self
 
-    def answered(self, text: str, *, ids: tuple[int, ...] | None = None, rest: Rest | None = None, broken: int = 0, blocks: Blocks = ()) -> Place:
+    def answered(self, text: str, *, ids: tuple[int, ...] | None = None, rest: Rest | None = None, broken: int = 0, blocks: Blocks = ()) -> PromptNode:
         """Return this prompt extended by an answer."""
-        return Place(self, (), text, ids, rest, broken, blocks)
+        return PromptNode(self, (), text, ids, rest, broken, blocks)
 
-    def path(self) -> list[Place]:
+    def path(self) -> list[PromptNode]:
         """Return the nodes from the root to here."""
-        found: list[Place] = []
-        node: Place | None = self
+        found: list[PromptNode] = []
+        node: PromptNode | None = self
         while node is not None:
             found.append(node)
             node = node.parent
@@ -94,15 +94,15 @@ class Place:
     def has_images(self) -> bool:
         return any(isinstance(part, Image) for node in self.path() for part in node.parts)
 
-    def since_answer(self) -> tuple[Place | None, tuple[Part | Image, ...]]:
+    def since_answer(self) -> tuple[PromptNode | None, tuple[Part | Image, ...]]:
         """Return the last answer (None: there is none) and the literal parts after it."""
         parts: list[tuple[Part | Image, ...]] = []
-        node: Place | None = self
+        node: PromptNode | None = self
         while node is not None and node.answer is None:
             parts.append(node.parts)
             node = node.parent
         return node, tuple(part for some in reversed(parts) for part in some)
 
 
-ROOT = Place()
+ROOT = PromptNode()
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.images import digest
 from lmc.prompt import Image
 
@@ -119,7 +119,7 @@ ROUTING = ("x-smg-routing-key", "x-session-id")
 _SAME = 256  # common leading characters of requests of one kind
 
 
-def beginning(place: Place) -> str:
+def beginning(place: PromptNode) -> str:
     """Return the first text of a prompt."""
     text = ""
     for piece in place.pieces():

@@ -68,7 +68,7 @@ class Ticket:
         self.then, self.cost, self.places = then, cost, places
 
 
-class Room:
+class ConcurrencyLimit:
     """A bounded number of concurrent requests, first come first served (asyncio's semaphore scans all waiters each time
     one leaves).
 
@@ -152,7 +152,7 @@ class Rates:
     """
 
     def __init__(self, name: str, most: int, begin: int | None = None) -> None:
-        self.room = Room(most, begin)
+        self.room = ConcurrencyLimit(most, begin)
         self._name = name
         self._buckets: dict[str, Bucket] = {}
         self._turn = asyncio.Lock()  # the first waiter waits for its cost; the others wait for it

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lmc.backend.api.bodies import usage_of
-from lmc.backend.api.client import Body, Fault, Patience, Request, Tally, Wire
+from lmc.backend.api.client import AttemptUsage, Body, Fault, HttpRequest, Patience, Wire
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.lists import Listed, Member
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
@@ -37,7 +37,7 @@ from lmc.errors import (
 from lmc.prompt import Gen, Part, Select
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.encoding import Vocabulary
+    from lmc.backend.engine.encoding import TokenizerProtocol
 
 
 def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ class Prompts:
     limit: int | None = None
 
     @classmethod
-    def of(cls, model: str, path: str | None, tokenizer: str | Vocabulary | None, template: ChatTemplate | str | None) -> Prompts:
+    def of(cls, model: str, path: str | None, tokenizer: str | TokenizerProtocol | None, template: ChatTemplate | str | None) -> Prompts:
         """Create; `tokenizer`: a directory, a .gguf file or a vocabulary; None: the server's model path, if it exists
         here."""
         words, own, why = None, None, ""
@@ -248,7 +248,7 @@ class Prompts:
         self.tokens, self.why = None, why
         log("backend", f"{target} gets prompts as text: {why}")
 
-    def write(self, place: Place, target: str) -> str | list[int]:
+    def write(self, place: PromptNode, target: str) -> str | list[int]:
         """Write a prompt. Raises PromptTooLongError for one that leaves no room for an answer, if that is known
         here."""
         if self.tokens is None:
@@ -258,7 +258,7 @@ class Prompts:
             raise PromptTooLongError(f"the prompt has {len(ids)} tokens; the context of {target} is {self.limit} tokens, one of them for the answer. Shorten it or take a model with a longer context")
         return ids
 
-    def headers(self, place: Place) -> dict[str, str]:
+    def headers(self, place: PromptNode) -> dict[str, str]:
         """Return routing hints: requests with the same beginning belong together."""
         return dict.fromkeys(ROUTING, key_of(beginning(place)))
 
@@ -278,7 +278,7 @@ def without_root(urls: Sequence[str]) -> tuple[str, ...]:
     return tuple([url.removesuffix("/v1") for url in urls])
 
 
-class Remote(Listed):
+class RemoteBackend(Listed):
     """A backend of servers that run one model: chooses the server of a request, and tracks the prefixes that each has
     read.
 
@@ -359,12 +359,12 @@ class Remote(Listed):
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "servers": self._fleet.said}
 
-    def by_messages(self, place: Place, ask: Gen | Select) -> bool:
+    def by_messages(self, place: PromptNode, ask: Gen | Select) -> bool:
         """Return True for tools and pictures: the server renders them into prompts, and parses calls from answers, only
         for messages."""
         return self._written_there(place) or (isinstance(ask, Gen) and bool(ask.tools))
 
-    def _written_there(self, place: Place) -> bool:
+    def _written_there(self, place: PromptNode) -> bool:
         """Return whether the server's rendering of a prompt is unknown here."""
         return place.has_results or place.has_images
 
@@ -372,14 +372,14 @@ class Remote(Listed):
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, images=self._sees, plans=True)
 
-    def headers(self, place: Place) -> Mapping[str, str]:
+    def headers(self, place: PromptNode) -> Mapping[str, str]:
         return self._prompts.headers(place)
 
-    def request(self, body: Body, prompt: str | list[int], headers: Mapping[str, str], limit: int = 0) -> Request:
+    def request(self, body: Body, prompt: str | list[int], headers: Mapping[str, str], limit: int = 0) -> HttpRequest:
         """Build a request about one prompt, which is in the body."""
-        return Request(self.path, body, headers, keys_of(prompt), self._prompts.size(prompt), limit)
+        return HttpRequest(self.path, body, headers, keys_of(prompt), self._prompts.size(prompt), limit)
 
-    def _member(self, place: Place, ask: Gen | None, params: bytes, limit: int, stops: tuple[str, ...] = (), *alike: Hashable, together: bool = True) -> Member:
+    def _member(self, place: PromptNode, ask: Gen | None, params: bytes, limit: int, stops: tuple[str, ...] = (), *alike: Hashable, together: bool = True) -> Member:
         """Build a list's member. Behind a router, which routes by the beginning of a list, only requests with the same
         beginning go together.
 
@@ -393,7 +393,7 @@ class Remote(Listed):
     def _worth_reading(self, member: Member) -> Member | None:
         return member if self._fleet.unread(member) >= self.worth else None
 
-    async def warm(self, place: Place, hints: Hints) -> None:
+    async def warm(self, place: PromptNode, hints: Hints) -> None:
         if not self._written_there(place):
             await self.read(self._prompts.write(place, self.name), self.headers(place), self.worth)
 
@@ -403,11 +403,11 @@ class Remote(Listed):
         if self._fleet.unread(request) < worth:
             return
         try:
-            await self.client.call(lambda: request, self.usage_of_reading, lambda body: None, Tally())
+            await self.client.call(lambda: request, self.usage_of_reading, lambda body: None, AttemptUsage())
         except (Fault, LmcError) as error:  # not needed: the next request will fail by itself if the server is gone
             log("prefix", f"{self.name}: a prompt was not computed ahead: {error}")
 
-    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
+    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> HttpRequest:
         """Build a request that only prefills a prompt."""
         raise NotImplementedError
 

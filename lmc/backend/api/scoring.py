@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmc.backend.api.bodies import Listed, cost_of
-from lmc.backend.api.client import Tally
-from lmc.backend.api.place import Place
+from lmc.backend.api.client import AttemptUsage
+from lmc.backend.api.place import PromptNode
 from lmc.backend.api.tokens import Tokens
 from lmc.backend.base import Output
 from lmc.backend.engine.choices import decide
@@ -26,17 +26,17 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScoredRow:
     """Tokens to score: `own`, after the first `base` tokens of the prompt."""
 
     base: int
     own: Ids
 
     @property
-    def contexts(self) -> list[tuple[Row, int]]:
+    def contexts(self) -> list[tuple[ScoredRow, int]]:
         """Return the context of each token, as a row without the token, and the token. The first of a prompt has no
         context."""
-        return [(Row(self.base, self.own[:at]), token) for at, token in enumerate(self.own) if self.base + at > 0]
+        return [(ScoredRow(self.base, self.own[:at]), token) for at, token in enumerate(self.own) if self.base + at > 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,45 +49,45 @@ class Scoring:
     """
 
     prompt: Ids
-    rows: tuple[Row, ...]
-    alone: tuple[Row, ...]
+    rows: tuple[ScoredRow, ...]
+    alone: tuple[ScoredRow, ...]
 
     @classmethod
-    def of(cls, tokens: Tokens, place: Place, ask: Select) -> Scoring:
+    def of(cls, tokens: Tokens, place: PromptNode, ask: Select) -> Scoring:
         prompt = tuple(tokens.ids(place))
         wholes = [tuple(tokens.ids(place.literal((choice,)))) for choice in ask.choices]
-        rows = tuple([Row(start := _own(prompt, whole), whole[start:]) for whole in wholes])
+        rows = tuple([ScoredRow(start := _own(prompt, whole), whole[start:]) for whole in wholes])
         unconditional = ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
-        return cls(prompt, rows, tuple([Row(0, row.own) for row in rows]) if unconditional else ())
+        return cls(prompt, rows, tuple([ScoredRow(0, row.own) for row in rows]) if unconditional else ())
 
-    def ids(self, row: Row) -> list[int]:
+    def ids(self, row: ScoredRow) -> list[int]:
         return [*self.prompt[: row.base], *row.own]
 
-    def wanted(self) -> list[Row]:
+    def wanted(self) -> list[ScoredRow]:
         """Return rows that have a token with a context, each once."""
         return [row for row in dict.fromkeys((*self.rows, *self.alone)) if row.base + len(row.own) > 1]
 
-    def next_tokens(self) -> dict[Row, set[int]]:
+    def next_tokens(self) -> dict[ScoredRow, set[int]]:
         """Return the same as contexts, with the wanted next tokens of each."""
-        found: dict[Row, set[int]] = {}
+        found: dict[ScoredRow, set[int]] = {}
         for row in self.wanted():
             for context, token in row.contexts:
                 found.setdefault(context, set()).add(token)
         return found
 
-    def output(self, ask: Select, known: Mapping[Row, Mapping[int, float]], texts: Mapping[int, str], tally: Tally) -> Output:
+    def output(self, ask: Select, known: Mapping[ScoredRow, Mapping[int, float]], texts: Mapping[int, str], tally: AttemptUsage) -> Output:
         """Return the choice. `known`: log-probabilities by context and token; `texts` of tokens, if the server lists
         them."""
         values = {row: self._values(row, known) for row in (*self.rows, *self.alone)}
         own = [tuple([(lp, token, texts.get(token, "")) for lp, token in zip(values[row], row.own, strict=True)]) for row in self.rows]
         return chosen(ask, own, [values[row] for row in self.alone] or None, tally)
 
-    def _values(self, row: Row, known: Mapping[Row, Mapping[int, float]]) -> list[float]:
+    def _values(self, row: ScoredRow, known: Mapping[ScoredRow, Mapping[int, float]]) -> list[float]:
         found = [known[context][token] for context, token in row.contexts]
         return found if row.base else [0.0, *found]
 
 
-def chosen(ask: Select, own: Sequence[Listed], alone: Sequence[Sequence[float]] | None, tally: Tally) -> Output:
+def chosen(ask: Select, own: Sequence[Listed], alone: Sequence[Sequence[float]] | None, tally: AttemptUsage) -> Output:
     """Return the answer to a select. `own`: the counted tokens of each choice; `alone`: their log-probabilities without
     the prompt."""
     values = [[lp or 0.0 for lp, _, _ in row] or [0.0] for row in own]

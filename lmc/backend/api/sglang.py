@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import Feed, Reply, Sample
+from lmc.backend.api.backend import Feed, Sample, ServerReply
 from lmc.backend.api.bodies import Listed, shared
-from lmc.backend.api.client import Body, Fault, Malformed, Patience, Request, Tally
+from lmc.backend.api.client import AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience
 from lmc.backend.api.lists import Member
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown
-from lmc.backend.api.remote import Prompts, Remote, asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.remote import Prompts, RemoteBackend, asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.reports import count_of
-from lmc.backend.api.scoring import Row, Scoring, aligned, chosen
+from lmc.backend.api.scoring import ScoredRow, Scoring, aligned, chosen
 from lmc.backend.api.streams import Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped
@@ -28,7 +28,7 @@ from lmc.images import data_url
 from lmc.prompt import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.encoding import Vocabulary
+    from lmc.backend.engine.encoding import TokenizerProtocol
 
 _PARAMS = (
     "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
@@ -37,7 +37,7 @@ _PARAMS = (
 _MAX_SEED = 1 << 31
 
 
-class SGLang(Remote):
+class SGLang(RemoteBackend):
     """A client of an SGLang server.
 
     url            of the server, or of several with the same model; `http://host:port`
@@ -66,7 +66,7 @@ class SGLang(Remote):
         verify: bool | str | None = None,
         chat_template_name: str | None = None,
         *,
-        tokenizer: str | Vocabulary | None = None,
+        tokenizer: str | TokenizerProtocol | None = None,
         chat_template: ChatTemplate | str | None = None,
         prices: Prices | None = None,
         concurrency: int = 1024,
@@ -109,10 +109,10 @@ class SGLang(Remote):
             self._able = Capabilities(self.name, kinds, select=True, logprobs=True, images=self._sees, n=True, streams=True, tools=True, plans=True, prices=self._prices)
         return self._able
 
-    def _written_there(self, place: Place) -> bool:
+    def _written_there(self, place: PromptNode) -> bool:
         return place.has_results or (place.has_images and self._image_token is None)
 
-    def _write(self, place: Place) -> str | list[int]:
+    def _write(self, place: PromptNode) -> str | list[int]:
         """Write a prompt; one with pictures as text, in which the server's processor finds their places."""
         return spelled(place, self.name, self._image_token or "") if place.has_images else self._prompts.write(place, self.name)
 
@@ -133,7 +133,7 @@ class SGLang(Remote):
             return
         request = self.reading(tokens.words.encode(("a",), at_start=True), {})
         try:
-            await self.client.call(lambda: request, _usage, _items, Tally())
+            await self.client.call(lambda: request, _usage, _items, AttemptUsage())
         except Fault as fault:
             if fault.status not in (400, 404, 405, 422):
                 return  # not about the ids: the first real request will tell
@@ -141,11 +141,11 @@ class SGLang(Remote):
         except LmcError as error:
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
 
-    async def warm(self, place: Place, hints: Hints) -> None:
+    async def warm(self, place: PromptNode, hints: Hints) -> None:
         if not place.has_images:
             await super().warm(place, hints)
 
-    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
+    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> HttpRequest:
         return self.request({**_prompt(prompt), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}, prompt, headers)
 
     @staticmethod
@@ -154,7 +154,7 @@ class SGLang(Remote):
 
     # -- gen
 
-    async def generate(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         if self.by_messages(place, ask):
             if ask.constraint is not None and ask.constraint.kind == "lark":
                 ask = replace(ask, constraint=Constraint("ebnf", ebnf_of("lark", ask.constraint.source)))
@@ -172,7 +172,7 @@ class SGLang(Remote):
                 self._cannot.add("sampling_seed")
                 log("backend", f"{self.name} takes no seeds: {fault.message}")
 
-    async def _generated(self, place: Place, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: Tally) -> Reply:
+    async def _generated(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         stops = self._stops(ask) if beyond is None else beyond.stop
         prompt = self._write(place)
         body = {**_prompt(prompt), **_pictures(place), "sampling_params": self._sampled(ask, beyond, stops)}
@@ -183,11 +183,11 @@ class SGLang(Remote):
             body |= {"top_logprobs_num": params.top_logprobs_num} if params.top_logprobs_num else {}
         request = self.request(body, prompt, self._prompts.headers(place), body["sampling_params"]["max_new_tokens"])
 
-        def read(body: Body) -> Reply:
+        def read(body: Body) -> ServerReply:
             items = _items(body)
             if len(items) != ask.params.n:
                 raise Malformed(f"{len(items)} answers for n={ask.params.n}")
-            return Reply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
+            return ServerReply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
 
         if feed is None:
             return await self.client.call(lambda: request, _usage, read, tally)
@@ -218,7 +218,7 @@ class SGLang(Remote):
 
     # -- as one of a list: prompts and parameters of each, answered as events by index
 
-    def member(self, place: Place, ask: Gen | None) -> Member | None:
+    def member(self, place: PromptNode, ask: Gen | None) -> Member | None:
         if self._written_there(place) or place.has_images:
             return None
         if ask is None:
@@ -243,15 +243,15 @@ class SGLang(Remote):
             params = [b'%b,"stream_interval":%d}' % (each[:-1], max(1, member.limit)) for each, member in zip(params, members, strict=True)]
         return b'{"%b":%b,"sampling_params":[%b],"stream":true}' % (name, dumped([member.prompt for member in members]), b",".join(params))
 
-    def part(self) -> Growing:
-        return Growing()
+    def part(self) -> SGLangStream:
+        return SGLangStream()
 
     def usage_in(self, body: Body) -> Usage | None:
         return _usage_of_all(body)
 
-    def reply_to(self, member: Member, body: Body) -> Reply:
+    def reply_to(self, member: Member, body: Body) -> ServerReply:
         (item,) = _items(body)
-        return Reply((self._item(item),), str(item["meta_info"].get("id", "")), self.model, stops=member.stops)
+        return ServerReply((self._item(item),), str(item["meta_info"].get("id", "")), self.model, stops=member.stops)
 
     def learned(self, fault: Fault) -> bool:
         if self._sparse and "stream_interval" in fault.message:
@@ -278,7 +278,7 @@ class SGLang(Remote):
 
     # -- select
 
-    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose by log-probabilities after the cached prompt.
 
         One-token choices   one request about the prompt, which lists them all
@@ -292,7 +292,7 @@ class SGLang(Remote):
         if tokens is None or place.has_images:
             return await self._chosen_by_text(place, ask, tally)
         scoring, headers = Scoring.of(tokens, place, ask), self._prompts.headers(place)
-        known, texts = dict[Row, dict[int, float]](), dict[int, str]()
+        known, texts = dict[ScoredRow, dict[int, float]](), dict[int, str]()
         wanted = scoring.next_tokens()
         if len(wanted) == 1 and "token_ids_logprob" not in self._cannot:
             ((context, ids),) = wanted.items()
@@ -301,7 +301,7 @@ class SGLang(Remote):
             await self._score(scoring, headers, known, texts, tally)
         return scoring.output(ask, known, texts, tally)
 
-    async def _next(self, prompt: list[int], wanted: list[int], headers: Mapping[str, str], texts: dict[int, str], tally: Tally) -> dict[int, float] | None:
+    async def _next(self, prompt: list[int], wanted: list[int], headers: Mapping[str, str], texts: dict[int, str], tally: AttemptUsage) -> dict[int, float] | None:
         """Return log-probabilities of tokens right after a prompt; None from a server that does not list those of
         chosen ones."""
         body = {**_prompt(prompt), **_SCORED, "token_ids_logprob": wanted}
@@ -319,7 +319,7 @@ class SGLang(Remote):
 
         return await self.client.call(lambda: request, _usage, read, tally)
 
-    async def _score(self, scoring: Scoring, headers: Mapping[str, str], known: dict[Row, dict[int, float]], texts: dict[int, str], tally: Tally) -> None:
+    async def _score(self, scoring: Scoring, headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str], tally: AttemptUsage) -> None:
         """Return log-probabilities of all tokens of the choices, in one list."""
         rows = scoring.wanted()
         prompt = list(scoring.prompt)
@@ -346,7 +346,7 @@ class SGLang(Remote):
 
         await self.client.call(lambda: request, _usage_of_all, read, tally)
 
-    async def _chosen_by_text(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def _chosen_by_text(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose on a server whose tokenizer is unknown here: the server reports where the prompt's tokens end."""
         prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), _pictures(place)
         request = self.reading(prompt, headers)
@@ -368,7 +368,7 @@ class SGLang(Remote):
             return chosen(ask, own, None, tally)
         return chosen(ask, own, aligned(own, await self._rows(ask.choices, 0, headers, tally)), tally)
 
-    async def _rows(self, prompts: Sequence[str], start: int, headers: Mapping[str, str], tally: Tally, seen: Body | None = None) -> list[Listed]:
+    async def _rows(self, prompts: Sequence[str], start: int, headers: Mapping[str, str], tally: AttemptUsage, seen: Body | None = None) -> list[Listed]:
         """Return the tokens of prompts from `start` on, with their log-probabilities; the first has none. `seen`:
         pictures of each."""
         body: Body = {"text": list(prompts), **_SCORED, "logprob_start_len": start, **{name: [urls] * len(prompts) for name, urls in (seen or {}).items()}}
@@ -387,7 +387,7 @@ _SCORED: Body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "re
 _WORTH_OF_ROWS = 128  # extra tokens of several prompts from which on a common prefix is prefilled
 
 
-class Growing:
+class SGLangStream:
     """Events of one answer. Each has the whole text so far, or, from a server that streams incrementally, the new part:
     then it has fewer ids than its token count."""
 
@@ -418,7 +418,7 @@ def _prompt(prompt: str | list[int]) -> Body:
     return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
 
 
-def _pictures(place: Place) -> Body:
+def _pictures(place: PromptNode) -> Body:
     """Return the pictures of a prompt, in order; nothing without any."""
     urls = [data_url(piece) for piece in place.pieces() if isinstance(piece, Image)]
     return {"image_data": urls} if urls else {}

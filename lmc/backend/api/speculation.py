@@ -24,7 +24,7 @@ from lmc.prompt import Gen, Image, Part, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundAnswer:
     """An answer found in received text, its end, and the text after it."""
 
     text: str
@@ -44,7 +44,7 @@ def speculative(ask: Gen) -> bool:
     )
 
 
-def follow(rest: Rest, parts: Sequence[Part | Image], ask: Gen, stops: Sequence[str]) -> Found | None:
+def follow(rest: Rest, parts: Sequence[Part | Image], ask: Gen, stops: Sequence[str]) -> FoundAnswer | None:
     """Return the answer to `ask`, which the program wants after the literal `parts`; None if `rest` does not prove it.
 
     stops  that end it: its own and the template's
@@ -61,7 +61,7 @@ def follow(rest: Rest, parts: Sequence[Part | Image], ask: Gen, stops: Sequence[
     if not _within(rest, start, end, ask.params.max_new_tokens):
         return None
     left = replace(rest, at=end, gens=max(0, rest.gens - 1))
-    return Found(rest.whole[start:end], {"type": "stop", "matched": matched}, left)
+    return FoundAnswer(rest.whole[start:end], {"type": "stop", "matched": matched}, left)
 
 
 def first_stop(text: str, stops: Sequence[str], start: int = 0) -> tuple[int, str | None]:

@@ -22,7 +22,7 @@ from lmc.errors import JournalError
 
 
 @dataclass
-class Wave:
+class SubmittedWave:
     """Requests that were submitted together.
 
     name   of the backend;  since: submission time, in seconds since 1970
@@ -40,48 +40,48 @@ class Wave:
     old: bool = False
 
 
-class Submitted:
+class SubmittedWaves:
     """The waves of a program's runs. No path: only in this process. Raises JournalError for a file that cannot be read
     or written."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.waves: dict[str, Wave] = {}
-        self._wave_of: dict[str, Wave] = {}  # by the id of a request
+        self.waves: dict[str, SubmittedWave] = {}
+        self._wave_of: dict[str, SubmittedWave] = {}  # by the id of a request
         if path is not None and path.exists():
             self._read(path)
 
-    def of(self, id: str) -> Wave | None:
+    def of(self, id: str) -> SubmittedWave | None:
         """Return the wave in which a request was submitted."""
         return self._wave_of.get(id)
 
-    def intend(self, name: str, ids: Sequence[str], now: float) -> Wave:
+    def intend(self, name: str, ids: Sequence[str], now: float) -> SubmittedWave:
         """Record a wave that is about to be submitted."""
-        wave = Wave(os.urandom(8).hex(), name, tuple(ids), now)
+        wave = SubmittedWave(os.urandom(8).hex(), name, tuple(ids), now)
         self._write({"wave": wave.key, "name": name, "ids": list(ids), "since": now})
         self._add(wave)
         return wave
 
-    def submitted(self, wave: Wave, batch: str) -> None:
+    def submitted(self, wave: SubmittedWave, batch: str) -> None:
         self._write({"wave": wave.key, "batch": batch})
         wave.batch = batch
 
-    def gone(self, wave: Wave) -> None:
+    def gone(self, wave: SubmittedWave) -> None:
         """Record that it was never there, or nothing of it was done."""
         self._write({"wave": wave.key, "gone": True})
         self._remove(wave)
 
-    def over(self, wave: Wave, failed: int) -> None:
+    def over(self, wave: SubmittedWave, failed: int) -> None:
         """Record that its answers have been taken."""
         if wave.over is None:
             self._write({"wave": wave.key, "over": True, "failed": failed})
             wave.over = failed
 
-    def _add(self, wave: Wave) -> None:
+    def _add(self, wave: SubmittedWave) -> None:
         self.waves[wave.key] = wave
         self._wave_of.update(dict.fromkeys(wave.ids, wave))
 
-    def _remove(self, wave: Wave) -> None:
+    def _remove(self, wave: SubmittedWave) -> None:
         del self.waves[wave.key]
         for id in wave.ids:
             if self._wave_of.get(id) is wave:
@@ -100,7 +100,7 @@ class Submitted:
 
     def _take(self, record: Mapping[str, Any]) -> None:
         if "ids" in record:
-            return self._add(Wave(record["wave"], record["name"], tuple(record["ids"]), record["since"], old=True))
+            return self._add(SubmittedWave(record["wave"], record["name"], tuple(record["ids"]), record["since"], old=True))
         wave = self.waves[record["wave"]]
         if "gone" in record:
             self._remove(wave)

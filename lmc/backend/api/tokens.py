@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.chat import CHATML, ChatTemplate, get_chat_template
 from lmc.config import log
 from lmc.errors import ModelLoadError
@@ -17,19 +17,19 @@ from lmc.extras import require
 from lmc.prompt import Image, Part, Special, plain
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.encoding import Vocabulary
+    from lmc.backend.engine.encoding import TokenizerProtocol
 
 
 class Tokens:
     """A server's vocabulary: places to ids, as encoded by the engine."""
 
-    def __init__(self, words: Vocabulary) -> None:
+    def __init__(self, words: TokenizerProtocol) -> None:
         from lmc.backend.engine.encoding import Encoder
 
         self.words = words
         self._encoder = Encoder(words)
 
-    def ids(self, place: Place) -> list[int]:
+    def ids(self, place: PromptNode) -> list[int]:
         """Return the whole prompt. Text between answers is one run, however it was cut; an answer with unknown ids
         joins its run."""
         closed: list[int] = []
@@ -66,7 +66,7 @@ class Tokens:
 # -- from a server's info -----------------------------------------------------------------------------------
 
 
-def read(source: str) -> tuple[Vocabulary, ChatTemplate | None]:
+def read(source: str) -> tuple[TokenizerProtocol, ChatTemplate | None]:
     """Read the tokenizer of a directory or a .gguf file, and its model's template if it has one.
 
     Raises ModelLoadError when there is none, and MissingPackageError without the packages that read it.
@@ -122,7 +122,7 @@ def known_as(model: str) -> ChatTemplate:
 _warned: set[str] = set()
 
 
-def spelled(place: Place, target: str, picture: str = "") -> str:
+def spelled(place: PromptNode, target: str, picture: str = "") -> str:
     """Return the whole prompt as text, special tokens by their spelling, a picture as `picture`: a server may take data
     that spells one for the token."""
     pieces = [Special(picture) if isinstance(piece, Image) else piece for piece in place.pieces()]

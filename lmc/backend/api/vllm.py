@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import Reply
+from lmc.backend.api.backend import ServerReply
 from lmc.backend.api.bodies import choices_of, usage_of
-from lmc.backend.api.client import NOTHING, Body, Fault, Malformed, Patience, Request, Tally
+from lmc.backend.api.client import NOTHING, AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience
 from lmc.backend.api.lists import Member
-from lmc.backend.api.place import Place
+from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown
-from lmc.backend.api.remote import Prompts, Remote, asked_of, headers_of, one_model, urls_of, without_root
-from lmc.backend.api.scoring import Row, Scoring
+from lmc.backend.api.remote import Prompts, RemoteBackend, asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.scoring import ScoredRow, Scoring
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
 from lmc.backend.base import Capabilities, Output, Prices, Usage
@@ -25,10 +25,10 @@ from lmc.errors import BackendError, LmcError
 from lmc.prompt import Gen, Select
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.encoding import Vocabulary
+    from lmc.backend.engine.encoding import TokenizerProtocol
 
 
-class VLLM(Remote):
+class VLLM(RemoteBackend):
     """A client of a vLLM server.
 
     url            of the server, or of several with the same model; `http://host:port`, with or without `/v1`
@@ -58,7 +58,7 @@ class VLLM(Remote):
         model: str | None = None,
         *,
         api_key: str | None = None,
-        tokenizer: str | Vocabulary | None = None,
+        tokenizer: str | TokenizerProtocol | None = None,
         chat_template: ChatTemplate | str | None = None,
         prices: Prices | None = None,
         concurrency: int = 1024,
@@ -139,11 +139,11 @@ class VLLM(Remote):
     async def _probed(self, ids: list[int], more: Body) -> bool:
         body = {"model": self.model, "prompt": ids, "max_tokens": _PROBED, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}, **more}
-        return await self.client.stream(lambda: self.completion(body), usage_of, Probe, Tally())
+        return await self.client.stream(lambda: self.completion(body), usage_of, Probe, AttemptUsage())
 
     # -- as one of a list: prompts with one set of parameters, answered as pieces by index
 
-    def member(self, place: Place, ask: Gen | None) -> Member | None:
+    def member(self, place: PromptNode, ask: Gen | None) -> Member | None:
         if self._written_there(place) or (ask is not None and not ask.params.max_new_tokens):
             return None
         if ask is None:
@@ -176,23 +176,23 @@ class VLLM(Remote):
             params = b'%b,"stream_interval":%d' % (params, max(1, members[0].limit))
         return b'%b,"prompt":%b,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}' % (params, dumped([member.prompt for member in members]))
 
-    def part(self) -> Growing:
-        return Growing()
+    def part(self) -> VLLMStream:
+        return VLLMStream()
 
     def usage_in(self, body: Body) -> Usage | None:
         return usage_of(body)
 
-    def reply_to(self, member: Member, body: Body) -> Reply:
+    def reply_to(self, member: Member, body: Body) -> ServerReply:
         assert member.ask is not None
         return self.reply(body, member.ask, False, member.stops)
 
-    def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> Request:
+    def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> HttpRequest:
         return self.request(body, body["prompt"], headers, body["max_tokens"])
 
-    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> Request:
+    def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> HttpRequest:
         return self.completion({"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}, headers)
 
-    def prompt(self, place: Place) -> str | list[int]:
+    def prompt(self, place: PromptNode) -> str | list[int]:
         return self._prompts.write(place, self.name)
 
     def ids(self, choice: Body, text: str) -> tuple[int, ...] | None:
@@ -201,7 +201,7 @@ class VLLM(Remote):
 
     # -- select
 
-    async def choose(self, place: Place, ask: Select, tally: Tally) -> Output:
+    async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose by log-probabilities, in the cheapest exact way.
 
         Log-probabilities of a prompt make vLLM compute all of it again, over the whole vocabulary, with nothing from
@@ -217,7 +217,7 @@ class VLLM(Remote):
         scoring, headers = Scoring.of(tokens, place, ask), self.headers(place)
         contexts, rows = scoring.next_tokens(), scoring.wanted()
         walked = sum(max(len(context.own), 1) + _CACHE_BLOCK for context in contexts)
-        known, texts = dict[Row, dict[int, float]](), dict[int, str]()
+        known, texts = dict[ScoredRow, dict[int, float]](), dict[int, str]()
         if "logprob_token_ids" not in self._cannot and walked <= sum(row.base + len(row.own) for row in rows) + _CACHE_BLOCK:
             await self._walk(scoring, contexts, headers, known, texts, tally)
         if any(known.get(context, {}).keys() < wanted for context, wanted in contexts.items()):
@@ -225,14 +225,14 @@ class VLLM(Remote):
         return scoring.output(ask, known, texts, tally)
 
     async def _walk(
-        self, scoring: Scoring, contexts: Mapping[Row, set[int]], headers: Mapping[str, str], known: dict[Row, dict[int, float]],
-        texts: dict[int, str], tally: Tally,
+        self, scoring: Scoring, contexts: Mapping[ScoredRow, set[int]], headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]],
+        texts: dict[int, str], tally: AttemptUsage,
     ) -> None:  # fmt: skip
         """Return log-probabilities of the wanted tokens after each context: one request for as many tokens as it may
         name."""
         await self.read(list(scoring.prompt), headers, self.worth)
 
-        async def ask(some: Mapping[Row, set[int]]) -> None:
+        async def ask(some: Mapping[ScoredRow, set[int]]) -> None:
             wanted = sorted(set[int]().union(*some.values()))
             body: Body = {
                 "model": self.model, "prompt": [scoring.ids(context) for context in some], "max_tokens": 1, "temperature": 0, "logprobs": 0,
@@ -262,7 +262,7 @@ class VLLM(Remote):
             texts.update({token: words.decode([token], with_specials=True, at_start=False) for row in scoring.rows for token in row.own})
 
     async def _score(
-        self, scoring: Scoring, rows: Sequence[Row], headers: Mapping[str, str], known: dict[Row, dict[int, float]], texts: dict[int, str], tally: Tally
+        self, scoring: Scoring, rows: Sequence[ScoredRow], headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str], tally: AttemptUsage
     ) -> None:
         """Return log-probabilities of whole prompts, which no cache speeds up."""
         prompts = [scoring.ids(row) for row in rows]
@@ -288,9 +288,9 @@ _CACHE_BLOCK = 16  # tokens, which vLLM caches together: on average half of one 
 _NAMED = 128  # most tokens whose log-probabilities one request may name
 
 
-def _named_at_once(contexts: Mapping[Row, set[int]]) -> Iterator[Mapping[Row, set[int]]]:
+def _named_at_once(contexts: Mapping[ScoredRow, set[int]]) -> Iterator[Mapping[ScoredRow, set[int]]]:
     """Split the contexts so that no part wants more tokens than a request may name."""
-    part: dict[Row, set[int]] = {}
+    part: dict[ScoredRow, set[int]] = {}
     union: set[int] = set()
     for context, tokens in contexts.items():
         for at in range(0, len(tokens), _NAMED):
@@ -313,7 +313,7 @@ def _named(choice: Body) -> dict[int, float]:
     return {int(name.removeprefix("token_id:")): lp for name, lp in top[0].items() if name.startswith("token_id:")}
 
 
-class Growing:
+class VLLMStream:
     """Pieces of one answer, each with its usage so far."""
 
     def __init__(self) -> None:

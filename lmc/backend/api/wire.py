@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lmc.backend.api.client import Fault, Received, Request
+from lmc.backend.api.client import Fault, HttpRequest, Received
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import (
     addressed,
@@ -195,7 +195,7 @@ class ProxiedWire:
             headers={"content-type": "application/json", **headers, **authorization(url)}, timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
         )  # fmt: skip
 
-    async def post(self, request: Request) -> Received:
+    async def post(self, request: HttpRequest) -> Received:
         try:
             response = await self._client.post(request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers))
         except http_errors() as error:
@@ -204,7 +204,7 @@ class ProxiedWire:
             raise refused(response.status_code, lowered(response.headers), response.content)
         return Received(parsed(response.content, self.secrets), lowered(response.headers))
 
-    async def stream(self, request: Request) -> AsyncIterator[Received]:
+    async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         try:
             async with self._client.stream("POST", request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers)) as response:
                 headers = lowered(response.headers)

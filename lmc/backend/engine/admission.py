@@ -12,12 +12,12 @@ from enum import Enum, auto
 from time import perf_counter
 
 from lmc import config
-from lmc.backend.engine.batch_builder import Filling, Start
-from lmc.backend.engine.forward_batch import Tally
+from lmc.backend.engine.batch_builder import BatchBuilder, Start
+from lmc.backend.engine.forward_batch import PassCounts
 from lmc.backend.engine.radix_cache import common_prefix
-from lmc.backend.engine.request import Kind, Request
-from lmc.backend.engine.slot_ownership import Holdings
-from lmc.backend.engine.waiting import Waiting
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.slot_ownership import SlotOwnership
+from lmc.backend.engine.waiting import WaitingQueue
 
 _ON_ITS_WAY = 2  # passes that the first members of a group wait for the rest to arrive
 _TOGETHER = 16  # passes that a group waits for room for all of it
@@ -36,11 +36,11 @@ _FULL = (_Verdict.NO_ROOM, _Verdict.HELD_BACK)
 class Admission:
     """Admits requests. max_batch: sequences that run together."""
 
-    def __init__(self, held: Holdings, waiting: Waiting, tally: Tally, max_batch: int) -> None:
+    def __init__(self, held: SlotOwnership, waiting: WaitingQueue, tally: PassCounts, max_batch: int) -> None:
         self._held, self._waiting, self._tally, self._max_batch = held, waiting, tally, max_batch
         self._runs = held.runs
 
-    def admit(self, filling: Filling) -> None:
+    def admit(self, filling: BatchBuilder) -> None:
         """Admit as many as there is room for.
 
         If nothing runs and something waits, a request is admitted, or a copy is being made between device and host, or
@@ -65,7 +65,7 @@ class Admission:
             elif not runs.break_any():
                 self.unpin_oldest()
 
-    def _rounds(self, filling: Filling) -> tuple[bool, bool]:
+    def _rounds(self, filling: BatchBuilder) -> tuple[bool, bool]:
         """Admit until no request enters any more. Return whether the last round admitted one, and whether one that did
         not enter may in the next pass, without anything ending before."""
         progress, deferred = True, False
@@ -74,7 +74,7 @@ class Admission:
             deferred |= later
         return progress, deferred
 
-    def _round(self, filling: Filling) -> tuple[bool, bool]:
+    def _round(self, filling: BatchBuilder) -> tuple[bool, bool]:
         progress, deferred, blocked = False, False, False
         candidates, left, held_back = self._waiting.take(), list[Request](), list[Request]()
         for i, req in enumerate(candidates):
@@ -125,7 +125,7 @@ class Admission:
 
     # -- one request -------------------------------------------------------------------------------------------
 
-    def _try(self, filling: Filling, req: Request, start: Start) -> _Verdict:
+    def _try(self, filling: BatchBuilder, req: Request, start: Start) -> _Verdict:
         node, leader, at = start.node, start.leader, min(start.at, req.match_limit)
         if leader is not None:
             if req.is_twin_of(leader) and filling.begins(leader):
@@ -142,18 +142,18 @@ class Admission:
             if held.host.is_coming(node, int(req.ids[at])):
                 return _Verdict.LATER
             upto = held.host.found(req, at)
-        need = held.promises.at_first(req) - at
+        need = held.reservations.at_first(req) - at
         held.tree.lock(node)
         if (refusal := self._refusal(req, need, at)) is not None:
             held.tree.unlock(node)
             return refusal
         self._waiting.admitted(req, need)
-        held.promises.make(req, need)
+        held.reservations.reserve(req, need)
         self._runs.admitted(req, need, at, node)
         req.admitted_at = req.admitted_at or perf_counter()
         req.node, req.cached_len, req.device_len = node, node.end, at
         req.found = req.behind = None
-        held.enter(req)
+        held.start(req)
         if at > node.end:
             assert leader is not None
             filling.work.followers[req] = at
@@ -163,7 +163,7 @@ class Admission:
         if upto > at:
             held.fetch(req, upto)
         self._count_prompt(req, min(req.device_len, req.prompt_len))
-        if req.kind is Kind.PREFILL and not req.in_head and req.arriving is None:
+        if req.kind is RequestKind.PREFILL and not req.in_head and req.arriving is None:
             held.complete(req)
         return _Verdict.ADMITTED
 
@@ -173,7 +173,7 @@ class Admission:
         if not runs.may_run(req, need, at):
             runs.refused(req, need, at)
             return _Verdict.HELD_BACK
-        if self._held.promises.spare >= need or runs.make_room(need, runs.reclaimable(req, self._waiting.age(req))):
+        if self._held.reservations.unreserved >= need or runs.make_room(need, runs.reclaimable(req, self._waiting.age(req))):
             return None
         if (leases := runs.affordable(req, need)) and runs.make_room(need, leases):
             return None
@@ -181,12 +181,12 @@ class Admission:
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
         """Make it a twin: it runs from the moment its leader's head is computed, which is the end of this pass."""
-        promises = self._held.promises
+        promises = self._held.reservations
         need = promises.at_first(req) - req.head_len
         if (refusal := self._refusal(req, need, req.head_len)) is not None:
             return refusal
         self._waiting.admitted(req, need)
-        promises.make(req, need)
+        promises.reserve(req, need)
         self._runs.admitted(req, need, req.head_len, leader.node or self._held.tree.root)
         req.admitted_at = req.admitted_at or perf_counter()
         leader.twins.append(req)
@@ -203,7 +203,7 @@ class Admission:
 
     # -- groups ------------------------------------------------------------------------------------------------
 
-    def _together(self, filling: Filling, req: Request, start: Start) -> _Verdict | None:
+    def _together(self, filling: BatchBuilder, req: Request, start: Start) -> _Verdict | None:
         """Return why a request has to wait for the others of its group, or with them; None if it need not. Not forever:
         a wish, not a guarantee."""
         group = req.group
@@ -215,11 +215,11 @@ class Admission:
         if age > _TOGETHER or len(group.waiting) > self._max_batch:
             return None
         shared = min(common_prefix(req.ids[: req.head_len], other.ids[: other.head_len]) for other in group.waiting)
-        promises = self._held.promises
+        promises = self._held.reservations
         need = sum(promises.at_first(other) - shared for other in group.waiting) + max(0, shared - start.at)
         if need > self._held.pool.num_slots:
             return None
-        fits = promises.spare >= need and filling.batch + len(group.waiting) <= self._max_batch
+        fits = promises.unreserved >= need and filling.batch + len(group.waiting) <= self._max_batch
         return None if fits else _Verdict.NO_ROOM
 
     def _entered(self, req: Request) -> None:

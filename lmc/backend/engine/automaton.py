@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lmc.backend.engine.constraint import ConstraintInfo, Matcher
-from lmc.backend.engine.mask_prefetcher import Ahead, Foresight
-from lmc.backend.engine.single_flight import Once
+from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
+from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.steering import KINDS as STEERED
 from lmc.backend.engine.steering import Steering
 from lmc.errors import ConstraintError, Loc
@@ -32,7 +32,7 @@ from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.regex import shown
 from lmc.fsm.sources import Check, begun, check_of, machine_of
 from lmc.fsm.store import Store
-from lmc.fsm.tokens import Row, TokenAutomaton
+from lmc.fsm.tokens import TokenAutomaton, TokenRow
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.prompt import Constraint
 
@@ -61,14 +61,14 @@ class ConstraintCompiler:
         vocab_size: int,
         encode: Encode | None = None,
         store: Store | None = None,
-        foresight: Foresight | None = None,
+        foresight: MaskPrefetcher | None = None,
         canonical: Callable[[], Canonical | None] = lambda: None,
         first: Callable[[str, str], Machine] = begun,
     ) -> None:
         self._foresight, self._canonical_of, self._first = foresight, canonical, first
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
         self._encode, self._store = encode, store
-        self._automata = Once(self._compiled, _weight, _LIMIT, self._drop)
+        self._automata = SingleFlightCache(self._compiled, _weight, _LIMIT, self._drop)
         self._stored: dict[Constraint, int] = {}  # rows in the store
         self._lock = threading.Lock()
 
@@ -109,7 +109,7 @@ class ConstraintCompiler:
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
         steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
         growth = Growth(isinstance(automaton.dfa, LazyArrays) and self._first is begun and constraint.kind != "regex")
-        compiled = _Compiled(automaton, forced, canonical, Ahead(automaton, forced, canonical), Surprises(), check, steering, growth)
+        compiled = _Compiled(automaton, forced, canonical, Prefetched(automaton, forced, canonical), Surprises(), check, steering, growth)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
@@ -117,7 +117,7 @@ class ConstraintCompiler:
     def _want(self, compiled: _Compiled) -> Callable[[int], None] | None:
         if self._foresight is None:
             return None
-        return partial(self._foresight.want, compiled.ahead)
+        return partial(self._foresight.request, compiled.ahead)
 
     def _restored(self, constraint: Constraint) -> TokenAutomaton | None:
         tables = self._store.load(_key(constraint), self.vocabulary) if self._store is not None else None
@@ -204,7 +204,7 @@ class _Compiled(NamedTuple):
     automaton: TokenAutomaton
     forced: ForcedTokens | None
     canonical: CanonicalRows | None
-    ahead: Ahead
+    ahead: Prefetched
     surprises: Surprises
     check: Check | None
     steering: Steering | None
@@ -270,7 +270,7 @@ class AutomatonMatcher:
         canonical: CanonicalRows | None = None,
     ) -> None:
         self._check, self._steering, self._canonical = check, steering, canonical
-        self._narrowed: tuple[tuple[int, int | None], Row] | None = None
+        self._narrowed: tuple[tuple[int, int | None], TokenRow] | None = None
         self._automaton, self._forced, self._want = automaton, forced, want
         self._surprises = surprises or Surprises()
         self._is_small = isinstance(automaton.dfa, ArrayDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
@@ -283,11 +283,11 @@ class AutomatonMatcher:
         return self._narrow(self._automaton.row(self.state)).bits
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> TokenRow | None:
         row = self._automaton.known.get(self.state)
         return None if row is None else self._narrow(row)
 
-    def _narrow(self, row: Row) -> Row:
+    def _narrow(self, row: TokenRow) -> TokenRow:
         """Return the row without non-canonical tokens after the last one."""
         if self._canonical is None:
             return row

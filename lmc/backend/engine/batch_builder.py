@@ -15,9 +15,9 @@ import numpy as np
 
 from lmc.backend.engine.forward_batch import Draft, Pass, Rows, Score
 from lmc.backend.engine.radix_cache import Node, common_prefix
-from lmc.backend.engine.request import PICTURE, Kind, Request, drafted
-from lmc.backend.engine.slot_ownership import Holdings
-from lmc.backend.engine.waiting import Waiting
+from lmc.backend.engine.request import PICTURE, Request, RequestKind, drafted
+from lmc.backend.engine.slot_ownership import SlotOwnership
+from lmc.backend.engine.waiting import WaitingQueue
 
 FREE_ROWS = 188
 """Rows of a pass that are nearly free: up to it, reading the weights dominates (docs/performance.md)."""
@@ -41,10 +41,10 @@ class Start(NamedTuple):
     leader: Request | None
 
 
-class Filling:
+class BatchBuilder:
     """Builds a pass, `work`. room: rows left for prompts and forced runs."""
 
-    def __init__(self, held: Holdings, waiting: Waiting, chunk: int) -> None:
+    def __init__(self, held: SlotOwnership, waiting: WaitingQueue, chunk: int) -> None:
         self.work, self.room = Pass(), chunk
         self._shares = held.policy.cache == "tree"
         self._allowed: dict[Request, int] = {}  # rows allowed for each competing prompt
@@ -121,8 +121,8 @@ class Filling:
     def _drafts(self, drafts: Mapping[Request, np.ndarray], counts: Mapping[Request, int]) -> dict[Request, np.ndarray]:
         """Return drafts with slots that are unreserved and need no eviction; these are reserved now, and kept as far as
         they are drawn."""
-        promises, found = self._held.promises, dict[Request, np.ndarray]()
-        free, spare = self._held.pool.free_count - sum(counts.values()), promises.spare
+        promises, found = self._held.reservations, dict[Request, np.ndarray]()
+        free, spare = self._held.pool.free_count - sum(counts.values()), promises.unreserved
         for req, draft in drafts.items():
             n = counts[req]
             lacks = max(0, n + len(draft) - req.reserved)
@@ -147,9 +147,9 @@ class Filling:
             self.room -= n
         if planned < req.head_len:
             return
-        if req.kind is Kind.GENERATE and req.max_new > 0 and req.ending is None:
+        if req.kind is RequestKind.GENERATE and req.max_new > 0 and req.ending is None:
             self.work.first.append((row, req))
-        if req.kind is Kind.SCORE:
+        if req.kind is RequestKind.SCORE:
             if row >= 0:
                 self.work.scores += [Score(row, token, req, None, node) for node, token in req.trie.first]
             self._choices(req)
@@ -157,14 +157,14 @@ class Filling:
     def _choices(self, req: Request) -> None:
         """Add rows of the choices' trie, run by run; they see the prompt, and those above them, also in this very
         pass."""
-        trie, promises = req.trie, self._held.promises
+        trie, promises = req.trie, self._held.reservations
         while req.next_row < len(trie.ids):
             first = req.next_row
-            n = min(trie.run(first), self.room, promises.spare + req.reserved)
+            n = min(trie.run(first), self.room, promises.unreserved + req.reserved)
             if n <= 0:
                 break  # the next pass has room again
             slots = self._alloc(n)
-            promises.keep(req, min(req.reserved, n))
+            promises.consume(req, min(req.reserved, n))
             req.row_slots[first : first + n] = slots
             above, prompt = trie.above(first), trie.prompt_length(first)
             context = np.concatenate((req.slots[:prompt], req.row_slots[above], slots))
@@ -180,7 +180,7 @@ class Filling:
         at, n = req.device_len, len(slots)
         end = at + n
         req.slots[at:end] = slots
-        self._held.promises.keep(req, n)
+        self._held.reservations.consume(req, n)
         start = self.work.add(Rows(req, req.ids[at:end], at, req.slots[:end], None, req.is_far))
         if req.is_scored:
             for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Any, Literal
 
-from lmc.backend.engine.template_sandbox import OverLimit, Refused, Sandbox
+from lmc.backend.engine.template_sandbox import OverLimit, Sandbox, TemplateRefusal
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
@@ -150,7 +150,7 @@ class WholeTemplate:
         marked = [{**m, "content": _MARK.format(i) if m["content"] else ""} for i, m in enumerate(messages)]
         try:
             text = self._render(marked, True, tools=list(tools) or None)
-        except Refused as why:
+        except TemplateRefusal as why:
             raise ProgramError(f"the chat template of {self.name} refuses this conversation: {why}") from None
         except OverLimit as why:
             raise ProgramError(f"the chat template of {self.name} cannot be run: {why}") from None
@@ -188,7 +188,7 @@ def around(source: str | None, tokenizer: Tokenizer, token: str, kind: Literal["
     try:
         contents = ([first, last], [first, image, last], [image, first, last])
         plain, between, begun = (sandbox.render([{"role": "user", "content": content}], False) for content in contents)
-    except (Refused, OverLimit) as why:
+    except (TemplateRefusal, OverLimit) as why:
         log.warning("the chat template does not write %ss: %s", kind, why)
         return (), ()
     finally:
@@ -243,7 +243,7 @@ class _Cutter:
             roles = [_LETTER[c] for c in probe]
             try:
                 head, *middle, tail = self._pieces(roles)
-            except Refused as why:
+            except TemplateRefusal as why:
                 refused.setdefault(roles[-1] if len(roles) == 1 else "+".join(roles), str(why))
                 continue
             heads.setdefault(roles[0], head)
@@ -264,7 +264,7 @@ class _Cutter:
         for mark in marks:
             before, found, text = text.partition(mark)
             if not found or mark in text:
-                raise Refused("it drops, repeats or reorders contents")
+                raise TemplateRefusal("it drops, repeats or reorders contents")
             pieces.append(before)
         return [self._atoms(p) for p in (*pieces, text)]
 
@@ -273,7 +273,7 @@ class _Cutter:
         for before in ([], ["user", "assistant"] if previous == "user" else ["user"]):
             try:
                 return self._pieces([*before, previous], ask=True)[-1]
-            except Refused:
+            except TemplateRefusal:
                 continue
         return None
 
@@ -368,7 +368,7 @@ class _Cutter:
         try:
             text = "".join(_written(found, messages))
             return self.render(messages, True), text
-        except (Refused, ProgramError):
+        except (TemplateRefusal, ProgramError):
             return "", ""
 
 

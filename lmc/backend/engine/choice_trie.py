@@ -20,7 +20,7 @@ TOP = -1  # in place of a row: the sequence's last one before the choices
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Continuation:
     """A continuation to score. Its tokens see `base` tokens of the prompt and each other; the last needs no row."""
 
     base: int
@@ -35,7 +35,7 @@ Ask = tuple[int, int]  # a node, and its token to score
 
 
 @dataclass(frozen=True, slots=True)
-class Trie:
+class ChoiceTrie:
     """Branches as one tree. A row's parent comes before it."""
 
     ids: np.ndarray  # [rows] int32
@@ -66,7 +66,7 @@ class Trie:
         return self.positions[row] - len(self.above(row))
 
 
-def trie(branches: Sequence[Branch]) -> Trie:
+def trie(branches: Sequence[Continuation]) -> ChoiceTrie:
     """Merge the branches' common prefixes."""
     tokens: list[int] = []
     parents: list[int] = []  # nodes
@@ -95,7 +95,7 @@ def trie(branches: Sequence[Branch]) -> Trie:
             asks[row_of[parent]].append((node, tokens[node]))
         elif positions[node]:
             first.append((node, tokens[node]))
-    return Trie(
+    return ChoiceTrie(
         ids=np.array([tokens[node] for node in inner], np.int32),
         parents=tuple(row_of[parents[node]] for node in inner),
         positions=tuple(positions[node] for node in inner),

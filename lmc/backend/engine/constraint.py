@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from lmc.errors import Loc
-from lmc.fsm.tokens import Row, TokenAutomaton
+from lmc.fsm.tokens import TokenAutomaton, TokenRow
 from lmc.prompt import Constraint
 
 KINDS = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
@@ -28,7 +28,7 @@ class Matcher(Protocol):
     """Consistency of the model's choice of disallowed tokens; kept here by the sampler (masking.py)."""
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> TokenRow | None:
         """Return `bits` and related data, if available; None where they would have to be built."""
         ...
 

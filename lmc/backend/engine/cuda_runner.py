@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import Seen
-from lmc.backend.engine.attention.flashinfer import PagedAttention, Shape
-from lmc.backend.engine.attention.sharing import Group, groups
-from lmc.backend.engine.attention.split import Apart
+from lmc.backend.engine.attention.base import PictureRows
+from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttention
+from lmc.backend.engine.attention.sharing import SharedPrefix, groups
+from lmc.backend.engine.attention.split import SplitAttention
 from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
 from lmc.backend.engine.engine import Flight, PassOutput
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.forward_batch import Pass, Rows
-from lmc.backend.engine.gemm_tuning import Products
+from lmc.backend.engine.gemm_tuning import TunedGemm
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
@@ -35,8 +35,8 @@ from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.request import PENDING, Request
-from lmc.backend.engine.sampler import Drawn, Sampler
-from lmc.backend.engine.staging import Stage
+from lmc.backend.engine.sampler import DrawnAhead, Sampler
+from lmc.backend.engine.staging import StagingBuffer
 
 log = logging.getLogger("lmc.engine")
 
@@ -90,13 +90,13 @@ class CudaRunner(ModelRunner):
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None) -> None:
         super().__init__(model, kv, sampler, str(model.device), eyes)
         c = model.config
-        self._products = Products.of(model.device, model.dtype)
+        self._products = TunedGemm.of(model.device, model.dtype)
         self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
         self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device)
-        shape = Shape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
+        shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
         self._flash = _flash(shape, model.device)
         self._stage, self._partials = self._tiled_stage(BUCKETS[-1], _MOST_INDICES), self._tiled.partials(BUCKETS[-1])
-        self._large: Stage | None = None  # grows with the passes
+        self._large: StagingBuffer | None = None  # grows with the passes
         self._graphs: dict[tuple[int, bool, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._staged = torch.cuda.Event()
@@ -181,7 +181,7 @@ class CudaRunner(ModelRunner):
         captured.graph.replay()
         return self._fused.logits(captured.hidden[: len(layout.wanted)])
 
-    def _launch(self, known: int, layout: _Layout, rows: int, seen: Seen | None) -> Tensor:
+    def _launch(self, known: int, layout: _Layout, rows: int, seen: PictureRows | None) -> Tensor:
         """Launch without a graph, as always with rows of pictures; prompts by FlashInfer if it is installed."""
         self._staged.synchronize()
         spans, flash = len(layout.spans), self._flash
@@ -196,7 +196,7 @@ class CudaRunner(ModelRunner):
         adapters = None if layout.adapters is None else stage.device("adapters", known)
         return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted, seen, adapters))
 
-    def _apart(self, flash: PagedAttention, stage: Stage, layout: _Layout) -> Attention:
+    def _apart(self, flash: PagedAttention, stage: StagingBuffer, layout: _Layout) -> Attention:
         """Attend short spans by tiles, the others by FlashInfer."""
         rows, indices = int(layout.lengths[: layout.short].sum()), 0
         if rows:
@@ -207,9 +207,9 @@ class CudaRunner(ModelRunner):
         long = flash.plan(qo, kv, stage.device("indices", indices + pages)[indices:])
         if not rows:
             return long
-        return Apart(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, beside=False), long)
+        return SplitAttention(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, beside=False), long)
 
-    def _send(self, stage: Stage, last: int) -> None:
+    def _send(self, stage: StagingBuffer, last: int) -> None:
         """Send the staged data: the pass begins here, until now the device had nothing of it to do."""
         self._begun.record()
         stage.send(last)
@@ -218,7 +218,7 @@ class CudaRunner(ModelRunner):
         """Return the partials of captured passes if they are large enough: passes end one after the other."""
         return self._partials if rows <= BUCKETS[-1] else self._tiled.partials(rows)
 
-    def _fill(self, stage: Stage, layout: _Layout, known: int, rows: int) -> None:
+    def _fill(self, stage: StagingBuffer, layout: _Layout, known: int, rows: int) -> None:
         """Write `known` rows and pad up to `rows`. A pending token is written as its index among the sampled ones
         (kernels/embedding.py)."""
         spans = layout.spans
@@ -241,7 +241,7 @@ class CudaRunner(ModelRunner):
         wanted, logits = layout.wanted, stage.array("logits", rows)
         logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
 
-    def _groups(self, work: Pass) -> list[Group]:
+    def _groups(self, work: Pass) -> list[SharedPrefix]:
         if self.share_from is None or sum(len(s.slots) for s in work.spans) < self.share_from // 8:
             return []
         found = groups(work.spans)
@@ -281,11 +281,11 @@ class CudaRunner(ModelRunner):
             hidden = forward()
         return _Captured(graph, hidden)
 
-    def _tiled_stage(self, rows: int, indices: int) -> Stage:
+    def _tiled_stage(self, rows: int, indices: int) -> StagingBuffer:
         sizes = _of_rows(rows) | dict.fromkeys(("qo", "kv"), rows + 1) | self._tiled.sizes(rows, indices)
-        return Stage(sizes, self._fused.device)
+        return StagingBuffer(sizes, self._fused.device)
 
-    def _large_stage(self, rows: int, indices: int) -> Stage:
+    def _large_stage(self, rows: int, indices: int) -> StagingBuffer:
         """Return a staging buffer for a pass that is not captured."""
         stage = self._large
         if stage is None or rows > stage.capacity("ids") or indices > stage.capacity("indices"):
@@ -297,7 +297,7 @@ class CudaRunner(ModelRunner):
 class Landing:
     """A pass in flight: host memory that the device writes to, and its begin and end."""
 
-    drawn: Drawn | None
+    drawn: DrawnAhead | None
     scores: Logprobs | None
     begun: torch.cuda.Event
     ended: torch.cuda.Event
@@ -312,11 +312,11 @@ def _of_rows(rows: int) -> dict[str, int]:
     return dict.fromkeys(("ids", "positions", "slots", "logits", "adapters"), rows)
 
 
-def _inputs(stage: Stage, rows: int) -> Inputs:
+def _inputs(stage: StagingBuffer, rows: int) -> Inputs:
     return stage.device("ids", rows), stage.device("positions", rows), stage.device("slots", rows)
 
 
-def _flash(shape: Shape, device: torch.device) -> PagedAttention | None:
+def _flash(shape: AttentionShape, device: torch.device) -> PagedAttention | None:
     try:
         return PagedAttention(shape, device)
     except ImportError:
@@ -324,7 +324,7 @@ def _flash(shape: Shape, device: torch.device) -> PagedAttention | None:
         return None
 
 
-def _put_pages(layout: _Layout, stage: Stage, behind: int) -> int:
+def _put_pages(layout: _Layout, stage: StagingBuffer, behind: int) -> int:
     """Write the longer spans in FlashInfer's layout, their slots after so many indices; return how many slots."""
     for name, sizes in (("qo", layout.lengths), ("kv", layout.contexts)):
         ends = np.cumsum(sizes[layout.short :])
@@ -334,7 +334,7 @@ def _put_pages(layout: _Layout, stage: Stage, behind: int) -> int:
     return len(slots)
 
 
-def _arranged(work: Pass, wanted: list[int], shared: list[Group], few: int) -> _Layout:
+def _arranged(work: Pass, wanted: list[int], shared: list[SharedPrefix], few: int) -> _Layout:
     """Arrange spans: rows of one group contiguous, the groups first, then other spans of up to `few` rows, then longer
     ones."""
     spans, rows = work.spans, np.asarray(wanted, np.int64)
@@ -355,7 +355,7 @@ def _arranged(work: Pass, wanted: list[int], shared: list[Group], few: int) -> _
     return _Layout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)), adapters_of(spans))
 
 
-def _read_together(work: Pass, shared: list[Group]) -> Iterator[Shared]:
+def _read_together(work: Pass, shared: list[SharedPrefix]) -> Iterator[Shared]:
     first = 0
     for group in shared:
         yield Shared(first, len(group.spans), work.spans[group.spans[0]].slots[: group.length])

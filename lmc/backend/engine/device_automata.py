@@ -24,7 +24,7 @@ from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.kernels.automata import Answers, Automaton, Spelling
+    from lmc.backend.engine.kernels.automata import AnswerStates, Automaton, Spelling
 
 _MOST_BYTES = 64 << 20  # of automata and rows; beyond it no rows are built, and LRU automata are evicted
 
@@ -33,24 +33,24 @@ class Kernels(NamedTuple):
     """Kernels of kernels/automata.py and, for answers that the host follows, `close_bits` of kernels/mask.py; or the
     references there."""
 
-    close: Callable[[torch.Tensor, Answers, Spelling], None]
-    fill: Callable[[torch.Tensor, Answers, Spelling], None]
-    advance: Callable[[Answers, torch.Tensor, Spelling], torch.Tensor]
+    close: Callable[[torch.Tensor, AnswerStates, Spelling], None]
+    fill: Callable[[torch.Tensor, AnswerStates, Spelling], None]
+    advance: Callable[[AnswerStates, torch.Tensor, Spelling], torch.Tensor]
     close_bits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-class Following:
+class DeviceAutomata:
     """Device automata of one engine, whose constraints have one vocabulary. Not thread-safe."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._held: WeakKeyDictionary[TokenAutomaton, _Held] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[TokenAutomaton, _Resident] = WeakKeyDictionary()
         self._clock = 0
         self._spelling: Spelling | None = None
         self._before: torch.Tensor | None = None  # int32: the states after the last drawn tokens
         self._places: dict[Request, int] = {}  # index in it
 
-    def close(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> Answers | None:
+    def close(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> AnswerStates | None:
         """Mask in `logits` [N, V], a row for each of `requests`, the tokens that their constraints do not allow. Return
         the requests whose tokens `advance` needs, if any."""
         rows: list[int] = []
@@ -75,21 +75,21 @@ class Following:
         self._places = {req: n for n, req in enumerate(followed)}
         return answers
 
-    def advance(self, answers: Answers, tokens: torch.Tensor) -> None:
+    def advance(self, answers: AnswerStates, tokens: torch.Tensor) -> None:
         """Advance each by the token drawn for it, of `tokens` [N] int64."""
         assert self._spelling is not None
         self._before = self._kernels.advance(answers, tokens, self._spelling)
 
     def warm_up(self, logits: torch.Tensor, size: int) -> None:
         """Compile the kernels, by an answer behind which nothing may come: `logits` [1, V] are closed. size: of the vocabulary."""
-        from lmc.backend.engine.kernels.automata import Answers, Automaton, Spelling
+        from lmc.backend.engine.kernels.automata import AnswerStates, Automaton, Spelling
 
         zeros = lambda n, dtype: torch.zeros(n, dtype=dtype, device=logits.device)
         spelling = Spelling(zeros(16, torch.uint8), zeros(size, torch.int32), zeros(size, torch.int32))
         automaton = Automaton(zeros(256, torch.int32), zeros(2, torch.int32), zeros(2, torch.int64))
-        answers = Answers.of([0], [0], [automaton], zeros(1, torch.int32))
+        answers = AnswerStates.of([0], [0], [automaton], zeros(1, torch.int32))
         words = (size + 31) // 32
-        self._kernels.fill(zeros((1, words), torch.int32), Answers.of([0], [1], [automaton], answers.before), spelling)
+        self._kernels.fill(zeros((1, words), torch.int32), AnswerStates.of([0], [1], [automaton], answers.before), spelling)
         self._kernels.close(logits, answers, spelling)
         self._kernels.advance(answers, zeros(1, torch.int64), spelling)
         self._kernels.close_bits(logits, zeros(1, torch.int64), zeros((1, (logits.shape[1] + 31) // 32), torch.int32))
@@ -99,16 +99,16 @@ class Following:
         """Return the memory of automata and rows on the device; the vocabulary's is not counted."""
         return sum(held.nbytes for held in self._held.values())
 
-    def _answers(self, rows: Sequence[int], requests: Sequence[Request], like: torch.Tensor) -> Answers:
-        from lmc.backend.engine.kernels.automata import Answers
+    def _answers(self, rows: Sequence[int], requests: Sequence[Request], like: torch.Tensor) -> AnswerStates:
+        from lmc.backend.engine.kernels.automata import AnswerStates
 
         self._clock += 1
         if self._before is None:
             self._before = torch.zeros(1, dtype=torch.int32, device=like.device)
         states: list[int] = []
         automata: list[Automaton] = []
-        here: dict[TokenAutomaton, _Held] = {}
-        new: dict[tuple[_Held, int], None] = {}
+        here: dict[TokenAutomaton, _Resident] = {}
+        new: dict[tuple[_Resident, int], None] = {}
         for req in requests:
             automaton, state = _place(req)
             held = here.get(automaton)
@@ -120,26 +120,26 @@ class Following:
             automata.append(held.arrays)
         if new and self.nbytes < _MOST_BYTES:
             self._fill(list(new), self._before)
-        return Answers.of(rows, states, automata, self._before)
+        return AnswerStates.of(rows, states, automata, self._before)
 
-    def _fill(self, new: Sequence[tuple[_Held, int]], like: torch.Tensor) -> None:
-        from lmc.backend.engine.kernels.automata import Answers
+    def _fill(self, new: Sequence[tuple[_Resident, int]], like: torch.Tensor) -> None:
+        from lmc.backend.engine.kernels.automata import AnswerStates
 
         assert self._spelling is not None
         words = (len(self._spelling.lengths) + 31) // 32
         bits = torch.empty(len(new), words, dtype=torch.int32, device=like.device)
-        states = Answers.of(range(len(new)), [state for _, state in new], [held.arrays for held, _ in new], like)
+        states = AnswerStates.of(range(len(new)), [state for _, state in new], [held.arrays for held, _ in new], like)
         self._kernels.fill(bits, states, self._spelling)
         for row, (held, state) in zip(bits, new, strict=True):
             held.filled[state] = row
 
-    def _hold(self, automaton: TokenAutomaton, like: torch.Tensor) -> _Held:
+    def _hold(self, automaton: TokenAutomaton, like: torch.Tensor) -> _Resident:
         """Return the automaton on the device; copy it if needed."""
         held = self._held.get(automaton)
         if held is None:
             if self._spelling is None:
                 self._spelling = spelling(automaton.vocabulary, like)
-            held = self._held[automaton] = _Held(on_device(automaton, like))
+            held = self._held[automaton] = _Resident(on_device(automaton, like))
             held.used = self._clock
             self._make_room()
         held.used = self._clock
@@ -154,7 +154,7 @@ class Following:
                 del self._held[automaton]
 
 
-class _Held:
+class _Resident:
     """An automaton on the device. used: the pass that needed it last; filled: states that have a row of bits here."""
 
     def __init__(self, arrays: Automaton) -> None:

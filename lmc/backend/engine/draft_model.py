@@ -28,7 +28,7 @@ from lmc.backend.engine.request import NOBODY, Drafted, DraftedAnswer, Request, 
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.encoding import Vocabulary
+    from lmc.backend.engine.encoding import TokenizerProtocol
     from lmc.backend.engine.models.loader import LoadedModel
     from lmc.prompt import SamplingParams
 
@@ -230,7 +230,7 @@ def slots_for(loaded: LoadedModel, pool: int) -> int:
     return min(pool, max(context, min(_CONTEXTS * context, _MOST_SLOTS)))
 
 
-def check_vocabulary(name: str, words: Vocabulary, other: str, others: Vocabulary, embedded: int) -> None:
+def check_vocabulary(name: str, words: TokenizerProtocol, other: str, others: TokenizerProtocol, embedded: int) -> None:
     """Refuses a small model whose tokens are not those of the engine's. `embedded`: tokens that it knows."""
     n = words.vocab_size
     if embedded < n:

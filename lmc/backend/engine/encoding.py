@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from lmc.backend.engine.answer import Words
-from lmc.backend.engine.eyes import Picture
+from lmc.backend.engine.eyes import PromptPicture
 from lmc.chat import ChatTemplate
 from lmc.errors import ParameterError
 from lmc.prompt import Mark, Part, Special
@@ -19,7 +19,7 @@ NO_IDS = np.empty(0, np.int32)
 _WHOLE = 192  # characters: a shorter piece is not worth a cut
 
 
-class Vocabulary(Words, Protocol):
+class TokenizerProtocol(Words, Protocol):
     """The tokenizer interface that the local backend needs (engine/tokenizer.py implements it)."""
 
     eos_token_ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class Vocabulary(Words, Protocol):
     def last_cut(self, text: str, start: int, end: int) -> int: ...
 
 
-def _encoded(words: Vocabulary, text: str, at_start: bool) -> Sequence[int]:
+def _encoded(words: TokenizerProtocol, text: str, at_start: bool) -> Sequence[int]:
     try:
         return words.encode((text,), at_start=at_start)
     except (TypeError, UnicodeEncodeError):
@@ -63,14 +63,14 @@ class Encoder:
     embedded    tokens of the model; a tokenizer's files may have more
     """
 
-    def __init__(self, words: Vocabulary, capacity: int = 1 << 23, embedded: int | None = None) -> None:
+    def __init__(self, words: TokenizerProtocol, capacity: int = 1 << 23, embedded: int | None = None) -> None:
         self._words, self._capacity = words, capacity
         self._embedded = words.vocab_size if embedded is None else embedded
         self._known: OrderedDict[tuple[str, bool], np.ndarray] = OrderedDict()
         self._held = 0  # characters
         self._lock = threading.Lock()
 
-    def encode(self, run: Sequence[Part | Picture], *, at_start: bool) -> np.ndarray:
+    def encode(self, run: Sequence[Part | PromptPicture], *, at_start: bool) -> np.ndarray:
         """Encode to [n] int32. `at_start`: nothing precedes the run; BOS is put there if the tokenizer's own rule says
         so."""
         words, found = self._words, list[np.ndarray]()
@@ -105,8 +105,8 @@ class Encoder:
                 start = cut
         return [*found, *self._words.blocks(whole[start:])]
 
-    def _piece(self, piece: str | Special | Picture, first: bool) -> np.ndarray:
-        if isinstance(piece, Picture):
+    def _piece(self, piece: str | Special | PromptPicture, first: bool) -> np.ndarray:
+        if isinstance(piece, PromptPicture):
             return np.full(piece.count, piece.number, np.int32)
         if isinstance(piece, Special):
             return self._checked(np.array([self._words.id_of(piece.spelling)], np.int32))
@@ -142,7 +142,7 @@ class Encoder:
                 (text, _), _ = self._known.popitem(last=False)
                 self._held -= len(text)
 
-    def unstable(self, run: Sequence[Part | Picture]) -> int:
+    def unstable(self, run: Sequence[Part | PromptPicture]) -> int:
         """Return how many tokens at the end of the run may change when text is appended: those of its last word. A
         wrong guess costs work, never correctness, because callers encode the whole run again."""
         stretches = literal(run)
@@ -156,12 +156,12 @@ class Encoder:
         return min(8, len(ids))
 
 
-def cut_texts(run: Sequence[Part | Picture]) -> list[list[str] | Special | Picture]:
+def cut_texts(run: Sequence[Part | PromptPicture]) -> list[list[str] | Special | PromptPicture]:
     """Return a run without marks: special tokens and pictures, and the texts between them; empty ones dropped."""
-    out: list[list[str] | Special | Picture] = []
+    out: list[list[str] | Special | PromptPicture] = []
     texts: list[str] = []
     for part in run:
-        if isinstance(part, Special | Picture):
+        if isinstance(part, Special | PromptPicture):
             if texts:
                 out.append(texts)
                 texts = []
@@ -173,12 +173,12 @@ def cut_texts(run: Sequence[Part | Picture]) -> list[list[str] | Special | Pictu
     return out
 
 
-def literal(run: Sequence[Part | Picture]) -> list[str | Special | Picture]:
+def literal(run: Sequence[Part | PromptPicture]) -> list[str | Special | PromptPicture]:
     """Return the same with adjacent texts joined."""
     return ["".join(stretch) if isinstance(stretch, list) else stretch for stretch in cut_texts(run)]
 
 
-def template_stops(words: Vocabulary, template: ChatTemplate) -> tuple[frozenset[int], tuple[str, ...]]:
+def template_stops(words: TokenizerProtocol, template: ChatTemplate) -> tuple[frozenset[int], tuple[str, ...]]:
     """Return EOS and the template's stops: special tokens by id, the others by text."""
     ids = set(words.eos_token_ids)
     strings: list[str] = []

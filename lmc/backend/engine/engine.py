@@ -35,7 +35,7 @@ from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
 from lmc.backend.engine.drafts import MOST_DRAFTING
 from lmc.backend.engine.forward_batch import Draft, Pass
-from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request, TokenLogprob, Top
+from lmc.backend.engine.request import BROKEN, STUCK, Request, RequestKind, TokenLogprob, Top
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
@@ -542,7 +542,7 @@ class EngineCore:
         sampled = {req for _, req in work.samples}
         decode = sum(len(span.ids) == 1 and span.request in sampled for span in work.spans)
         recording.recorder.batches.append(
-            recording.Batch(
+            recording.RecordedPass(
                 now - seconds, now, work.rows, len({span.request for span in work.spans}), work.rows - decode, decode,
                 len(work.scores), len(s.waiting), s.pool.free_count, s.pool.num_slots, s.tally.cached_tokens, seconds,
             )
@@ -652,16 +652,16 @@ class EngineCore:
         for req in requests:
             if req.done or req.in_head or req.in_flight or req not in self.scheduler.running:
                 continue
-            elif req.kind is Kind.GENERATE and req.max_new == 0:
+            elif req.kind is RequestKind.GENERATE and req.max_new == 0:
                 assert req.answer is not None
                 req.ending = req.answer.empty()
                 self._end(req)
             elif req.ending is not None and req.extend_len == 0:  # it only waited for scores of forced tokens
                 req.passes += 1
                 self._end(req)
-            elif req.kind is Kind.SCORE and req.next_row == len(req.trie.ids):
+            elif req.kind is RequestKind.SCORE and req.next_row == len(req.trie.ids):
                 self._guarded(req, lambda r=req: self._conclude(r))
-            elif req.kind is Kind.SCORE:
+            elif req.kind is RequestKind.SCORE:
                 self.scheduler.drop_choices(req)
 
     def _conclude(self, req: Request) -> None:
@@ -684,7 +684,7 @@ class EngineCore:
         """End a request: keep the KV of the prompt and of the answer up to its cut."""
         if not req.is_sure:
             self.scheduler.lengths.learn(req.gen, req.length - req.prompt_len)
-        if req.kind is Kind.GENERATE:
+        if req.kind is RequestKind.GENERATE:
             self.scheduler.drafts.ended(req)
         keep = req.prompt_len + req.ending.keep if req.ending is not None else req.device_len
         self.scheduler.finish(req, min(keep, req.device_len))
@@ -705,7 +705,7 @@ class EngineCore:
             self._live[req] = None
             return self._drop(req, BackendError("the engine was closed"))
         self._live[req] = None
-        self._calls += req.kind is not Kind.PREFILL
+        self._calls += req.kind is not RequestKind.PREFILL
         if req.max_new > 0:
             self._guarded(req, lambda: self._open(req))
         if req.done:

@@ -67,7 +67,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Picture:
+class PromptPicture:
     """A tower input with its number, in a prompt's run of literal parts."""
 
     number: int
@@ -117,7 +117,7 @@ class Laid(NamedTuple):
     """
 
     start: int
-    picture: Picture
+    picture: PromptPicture
     position: int
 
     @property
@@ -138,7 +138,7 @@ class Eyes:
         self._lock = threading.Lock()
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
         self._fresh = itertools.count(PICTURE)
-        self._alive: weakref.WeakValueDictionary[int, Picture] = weakref.WeakValueDictionary()
+        self._alive: weakref.WeakValueDictionary[int, PromptPicture] = weakref.WeakValueDictionary()
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._held = 0  # bytes of them
         self._asked = self._computed = 0
@@ -151,7 +151,7 @@ class Eyes:
         """Return the width of features that replace an embedding; the rest of a row is for the layers."""
         return self.sight.width
 
-    def parts(self, image: Image, most: int) -> tuple[Part | Picture, ...]:
+    def parts(self, image: Image, most: int) -> tuple[Part | PromptPicture, ...]:
         """Return a picture or a video with the parts that the model's template writes around it. Raises its errors; it
         has at most `most` tokens."""
         parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
@@ -198,7 +198,7 @@ class Eyes:
             found[ids == number] = self.sight.video_token if moving else self.sight.token
         return found.tolist()
 
-    def _known(self, shown: Shown) -> Picture:
+    def _known(self, shown: Shown) -> PromptPicture:
         key = _hash(shown)
         with self._lock:
             number = self._numbers.get(key)
@@ -210,7 +210,7 @@ class Eyes:
             self._numbers.move_to_end(key)
             found = self._alive.get(number)
             if found is None:
-                found = self._alive[number] = Picture(number, shown)
+                found = self._alive[number] = PromptPicture(number, shown)
             return found
 
     def _forget_one(self) -> None:
@@ -222,11 +222,11 @@ class Eyes:
 
     # -- in passes ---------------------------------------------------------------------------------------------
 
-    def features(self, pictures: Iterable[Picture]) -> dict[int, Tensor]:
+    def features(self, pictures: Iterable[PromptPicture]) -> dict[int, Tensor]:
         """Return the features of each picture, by its number; those not in the pool go through the tower together."""
         wanted = {picture.number: picture for picture in pictures}
         found: dict[int, Tensor] = {}
-        missing: list[Picture] = []
+        missing: list[PromptPicture] = []
         for number, picture in wanted.items():
             if number in self._features:
                 self._features.move_to_end(number)
@@ -281,7 +281,7 @@ def _hash(shown: Shown) -> bytes:
     return found.digest()
 
 
-def laid(ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Laid, ...]:
+def laid(ids: np.ndarray, pictures: Sequence[PromptPicture]) -> tuple[Laid, ...]:
     """Return where the pictures of a prompt, which are given in order, begin."""
     found: list[Laid] = []
     places = np.flatnonzero(ids >= PICTURE)

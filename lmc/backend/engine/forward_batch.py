@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tally:
+class PassCounts:
     """Counts since the start (backend/base.py, Counters)."""
 
     prompt_tokens: int = 0

@@ -37,7 +37,7 @@ _WRONG = 0.02  # relative difference to PyTorch's result beyond which an algorit
 _MATRICES = 6  # matrices of a shape, multiplied in turns: a single one would stay in the GPU's cache
 
 
-class Products:
+class TunedGemm:
     """Multiplies rows by matrices of the dtype; unmeasured sizes as PyTorch does.
 
     path    file of measurements; None: not stored
@@ -48,7 +48,7 @@ class Products:
         self._ways: dict[Size, bytes | None] = _read(path)  # None: PyTorch's own
 
     @classmethod
-    def of(cls, device: torch.device, dtype: torch.dtype) -> Products | None:
+    def of(cls, device: torch.device, dtype: torch.dtype) -> TunedGemm | None:
         """Create it; None where cuBLAS cannot be queried."""
         try:
             cublas = Cublas(device, dtype)

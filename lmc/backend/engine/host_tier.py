@@ -24,7 +24,7 @@ from lmc.backend.engine.device_errors import is_device_error
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request
-from lmc.backend.engine.reservations import Promises
+from lmc.backend.engine.reservations import Reservations
 
 log = logging.getLogger("lmc.engine")
 
@@ -66,7 +66,7 @@ class Mover(Protocol):
         ...
 
 
-class Rates:
+class CopyRates:
     """Comparison of copying and recomputation: tokens per second of either, as measured."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class HostTier:
     failed           copies without room, or that could not be made: their tokens are recomputed
     """
 
-    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: Rates, promises: Promises) -> None:
+    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: CopyRates, promises: Reservations) -> None:
         self._mover, self._tree, self._pool, self.rates, self._promises = mover, tree, pool, rates, promises
         self._host, self._slots = RadixCache(), SlotAllocator(mover.capacity)
         self._slots.alloc(mover.capacity)  # none is there before the mover says so
@@ -176,7 +176,7 @@ class HostTier:
             return
         if any(save.node is node for save in self._saves):
             return
-        if self._tree.unlocked(node) > self._promises.spare:  # what was promised may have to go where it is
+        if self._tree.unlocked(node) > self._promises.unreserved:  # what was promised may have to go where it is
             return
         self._host.lock(found)
         slots = self._alloc(n)

@@ -13,7 +13,7 @@ _RECENT = 32  # window of the running mean, so that it follows changes
 _GENS = 1024  # remembered gens, the most recent ones
 
 
-class Lengths:
+class AnswerLengths:
     """Mean lengths of answers, in tokens, per gen."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ _RUNS, _ROWS = 256, 32  # and after one state: with forced text, and without
 
 
 @dataclass(eq=False)
-class Ahead:
+class Prefetched:
     """One constraint, and its states that were or will be visited."""
 
     automaton: TokenAutomaton
@@ -43,17 +43,17 @@ class Ahead:
     later: set[int] = field(default_factory=set)
 
 
-class Foresight:
+class MaskPrefetcher:
     """One thread for all constraints of an engine; it ends by itself when there is nothing to do. Thread-safe."""
 
     def __init__(self) -> None:
-        self._urgent: deque[tuple[Ahead, int]] = deque()  # states that answers are in
-        self._later: deque[tuple[Ahead, int]] = deque()  # states that they may be in after one more token
+        self._urgent: deque[tuple[Prefetched, int]] = deque()  # states that answers are in
+        self._later: deque[tuple[Prefetched, int]] = deque()  # states that they may be in after one more token
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._working = False  # on an entry taken from either queue
 
-    def want(self, ahead: Ahead, state: int) -> None:
+    def request(self, ahead: Prefetched, state: int) -> None:
         """Request the data for an answer in `state`, after all forced tokens, which waits for its next token."""
         if state in ahead.urgent or len(ahead.urgent) >= _MOST:
             return
@@ -69,7 +69,7 @@ class Foresight:
                 self._thread.start()
             self._changed.notify_all()
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until everything requested is built."""
         with self._changed:
             self._changed.wait_for(lambda: self.idle)
@@ -79,7 +79,7 @@ class Foresight:
         with self._changed:
             self._urgent.clear()
             self._later.clear()
-        self.settle()
+        self.wait_idle()
 
     @property
     def thread(self) -> threading.Thread | None:
@@ -107,7 +107,7 @@ class Foresight:
                 self._working, self._thread = False, None
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[Ahead, int, bool] | None:
+    def _next(self) -> tuple[Prefetched, int, bool] | None:
         """Return the next work, and whether an answer waits for it; None when it is time to end."""
         with self._changed:
             self._working = False
@@ -120,7 +120,7 @@ class Foresight:
                 return *self._urgent.popleft(), True
             return *self._later.popleft(), False
 
-    def _build(self, ahead: Ahead, state: int, urgent: bool) -> None:
+    def _build(self, ahead: Prefetched, state: int, urgent: bool) -> None:
         automaton = ahead.automaton
         if automaton.is_done(state):
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, Seen, Span
+from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, PictureRows, Span
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.eyes import Eyes, Laid, positions, within
 from lmc.backend.engine.logprobs import Logprobs, logprobs
@@ -64,7 +64,7 @@ class ModelRunner:
             adapters=None if (adapters := adapters_of(work.spans)) is None else self._tensor(adapters),
         )
 
-    def _seen(self, spans: Sequence[Rows]) -> Seen | None:
+    def _seen(self, spans: Sequence[Rows]) -> PictureRows | None:
         """Return rows of pictures, and their features; the tower runs now, if needed."""
         if self._eyes is None:
             return None
@@ -80,7 +80,7 @@ class ModelRunner:
         features = self._eyes.features(at.picture for at, *_ in found)
         rows = np.concatenate([np.arange(row, row + last - first) for _, first, last, row in found])
         first, *deeper = torch.cat([features[at.picture.number][first:last] for at, first, last, _ in found]).split(self._eyes.width, -1)
-        return Seen(self._tensor(rows), first, tuple(deeper), self._axes(found))
+        return PictureRows(self._tensor(rows), first, tuple(deeper), self._axes(found))
 
     def _axes(self, found: Sequence[tuple[Laid, int, int, int]]) -> torch.Tensor | None:
         """Return positions on three axes, if the model has them."""

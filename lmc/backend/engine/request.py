@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.choice_trie import NO_CHOICES, Branch, Trie, trie
+from lmc.backend.engine.choice_trie import NO_CHOICES, ChoiceTrie, Continuation, trie
 from lmc.prompt import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.runs import Lease, OpenRun
 
 
-class Kind(Enum):
+class RequestKind(Enum):
     GENERATE = "generate"  # compute the prompt, then sample
     PREFILL = "prefill"  # compute the prompt, then keep it pinned
     SCORE = "score"  # compute the prompt, then log-probabilities of several continuations
@@ -91,13 +91,13 @@ class Request:
     the first sample: the prompt, and the forced beginning of the answer.
     """
 
-    kind: Kind
+    kind: RequestKind
     prompt: np.ndarray  # [prompt_len] int32
     on_done: Callable[[Request], None]  # on the scheduler thread, with `error` set or not
     params: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     answer: Answer | None = None  # GENERATE
-    branches: tuple[Branch, ...] = ()  # SCORE
+    branches: tuple[Continuation, ...] = ()  # SCORE
     choose: Callable[[Request], int] | None = None  # SCORE: the branch whose KV is worth keeping
     score_from: int | None = None  # log-probabilities of the prompt's tokens from here on
     priority: tuple[int, ...] = ()  # the plan's visit order
@@ -166,7 +166,7 @@ class Request:
     is_far: bool = False  # its positions are rotated as those of more than `near` tokens
     preempted: int = 0  # times
     computed: int = 0  # tokens whose rows had run when it was last preempted: already scored
-    trie: Trie = field(init=False)  # SCORE: the branches merged
+    trie: ChoiceTrie = field(init=False)  # SCORE: the branches merged
     next_row: int = 0  # of the trie; those before it are computed
     row_slots: np.ndarray = field(init=False)  # [rows of the trie] int64, ours; -1: none, or none any more
     awaited: bool = False  # its last token is being sampled: a place is kept for it
@@ -187,7 +187,7 @@ class Request:
         self.trie = trie(self.branches) if self.branches else NO_CHOICES
         self.row_slots = np.full(len(self.trie.ids), -1, np.int64)
         p, matcher = self.params, self.answer.matcher if self.answer is not None else None
-        self.is_scored = self.score_from is not None or (self.kind is Kind.GENERATE and p.return_logprob)
+        self.is_scored = self.score_from is not None or (self.kind is RequestKind.GENERATE and p.return_logprob)
         changes = p.frequency_penalty or p.presence_penalty or p.min_new_tokens  # by the samples, or their number
         self._free = matcher is None or (matcher.place is not None and not self.is_scored and not changes)
         self.node_logprobs = [0.0] * self.trie.nodes
@@ -203,7 +203,7 @@ class Request:
 
     @property
     def max_new(self) -> int:
-        return self.params.max_new_tokens if self.kind is Kind.GENERATE else 0
+        return self.params.max_new_tokens if self.kind is RequestKind.GENERATE else 0
 
     @property
     def kv_max(self) -> int:
@@ -233,7 +233,7 @@ class Request:
     @property
     def match_limit(self) -> int:
         """Return how much of the head may come from the cache: a row must be left for each wanted logit."""
-        if self.kind is Kind.PREFILL:
+        if self.kind is RequestKind.PREFILL:
             return self.prompt_len
         return max(0, min(self.head_len, self.first_scored) - 1)
 
@@ -378,14 +378,14 @@ class Request:
     def is_twin_of(self, other: Request) -> bool:
         """Return whether the last row of `other`'s head also gives our first sample."""
         return (
-            self.kind is other.kind is Kind.GENERATE
+            self.kind is other.kind is RequestKind.GENERATE
             and self.first_scored >= self.length
             and min(self.max_new, other.max_new) > 0
             and np.array_equal(self.ids[: self.head_len], other.ids[: other.head_len])
         )
 
 
-NOBODY = Request(Kind.PREFILL, np.zeros(1, np.int32), lambda _: None)
+NOBODY = Request(RequestKind.PREFILL, np.zeros(1, np.int32), lambda _: None)
 """The request of rows whose owner is irrelevant or unknown."""
 
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from lmc.backend.base import UNSCORED, Output, Scored, Usage
 from lmc.backend.engine.answer import Answer, OnText
-from lmc.backend.engine.choice_trie import Branch
-from lmc.backend.engine.choices import Decision, decide
+from lmc.backend.engine.choice_trie import Continuation
+from lmc.backend.engine.choices import Choice, decide
 from lmc.backend.engine.constraint import Compiler
-from lmc.backend.engine.encoding import NO_IDS, Encoder, Vocabulary, template_stops
-from lmc.backend.engine.eyes import Eyes, Picture, laid, lift
+from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
+from lmc.backend.engine.eyes import Eyes, PromptPicture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
-from lmc.backend.engine.request import Kind, Request, TokenLogprob
+from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder
@@ -32,7 +32,7 @@ Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PromptPosition:
     """A prompt position: ids that are final, then an open run of literal parts, encoded as one.
 
     cached    where the KV of its closed ids, or of the first of them, was left in the tree, as `adapter` computes it
@@ -40,9 +40,9 @@ class Place:
     """
 
     closed: np.ndarray  # [n] int32
-    run: tuple[Part | Picture, ...] = ()
+    run: tuple[Part | PromptPicture, ...] = ()
     cached: weakref.ref[Node] | None = None
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[PromptPicture, ...] = ()
     adapter: str = ""
 
     def node(self, adapter: str) -> Node | None:
@@ -50,15 +50,15 @@ class Place:
         return self.cached() if self.cached is not None and self.adapter == adapter else None
 
     @property
-    def all_pictures(self) -> tuple[Picture, ...]:
-        return (*self.pictures, *(part for part in self.run if isinstance(part, Picture)))
+    def all_pictures(self) -> tuple[PromptPicture, ...]:
+        return (*self.pictures, *(part for part in self.run if isinstance(part, PromptPicture)))
 
-    def followed(self, *parts: Part) -> Place:
+    def followed(self, *parts: Part) -> PromptPosition:
         """Return the same with more literal parts."""
-        return Place(self.closed, (*self.run, *parts), self.cached, self.pictures, self.adapter)
+        return PromptPosition(self.closed, (*self.run, *parts), self.cached, self.pictures, self.adapter)
 
 
-ROOT = Place(NO_IDS)
+ROOT = PromptPosition(NO_IDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Finished:
     """An answer, and the position after it."""
 
     output: Output
-    after: Place
+    after: PromptPosition
 
 
 OnDone = Callable[[Finished | BaseException], None]
 
 
-class Asker:
+class RequestBuilder:
     """Builds requests for a model's vocabulary and limits.
 
     limit    tokens that prompt and answer may have together: the context's or the pool's
@@ -85,7 +85,7 @@ class Asker:
     def __init__(
         self,
         name: str,
-        words: Vocabulary,
+        words: TokenizerProtocol,
         template: ChatTemplate,
         compiler: Compiler | None,
         *,
@@ -112,7 +112,7 @@ class Asker:
         """Set the template's ends of an assistant's message."""
         self.stop_ids, self.stop_strings = template_stops(self.words, template)
 
-    def ids(self, place: Place) -> np.ndarray:
+    def ids(self, place: PromptPosition) -> np.ndarray:
         """Return the whole prompt at `place`, [n] int32."""
         ids = self.encoder.encode(place.run, at_start=not len(place.closed))
         return np.concatenate((place.closed, ids)) if len(place.closed) else ids
@@ -120,7 +120,7 @@ class Asker:
     # -- gen ---------------------------------------------------------------------------------------------------
 
     def gen(
-        self, ask: Gen, place: Place, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone
+        self, ask: Gen, place: PromptPosition, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone
     ) -> list[Request]:
         """Build `n` requests over one prompt; `on_text` receives the growing text of the first, with its
         log-probabilities if wanted."""
@@ -138,7 +138,7 @@ class Asker:
 
         return [
             Request(
-                Kind.GENERATE,
+                RequestKind.GENERATE,
                 prompt,
                 on_done=sampling.listener(item),
                 params=params,
@@ -228,7 +228,7 @@ class Asker:
 
     # -- select ------------------------------------------------------------------------------------------------
 
-    def select(self, ask: Select, place: Place, order: Order, on_done: OnDone) -> Request:
+    def select(self, ask: Select, place: PromptPosition, order: Order, on_done: OnDone) -> Request:
         """Build one pass over the prompt and, beside it, the trie of the choices. `temperature` is not used: as in
         SGLang a choice is scored, not sampled."""
         prompt = self.ids(place)
@@ -241,15 +241,15 @@ class Asker:
             wholes = [np.concatenate((first, whole)) for whole in wholes]
             starts = [start + padding for start in starts]
         base = min(starts)
-        branches = [Branch(base, whole[base:]) for whole in wholes]
+        branches = [Continuation(base, whole[base:]) for whole in wholes]
         if ask.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
-            branches += [Branch(0, whole[start:]) for whole, start in zip(wholes, starts, strict=True)]
+            branches += [Continuation(0, whole[start:]) for whole, start in zip(wholes, starts, strict=True)]
         pictures = laid(wholes[0][:base], place.all_pictures)
         longest = max(base + max(b.rows for b in branches), *map(len, wholes)) + lift(pictures)
         self._check_length(longest, ask.loc, _told(place, " and its longest choice"))
         scoring = _Scoring(self, ask, place, wholes, starts, base, padding, on_done)
         return Request(
-            Kind.SCORE,
+            RequestKind.SCORE,
             wholes[0][:base],
             on_done=scoring.done,
             branches=tuple(branches),
@@ -264,16 +264,16 @@ class Asker:
 
     # -- answers that are known --------------------------------------------------------------------------------
 
-    def given(self, given: Given, place: Place) -> Place:
+    def given(self, given: Given, place: PromptPosition) -> PromptPosition:
         """Return the position after an answer of an earlier run."""
         if given.ids:
-            return Place(np.concatenate((self.ids(place), np.asarray(given.ids, np.int32))), pictures=place.all_pictures)
+            return PromptPosition(np.concatenate((self.ids(place), np.asarray(given.ids, np.int32))), pictures=place.all_pictures)
         after = place.followed(given.text)
-        return after if self.seam == "text" else Place(self.ids(after), pictures=after.all_pictures)
+        return after if self.seam == "text" else PromptPosition(self.ids(after), pictures=after.all_pictures)
 
     # -- prefill -----------------------------------------------------------------------------------------------
 
-    def prefill(self, place: Place, order: Order, spare: bool, adapter: str = "") -> Request | None:
+    def prefill(self, place: PromptPosition, order: Order, spare: bool, adapter: str = "") -> Request | None:
         """Build a prefill of the prompt except its last tokens, which the following text may still change."""
         prompt = self.ids(place)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
@@ -282,13 +282,13 @@ class Asker:
         if not len(stable):
             return None
         return Request(
-            Kind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, passing=spare, behind=place.node(adapter), near=self.near,
+            RequestKind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, passing=spare, behind=place.node(adapter), near=self.near,
             pictures=pictures, adapter=self._numbers[adapter],
         )  # fmt: skip
 
     # -- pictures ----------------------------------------------------------------------------------------------
 
-    def seen(self, image: Image) -> tuple[Part | Picture, ...]:
+    def seen(self, image: Image) -> tuple[Part | PromptPicture, ...]:
         """Return a picture as parts of a prompt. Raises its errors."""
         assert self.eyes is not None, "refused: a model without eyes"
         return self.eyes.parts(image, self.limit)
@@ -332,7 +332,7 @@ class Asker:
         raise PromptTooLongError(f"{what} {tokens} tokens; {limit}. {remedy}", loc=loc)
 
 
-def _told(place: Place, more: str = "") -> str:
+def _told(place: PromptPosition, more: str = "") -> str:
     """Return the subject of an error about a prompt that is too long."""
     pictures = place.all_pictures
     count = f" ({len(pictures)} picture{'s' * (len(pictures) > 1)} of {sum(p.count for p in pictures)} tokens in it)" if pictures else ""
@@ -345,7 +345,7 @@ class _Sampling:
     __slots__ = ("_asker", "_finished", "_ids", "_on_done", "_place", "_prompt_len")
 
     def __init__(
-        self, asker: Asker, place: Place, ids: np.ndarray, prompt_len: int, n: int, on_done: OnDone
+        self, asker: RequestBuilder, place: PromptPosition, ids: np.ndarray, prompt_len: int, n: int, on_done: OnDone
     ) -> None:
         self._asker, self._place, self._ids, self._prompt_len, self._on_done = asker, place, ids, prompt_len, on_done
         self._finished: list[Request | None] = [None] * n
@@ -379,13 +379,13 @@ class _Sampling:
         forced = ending.forced if ending is not None else ()
         return Output(texts, tuple(self._asker.meta(r) for r in done), usage, ids, forced, _phases(done[0]))
 
-    def _after(self, first: Request) -> Place:
+    def _after(self, first: Request) -> PromptPosition:
         assert first.ending is not None
         if self._asker.seam == "text":
             return self._place.followed(first.ending.text)
         answer = np.asarray(first.ending.ids, np.int32)
         begun = len(self._ids) == self._prompt_len  # without a start token that the model needs
-        return Place(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures, first.params.adapter)
+        return PromptPosition(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures, first.params.adapter)
 
 
 def _phases(req: Request) -> tuple[float, float] | None:
@@ -399,9 +399,9 @@ class _Scoring:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: RequestBuilder,
         ask: Select,
-        place: Place,
+        place: PromptPosition,
         wholes: list[np.ndarray],
         starts: list[int],
         base: int,
@@ -410,7 +410,7 @@ class _Scoring:
     ) -> None:
         self._asker, self._ask, self._place, self._wholes, self._starts = asker, ask, place, wholes, starts
         self._base, self._padding, self._on_done = base, padding, on_done
-        self._decision: Decision | None = None
+        self._decision: Choice | None = None
         self._rows: tuple[list[list[float]], list[list[float]] | None] = ([], None)
 
     def choose(self, req: Request) -> int:
@@ -432,9 +432,9 @@ class _Scoring:
         ids = self._wholes[index][self._padding :]
         if self._asker.seam == "text":
             return self._on_done(Finished(output, self._place.followed(self._ask.choices[index])))
-        self._on_done(Finished(output, Place(ids, (), None if self._padding else req.kept, self._place.all_pictures, self._ask.adapter)))
+        self._on_done(Finished(output, PromptPosition(ids, (), None if self._padding else req.kept, self._place.all_pictures, self._ask.adapter)))
 
-    def _meta(self, req: Request, decision: Decision) -> dict[str, Any]:
+    def _meta(self, req: Request, decision: Choice) -> dict[str, Any]:
         conditional, unconditional = self._rows
         own = [whole[start:].tolist() for whole, start in zip(self._wholes, self._starts, strict=True)]
         meta = {

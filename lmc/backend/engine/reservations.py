@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.radix_cache import RadixCache
 from lmc.backend.engine.request import Request
 
@@ -19,22 +19,22 @@ _LEAST = 32  # tokens that an answer reserves when it begins, doubled with each 
 _AHEAD = 16  # further tokens that it reserves beyond its present need, if there is room
 
 
-class Promises:
+class Reservations:
     """Reservations of one pool.
 
     made    slots reserved by running requests and not allocated yet; `Request.reserved` is each one's part
     open    running requests that may need more than they have reserved
     """
 
-    def __init__(self, pool: SlotAllocator, tree: RadixCache, lengths: Lengths) -> None:
+    def __init__(self, pool: SlotAllocator, tree: RadixCache, lengths: AnswerLengths) -> None:
         self._pool, self._tree, self._lengths = pool, tree, lengths
-        self.made = 0
+        self.reserved = 0
         self.open: dict[Request, None] = {}
 
     @property
-    def spare(self) -> int:
+    def unreserved(self) -> int:
         """Return the unreserved slots."""
-        return self._pool.free_count + self._tree.evictable - self.made
+        return self._pool.free_count + self._tree.evictable - self.reserved
 
     def at_first(self, req: Request) -> int:
         """Return the slots to reserve at admission, cached ones included."""
@@ -47,16 +47,16 @@ class Promises:
         """Return the expected tokens of its answer."""
         return self._lengths.expected(req.gen)
 
-    def make(self, req: Request, slots: int) -> None:
+    def reserve(self, req: Request, slots: int) -> None:
         """Reserve so many more."""
         req.reserved += slots
-        self.made += slots
+        self.reserved += slots
 
-    def keep(self, req: Request, slots: int) -> None:
+    def consume(self, req: Request, slots: int) -> None:
         """Consume so many, which were allocated."""
         assert req.reserved >= slots, "more allocated than promised"
         req.reserved -= slots
-        self.made -= slots
+        self.reserved -= slots
 
     def watch(self, req: Request) -> None:
         """Track a request that runs from now on."""
@@ -65,14 +65,14 @@ class Promises:
 
     def end(self, req: Request) -> None:
         """Drop a request that no longer runs."""
-        self.made -= req.reserved
+        self.reserved -= req.reserved
         req.reserved = 0
         self.open.pop(req, None)
 
     @property
     def is_short(self) -> bool:
         """Return whether the next pass may need more than there is, unless something ends before."""
-        return bool(self.open) and sum(map(_lacks, self.short())) > self.spare
+        return bool(self.open) and sum(map(_lacks, self.short())) > self.unreserved
 
     def short(self) -> list[Request]:
         """Return requests that reserved less than their known tokens need."""
@@ -81,18 +81,18 @@ class Promises:
     def left_for(self, short: list[Request]) -> int:
         """Return the slots to spare beyond those that they lack, for each: so that not every pass has to reserve
         more."""
-        return min(_AHEAD, max(0, (self.spare - sum(map(_lacks, short))) // len(short)))
+        return min(_AHEAD, max(0, (self.unreserved - sum(map(_lacks, short))) // len(short)))
 
     def extend(self, req: Request, ahead: int) -> None:
         """Reserve what it lacks, and `ahead` more if it may need them."""
-        self.make(req, min(req.missing + ahead, req.unpromised))
+        self.reserve(req, min(req.missing + ahead, req.unpromised))
         if not req.unpromised:
             del self.open[req]
 
     def check(self, running: Iterable[Request]) -> None:
         """Raise AssertionError if a reservation has no owner, or cannot be fulfilled."""
-        assert self.made == sum(req.reserved for req in running), "promises without a request"
-        assert self.spare >= 0, "more promised than there is"
+        assert self.reserved == sum(req.reserved for req in running), "promises without a request"
+        assert self.unreserved >= 0, "more promised than there is"
         assert set(self.open) == {req for req in running if req.unpromised}, "untracked requests may need more"
 
 

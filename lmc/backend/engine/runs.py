@@ -29,8 +29,8 @@ from lmc.backend.engine.forecast import Forecast, Peaks
 from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.load import Load
 from lmc.backend.engine.radix_cache import Node, RadixCache
-from lmc.backend.engine.request import Kind, Request
-from lmc.backend.engine.reservations import Promises
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.reservations import Reservations
 
 _GROWS = 1.0  # expected growth of a run of an unknown program, in multiples of its first prompt
 _AWAY = 2.0  # seconds that a run may be away from an unknown place
@@ -113,7 +113,7 @@ class Runs:
     """leases: what a run will use again is kept for it. priced: runs may begin in the room of those that are away. now: seconds."""
 
     def __init__(
-        self, tree: RadixCache, promises: Promises, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None,
+        self, tree: RadixCache, promises: Reservations, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None,
         priced: bool = False,
     ) -> None:  # fmt: skip
         self._tree, self._promises, self._capacity, self._leases, self._now = tree, promises, capacity, leases, now
@@ -177,7 +177,7 @@ class Runs:
         run.requests += 1
         if run.was_open and not run.is_open:
             self._returning[run] = None
-        if req.kind is Kind.PREFILL:
+        if req.kind is RequestKind.PREFILL:
             return is_new  # the run stays away
         if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:
             req.lease = lease
@@ -218,7 +218,7 @@ class Runs:
         if (run := req.owner) is None:
             return
         self._waits_no_more(req)
-        if req.kind is not Kind.PREFILL and (parked := self._parked(req)) is not None:
+        if req.kind is not RequestKind.PREFILL and (parked := self._parked(req)) is not None:
             parked.until = self._now() + _AWAY
         run.requests -= 1
         self._settle(run)
@@ -237,7 +237,7 @@ class Runs:
         if run is None:
             req.away = self._tree.away(node) if self._leases else 0
             return
-        lease, taken, goes_on = req.lease, 0, req.kind is not Kind.PREFILL
+        lease, taken, goes_on = req.lease, 0, req.kind is not RequestKind.PREFILL
         if goes_on and lease is None and run.leases and (lease := self._above(node, run)) is not None:  # only known now that it extends it
             self._returned(lease)
         if lease is not None:
@@ -285,16 +285,16 @@ class Runs:
         run.peak = max(run.peak, run.held + own)  # without unused reservations
         if run.peak > self._largest.get(run.program, 0) and run.program not in self._needs:
             self._largest[run.program] = run.peak
-        away = self._away(req.gen) if self._leases and req.kind is not Kind.PREFILL and node.parent is not None else None
+        away = self._away(req.gen) if self._leases and req.kind is not RequestKind.PREFILL and node.parent is not None else None
         if away is not None:
             self._lease(run, node, own, req, away)
         else:
             self._stay(run, self._now() + _AWAY)
-            if req.kind is Kind.PREFILL and (lease := self._above(node, run)) is not None and node not in run.leases:
+            if req.kind is RequestKind.PREFILL and (lease := self._above(node, run)) is not None and node not in run.leases:
                 self._lengthen(lease, node, own)
             self._settle(run)
             self._tree.unlock(node)
-            if self._leases and req.kind is not Kind.PREFILL:
+            if self._leases and req.kind is not RequestKind.PREFILL:
                 self._tree.forget(node, own)
         self._close_if_over(run)
 
@@ -353,7 +353,7 @@ class Runs:
 
     def _lack(self, need: int, peak: int, peaks: Peaks | None) -> int:
         """Slots that will be lacking until its end for a run that needs so much now, and comes to need its peak, beside all open ones; 0 or less: none."""
-        room = self._promises.spare + (max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0)
+        room = self._promises.unreserved + (max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0)
         if peak <= room - self.growth:  # even if all peak at the same time
             return 0
         if self._forecast is None:
@@ -559,7 +559,7 @@ class Runs:
         load = self._load
         if load is None or req.guess or (row := load.row) is None:
             return []
-        found, price, lack = list[Lease](), 0.0, need - self._promises.spare
+        found, price, lack = list[Lease](), 0.0, need - self._promises.unreserved
         for seconds, lease in self._by_next_use():
             if lease.run is req.owner:
                 continue
@@ -568,7 +568,7 @@ class Runs:
             price += row * lease.own / seconds
             if price > load.gain:
                 return []
-            if lack <= 0 and self._tree.freed_by(one.node for one in found) >= need - self._promises.spare:
+            if lack <= 0 and self._tree.freed_by(one.node for one in found) >= need - self._promises.unreserved:
                 return found
         return []
 
@@ -599,13 +599,13 @@ class Runs:
     def make_room(self, need: int, leases: Iterable[Lease]) -> bool:
         """End leases in order until so many slots are unreserved; none if that is not enough."""
         ending = list(dict.fromkeys(leases))
-        if self._promises.spare + self._tree.freed_by(lease.node for lease in ending) < need:
+        if self._promises.unreserved + self._tree.freed_by(lease.node for lease in ending) < need:
             return False
         for lease in ending:
-            if (lack := need - self._promises.spare) <= 0:
+            if (lack := need - self._promises.unreserved) <= 0:
                 break
             self._break(lease, lack)
-        assert self._promises.spare >= need, "what ended leases give back was miscounted"
+        assert self._promises.unreserved >= need, "what ended leases give back was miscounted"
         return True
 
     def break_any(self) -> bool:

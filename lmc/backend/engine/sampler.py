@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmc.backend.engine.device_automata import Following, Kernels
+from lmc.backend.engine.device_automata import DeviceAutomata, Kernels
 from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.masking import Closing, few_of, greediest, is_constrained, mask, step_of
 from lmc.backend.engine.penalties import Penalties, penalise
@@ -27,7 +27,7 @@ from lmc.prompt import SamplingParams
 
 _MASK = (1 << 64) - 1
 
-class Drawn(NamedTuple):
+class DrawnAhead(NamedTuple):
     """Samples drawn ahead, on the device.
 
     tokens    [N] int64
@@ -38,9 +38,9 @@ class Drawn(NamedTuple):
     asked: list[int]
     logprobs: Logprobs | None
 
-    def leave(self) -> Drawn:
+    def leave(self) -> DrawnAhead:
         """Start the copy to the host: readable once the device has come this far."""
-        return Drawn(to_host(self.tokens), self.asked, self.logprobs and self.logprobs.leave())
+        return DrawnAhead(to_host(self.tokens), self.asked, self.logprobs and self.logprobs.leave())
 
     def read(self) -> tuple[list[int], list[TokenLogprob | None]]:
         tokens: list[int] = self.tokens.tolist()
@@ -55,7 +55,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, kernels: Kernels | None = None) -> None:
         self._vocab_size = vocab_size
-        self._following = Following(kernels) if kernels is not None else None
+        self._following = DeviceAutomata(kernels) if kernels is not None else None
         self._penalties = Penalties()
         self._closing = Closing()
 
@@ -86,7 +86,7 @@ class Sampler:
         if self._following is not None:
             self._following.warm_up(logits, self._vocab_size)
 
-    def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]) -> Drawn:
+    def sample_ahead(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]) -> DrawnAhead:
         """Sample asynchronously: earlier draws for these requests need not be known."""
         own = _rows(logits, rows)
         asked, raw = _asked(own, requests)
@@ -95,7 +95,7 @@ class Sampler:
         tokens = self._draw_ahead(own, requests)
         if penalised is not None:
             self._penalties.expect(penalised, requests, tokens)
-        return Drawn(tokens, asked, None if raw is None else _logprobs(raw, tokens, asked, requests))
+        return DrawnAhead(tokens, asked, None if raw is None else _logprobs(raw, tokens, asked, requests))
 
     def _draw_ahead(self, own: torch.Tensor, requests: Sequence[Sampled]) -> torch.Tensor:
         bound = any(map(is_constrained, requests))

@@ -21,17 +21,17 @@ from collections.abc import Callable
 
 from lmc import config
 from lmc.backend.engine.admission import Admission
-from lmc.backend.engine.batch_builder import FREE_ROWS, Filling
+from lmc.backend.engine.batch_builder import FREE_ROWS, BatchBuilder
 from lmc.backend.engine.drafts import Costs, Drafts
-from lmc.backend.engine.forward_batch import Pass, Tally
-from lmc.backend.engine.host_tier import Mover, Rates
-from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.forward_batch import Pass, PassCounts
+from lmc.backend.engine.host_tier import CopyRates, Mover
+from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
-from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.reservations import most_preemptions
-from lmc.backend.engine.slot_ownership import Holdings
-from lmc.backend.engine.waiting import Waiting
+from lmc.backend.engine.slot_ownership import SlotOwnership
+from lmc.backend.engine.waiting import WaitingQueue
 
 _FOR_THE_FIRST = 4  # 1/n of the contested rows of a pass goes to the first prompt
 
@@ -47,11 +47,11 @@ class Scheduler:
         self.max_batch, self.chunk, self.policy, self._now = max_batch, chunk, policy, now
         self.pace = pace or Pace(chunk)
         self.drafts = drafts or Drafts("off", Costs(ahead=False, row=0.0))
-        self.tally = Tally()
+        self.tally = PassCounts()
         self._turns = False  # positions may have to be rotated again
-        self.lengths = Lengths()
-        self._mover, self._rates = mover, Rates()
-        self._begin_with(Holdings(num_slots, self.lengths, policy, now, mover, self._rates))
+        self.lengths = AnswerLengths()
+        self._mover, self._rates = mover, CopyRates()
+        self._begin_with(SlotOwnership(num_slots, self.lengths, policy, now, mover, self._rates))
 
     def reset(self) -> None:
         """Forget everything, as after a failed pass: requests, pins, cached KV."""
@@ -59,14 +59,14 @@ class Scheduler:
         if self.drafts.model is not None:
             self.drafts.model.reset()
         before = self.runs
-        self._begin_with(Holdings(self.pool.num_slots, self.lengths, self.policy, self._now, self._mover, self._rates))
+        self._begin_with(SlotOwnership(self.pool.num_slots, self.lengths, self.policy, self._now, self._mover, self._rates))
         self.runs.learn_from(before)
 
-    def _begin_with(self, held: Holdings) -> None:
+    def _begin_with(self, held: SlotOwnership) -> None:
         self._held = held
-        self.pool, self.tree, self.promises = held.pool, held.tree, held.promises
+        self.pool, self.tree, self.promises = held.pool, held.tree, held.reservations
         self.running, self.pins, self.runs = held.running, held.pins, held.runs
-        self.waiting = Waiting(held)
+        self.waiting = WaitingQueue(held)
         self._admission = Admission(held, self.waiting, self.tally, self.max_batch)
 
     # -- in and out --------------------------------------------------------------------------------------------
@@ -161,12 +161,12 @@ class Scheduler:
         self._turn()
         self._secure()
         self._make_room()
-        filling = Filling(self._held, self.waiting, self.chunk)
+        filling = BatchBuilder(self._held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
             if req.arriving is not None:
                 continue
-            if req.in_head or req.kind is not Kind.GENERATE:
+            if req.in_head or req.kind is not RequestKind.GENERATE:
                 others.append(req)
             elif not req.is_landing:
                 decoding.append(req)
@@ -192,7 +192,7 @@ class Scheduler:
             return 0
         return FREE_ROWS - sum(req.extend_len for req in decoding) - sum(req.head_len - req.device_len for req in others)
 
-    def _shared(self, others: list[Request], filling: Filling) -> list[Request]:
+    def _shared(self, others: list[Request], filling: BatchBuilder) -> list[Request]:
         """Return requests with prompt rows in this pass, in order, if they do not all fit: the shortest first, waiting
         ones included; but a quarter for the one that arrived first, so that it progresses."""
         self.waiting.shortest_first = False
@@ -233,7 +233,7 @@ class Scheduler:
                 self.tally.unique_tokens += n
                 continue
             if req in work.followers:  # the ones it follows come before it
-                held.take_over(req, work.followers.pop(req))
+                held.adopt_prefix(req, work.followers.pop(req))
             was_head, before = req.in_head, req.device_len
             req.device_len += n
             self.tally.recomputed_tokens += max(0, min(req.device_len, req.computed) - before)
@@ -241,7 +241,7 @@ class Scheduler:
                 self._count(req, before)
                 if not req.in_head:
                     held.release_twins(req)
-                    if req.kind is Kind.PREFILL:
+                    if req.kind is RequestKind.PREFILL:
                         held.complete(req)
             req.check()
 
@@ -250,9 +250,9 @@ class Scheduler:
         prompt = min(req.device_len, req.prompt_len)
         if prompt > before:
             self.tally.prefilled_tokens += prompt - before
-            self.tally.unique_tokens += self._held.give(req, prompt)
+            self.tally.unique_tokens += self._held.donate_to_cache(req, prompt)
         if req.device_len > prompt:
-            self._held.give(req, req.device_len)  # forced tokens: not requested, so not counted
+            self._held.donate_to_cache(req, req.device_len)  # forced tokens: not requested, so not counted
 
     def accept(self, req: Request) -> None:
         """Accept the next token of its draft, which was drawn: its KV is valid."""
@@ -303,7 +303,7 @@ class Scheduler:
         self.runs.lapse()
         ahead = promises.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
-            while req in promises.open and promises.spare < req.missing:
+            while req in promises.open and promises.unreserved < req.missing:
                 last = max(promises.open, key=lambda r: r.seniority)
                 leases = self.runs.younger_leases(req) + (self.runs.own_leases(req) if last.owner is req.owner else [])
                 if not any(other.guess for other in promises.open) and self.runs.make_room(req.missing, leases):
@@ -322,12 +322,12 @@ class Scheduler:
 
     def _in_the_way(self) -> Request | None:
         """Return the last of the running guesses, if a needed request waits and there is no room for both."""
-        guesses = [req for req in self.running if req.guess and req.kind is Kind.GENERATE]
+        guesses = [req for req in self.running if req.guess and req.kind is RequestKind.GENERATE]
         needed = self.waiting.first_needed() if guesses else None
         if needed is None:
             return None
         slots = self.promises.at_first(needed) - self.waiting.cached(needed).end
-        return max(guesses, key=lambda r: r.seniority) if len(self.running) >= self.max_batch or self.promises.spare < slots else None
+        return max(guesses, key=lambda r: r.seniority) if len(self.running) >= self.max_batch or self.promises.unreserved < slots else None
 
     def _outgrown(self) -> list[Request]:
         return [req for req in self.running if req.is_outgrown] if self._turns else []
@@ -343,7 +343,7 @@ class Scheduler:
         """Take a request out of the batch and keep its answer so far; its KV stays cached for a while."""
         assert not req.in_flight and not req.awaited, "preempted while a pass computes it"
         req.computed = max(req.computed, req.device_len)
-        self._held.leave(req, req.device_len)
+        self._held.preempt(req, req.device_len)
         req.head_len, req.device_len, req.cached_len = req.wanted_len, 0, 0
         req.behind, req.found, req.kept = req.kept and req.kept(), None, None  # a twin keeps its match from its first wait
         req.preempted += 1
@@ -365,7 +365,7 @@ class Scheduler:
         assert not often, "preempted too often"
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:
-            assert not self.promises.made
+            assert not self.promises.reserved
         if self.waiting and self.waiting.is_stuck and not self.running and not self._held.copies:
             assert self.runs.patience is not None, "a request waits although nothing runs and no run is expected back"
             assert not (self.pins and self.waiting.has_needed), "nothing runs, and a request waits for a pin"

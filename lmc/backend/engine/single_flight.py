@@ -16,7 +16,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Once(Generic[K, V]):
+class SingleFlightCache(Generic[K, V]):
     """A cache. Thread-safe; its lock is never held while a value is made.
 
     make    makes the value of a key; its exception is raised to all waiters, and the next caller tries again

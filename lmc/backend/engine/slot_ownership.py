@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from lmc.backend.engine.host_tier import HostTier, Mover, Rates
+from lmc.backend.engine.host_tier import CopyRates, HostTier, Mover
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.policy import Policy
 from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
-from lmc.backend.engine.request import Kind, Request
-from lmc.backend.engine.reservations import Promises
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.reservations import Reservations
 from lmc.backend.engine.runs import Runs
 
 _LEFT = 8  # 1/n of the pool left to growing answers when prefixes are fetched ahead
@@ -29,7 +29,7 @@ _LEFT = 8  # 1/n of the pool left to growing answers when prefixes are fetched a
 _TREES: Mapping[str, Callable[[], RadixCache]] = {"tree": RadixCache, "table": TableCache, "off": NoCache}
 
 
-class Holdings:
+class SlotOwnership:
     """Slot ownership of one pool.
 
     running    requests that have slots, in order of admission
@@ -39,13 +39,13 @@ class Holdings:
     """
 
     def __init__(
-        self, num_slots: int, lengths: Lengths, policy: Policy, now: Callable[[], float], mover: Mover | None = None, rates: Rates | None = None
+        self, num_slots: int, lengths: AnswerLengths, policy: Policy, now: Callable[[], float], mover: Mover | None = None, rates: CopyRates | None = None
     ) -> None:
         self.pool, self.policy = SlotAllocator(num_slots), policy
         self.tree = _TREES[policy.cache]()
-        self.promises = Promises(self.pool, self.tree, lengths)
-        self.host = HostTier(mover, self.tree, self.pool, rates or Rates(), self.promises) if mover is not None else None
-        self.runs = Runs(self.tree, self.promises, num_slots, leases=policy.leases, now=now, host=self.host, priced=policy.priced)
+        self.reservations = Reservations(self.pool, self.tree, lengths)
+        self.host = HostTier(mover, self.tree, self.pool, rates or CopyRates(), self.reservations) if mover is not None else None
+        self.runs = Runs(self.tree, self.reservations, num_slots, leases=policy.leases, now=now, host=self.host, priced=policy.priced)
         self.running: dict[Request, None] = {}
         self.pins: dict[Request, Node] = {}
         self.completed: list[Request] = []
@@ -73,12 +73,12 @@ class Holdings:
 
     # -- a request's life cycle ---------------------------------------------------------------------------------------
 
-    def enter(self, req: Request) -> None:
+    def start(self, req: Request) -> None:
         """Start running a request; its node is locked, and its first need is reserved."""
         self.running[req] = None
-        self.promises.watch(req)
+        self.reservations.watch(req)
 
-    def leave(self, req: Request, keep: int) -> None:
+    def preempt(self, req: Request, keep: int) -> None:
         """Preempt it: KV of `ids[:keep]` goes to the tree, the rest is freed."""
         node = self._detach(req, keep)
         if self.host is not None:
@@ -93,7 +93,7 @@ class Holdings:
             req.arriving.request = req.arriving = None
             req.device_len = keep = req.cached_len
         if keep > req.cached_len:
-            self.give(req, keep)
+            self.donate_to_cache(req, keep)
         self.pool.free(req.slots[req.cached_len : req.draft_end])
         req.device_len, req.draft = req.cached_len, 0
         self.pool.free(req.row_slots[req.held_rows])
@@ -102,7 +102,7 @@ class Holdings:
         self.tree.mark_end(node)
         if req.kept is None and req.cached_len <= keep:  # unless cut before tokens that were forced, or recomputed
             req.kept = weakref.ref(node)
-        self.promises.end(req)
+        self.reservations.end(req)
         del self.running[req]
         self.changes += 1
         return node
@@ -110,18 +110,18 @@ class Holdings:
     def finish(self, req: Request, keep: int) -> None:
         """End a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
         node = self._detach(req, keep)
-        winner = req.kept and req.kept() if req.kind is Kind.SCORE and req.owner is not None else None
+        winner = req.kept and req.kept() if req.kind is RequestKind.SCORE and req.owner is not None else None
         if winner is not None and winner.parent is not None and winner.end > node.end:  # the run continues after it
             self.tree.lengthen(node, winner)
             node = winner
         self.runs.finished(req, node)
-        if self.host is not None and req.kind is not Kind.PREFILL and (req.owner is None or node in req.owner.leases):
+        if self.host is not None and req.kind is not RequestKind.PREFILL and (req.owner is None or node in req.owner.leases):
             self.host.save(node, req.space)
         req.done = True
         if not self.running:
             self.pool.tidy()
 
-    def give(self, req: Request, upto: int) -> int:
+    def donate_to_cache(self, req: Request, upto: int) -> int:
         """Move slots [cached_len, upto) to the tree; return how many of its tokens were new to it, ever."""
         assert req.node is not None
         a = req.cached_len
@@ -134,7 +134,7 @@ class Holdings:
         new = upto - a - done.present
         return new - self.tree.evicted_before(done.node, new)
 
-    def take_over(self, req: Request, upto: int) -> None:
+    def adopt_prefix(self, req: Request, upto: int) -> None:
         """Adopt the prefix that others computed for it, up to there, from the tree: its lock covers it now."""
         assert req.node is not None
         node = self.tree.match(req.ids[: req.head_len], upto, req.space, req.node)
@@ -150,13 +150,13 @@ class Holdings:
             self.tree.lock(req.node)
             twin.node, twin.cached_len, twin.device_len = req.node, req.cached_len, req.cached_len
             twin.slots[: req.cached_len] = req.slots[: req.cached_len]
-            self.enter(twin)
+            self.start(twin)
         req.twins = []
 
     def drop_draft(self, req: Request) -> None:
         """Drop the rest of its draft, which was not drawn: its slots are reserved again."""
         self.pool.free(req.slots[req.device_len : req.draft_end])
-        self.promises.make(req, req.draft)
+        self.reservations.reserve(req, req.draft)
         req.draft = 0
 
     # -- the host tier -----------------------------------------------------------------------------------------
@@ -172,12 +172,12 @@ class Holdings:
         assert self.host is not None
         at, n = req.device_len, upto - req.device_len
         req.slots[at:upto] = self.alloc(n)
-        self.promises.keep(req, n)
+        self.reservations.consume(req, n)
         if self.host.fetch(req, upto):
             req.device_len = upto
         else:
             self.pool.free(req.slots[at:upto])
-            self.promises.make(req, n)
+            self.reservations.reserve(req, n)
 
     def fetch_ahead(self) -> None:
         """Fetch prefixes of runs that are expected back to the device, if there is room that no request needs now."""
@@ -188,7 +188,7 @@ class Holdings:
             assert lease.copy is not None
             parent = self.tree.match(host.ids_to(lease.copy), namespace=lease.space)
             n = lease.copy.end - parent.end
-            if self.promises.spare - lease.copy.end < self.pool.num_slots // _LEFT:
+            if self.reservations.unreserved - lease.copy.end < self.pool.num_slots // _LEFT:
                 return
             if not n:  # all of it is still on the device
                 host.is_at(parent, lease.copy)
@@ -208,8 +208,8 @@ class Holdings:
             self.changes += 1
             if req is None:
                 continue
-            self.give(req, req.device_len)
-            if req.kind is Kind.PREFILL and not req.in_head:
+            self.donate_to_cache(req, req.device_len)
+            if req.kind is RequestKind.PREFILL and not req.in_head:
                 self.complete(req)
 
     # -- choices -----------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Holdings:
         self.pool.free(req.row_slots[dropped])
         req.row_slots[dropped] = -1
         back = max(0, req.branch_reserve - len(kept) - req.reserved)
-        self.promises.make(req, back)
+        self.reservations.reserve(req, back)
 
     # -- pins --------------------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class Holdings:
             owned += self.host.orphans()
             copied += self.host.locked()
         self.pool.check(owned)
-        self.promises.check(self.running)
+        self.reservations.check(self.running)
         leased = [lease.node for lease in self.runs.leases()]
         self._check_locks([r.node for r in self.running if r.node is not None] + list(self.pins.values()) + leased + copied)
         assert not any(r.twins for r in self.running), "twins between two passes"

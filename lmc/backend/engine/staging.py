@@ -11,7 +11,7 @@ from torch import Tensor
 _ALIGNED = 16  # int32: parts begin where vectors may be loaded
 
 
-class Stage:
+class StagingBuffer:
     """A staging buffer of named parts, int32, one after the other: host memory that the GPU reads fast, and its copy on
     the device.
 

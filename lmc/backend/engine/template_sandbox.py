@@ -19,7 +19,7 @@ CUTTING = 0.6  # CPU seconds for all renderings to cut a template: usually some 
 RENDERING = 2.0  # for one rendering by itself
 
 
-class Refused(Exception):
+class TemplateRefusal(Exception):
     """The template itself refuses this conversation."""
 
 
@@ -79,7 +79,7 @@ class Sandbox:
         self._finalizer = weakref.finalize(self, _kill, self._process)
         try:
             found = self._asked({"source": self._source, "seconds": seconds, "steps": steps})
-        except Refused as why:
+        except TemplateRefusal as why:
             self._end()
             raise OverLimit(f"it does not parse as Jinja ({why})") from None
         return tuple(found["texts"]), found["number"]
@@ -100,7 +100,7 @@ class Sandbox:
         if "limit" in answer:
             raise OverLimit(answer["limit"])
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise TemplateRefusal(answer["refused"])
         return answer
 
     def _end(self) -> None:

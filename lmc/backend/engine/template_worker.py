@@ -31,7 +31,7 @@ class Limit(Exception):
     """The template exceeds a limit; the message says which."""
 
 
-class Refused(Exception):
+class RaisedByTemplate(Exception):
     """The template refuses the conversation (raise_exception)."""
 
 
@@ -46,7 +46,7 @@ def environment() -> Any:
             self.writeline("environment.step()")
             super().blockvisit(nodes, frame)
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """{% generation %}: transformers marks an assistant's text with it, for training; here it renders its body."""
 
         tags = {"generation"}
@@ -55,7 +55,7 @@ def environment() -> Any:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    class Sandbox(ImmutableSandboxedEnvironment):
+    class TemplateEnvironment(ImmutableSandboxedEnvironment):
         code_generator_class = Counting
         intercepted_binops = frozenset({"*", "**"})  # not folded when the template is compiled, either
         steps, most = 0, STEPS
@@ -69,7 +69,7 @@ def environment() -> Any:
             _check_operands(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
-    found = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    found = TemplateEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
     found.filters["tojson"] = _to_json
     found.globals.update(raise_exception=_refuse, strftime_now=_today)
     return found
@@ -84,7 +84,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 
 
 def _refuse(message: str) -> None:
-    raise Refused(message)
+    raise RaisedByTemplate(message)
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
@@ -150,7 +150,7 @@ def answered(state: dict[str, Any], request: dict[str, Any], size: int) -> dict[
     except MemoryError:
         return {"limit": f"it takes more than {MEMORY >> 20} MiB of memory"}
     except Exception as error:  # any exception of a template is a refusal
-        return {"refused": f"{error}" if isinstance(error, Refused) else f"{type(error).__name__}: {error}"}
+        return {"refused": f"{error}" if isinstance(error, RaisedByTemplate) else f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmc.backend.engine.radix_cache import Node
 from lmc.backend.engine.request import Request
-from lmc.backend.engine.slot_ownership import Holdings
+from lmc.backend.engine.slot_ownership import SlotOwnership
 
 _LOOKED_AT = 64  # requests whose prompts are counted, and kept in the cache
 _WINDOW = 256  # considered in one pass
@@ -27,13 +27,13 @@ Share = tuple[str, float]
 """An account and a weight: requests with equal ones form one share."""
 
 
-class Waiting:
+class WaitingQueue:
     """Requests not yet admitted, the next one first.
 
     clock  planned passes; a request's `since` is one of them
     """
 
-    def __init__(self, held: Holdings) -> None:
+    def __init__(self, held: SlotOwnership) -> None:
         self._held = held
         self._requests: OrderedDict[Request, None] = OrderedDict()
         self._held_back: OrderedDict[Request, None] = OrderedDict()
@@ -168,7 +168,7 @@ class Waiting:
 
     def cost(self, req: Request) -> int:
         """Return the tokens that a waiting request has computed and is expected to generate."""
-        return req.head_len - self.cached(req).end + min(req.max_new, self._held.promises.expected(req))
+        return req.head_len - self.cached(req).end + min(req.max_new, self._held.reservations.expected(req))
 
     def _queue(self, req: Request) -> OrderedDict[Request, None]:
         return self._guesses if req.guess else self._requests
@@ -260,7 +260,7 @@ class Waiting:
         found = 0
         for req in islice(self._requests, _LOOKED_AT):
             rows = req.head_len - self.cached(req).end
-            if rows < than and not req.spare and req.party != party and self._held.promises.spare >= self._held.promises.at_first(req):
+            if rows < than and not req.spare and req.party != party and self._held.reservations.unreserved >= self._held.reservations.at_first(req):
                 found += rows
                 if found >= most:
                     return most

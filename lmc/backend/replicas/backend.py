@@ -24,7 +24,7 @@ from typing import Any
 from lmc.backend.api.prefixes import BLOCK, extended
 from lmc.backend.base import HEALTHY, Capabilities, Counters, Handle, Health, Hints, Output, Result, Scored, charge
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
-from lmc.backend.placement import Placement, Target
+from lmc.backend.placement import Placement, PlacementTarget
 from lmc.backend.replicas.process import Process
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
@@ -38,7 +38,7 @@ _PICTURE = 512  # characters that a picture counts
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Replica(Target):
+class Replica(PlacementTarget):
     """One replica."""
 
     process: Process

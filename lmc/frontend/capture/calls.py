@@ -23,12 +23,12 @@ from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
     NOTHING,
     Abandoned,
+    BoundMethod,
     Closure,
     Coroutine,
     Deps,
-    Items,
+    LazyItems,
     Manager,
-    Method,
     NotFollowed,
     Object,
     Partial,
@@ -52,7 +52,7 @@ DEEPEST = 40
 """Most nested calls of functions of the program."""
 
 
-class Calls:
+class CallEvaluator:
     """Part of an Evaluation: results of calls."""
 
     def call(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -104,7 +104,7 @@ class Calls:
         if isinstance(x, Function):
             return self._program_method(x, name, args, kwargs)
         found = self.attribute(x, name)
-        if type(found) is Method and found.receiver is x and found.function == name:
+        if type(found) is BoundMethod and found.receiver is x and found.function == name:
             return self.unknown_code(x, [x, *args], kwargs)  # a method that is not in the table
         return self.call(found, args, kwargs)
 
@@ -129,7 +129,7 @@ class Calls:
     def _method_of_unknown(self: Evaluation, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if x.deps is None:
             return self.unknown_code(x, args, kwargs)
-        deps = join(x.deps, *(op.need(self, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, Method)))
+        deps = join(x.deps, *(op.need(self, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, BoundMethod)))
         return self.operation("." + name, (x, *args), deps)
 
     # -- functions of the program
@@ -176,11 +176,11 @@ class Calls:
             self.snapshot.changed.add((id(fn.module), name))
         frame.live = self.frames.get(code.place)
         if code.is_generator:
-            from lmc.frontend.capture.generators import Body  # imports greenlets
+            from lmc.frontend.capture.generators import GeneratorBody  # imports greenlets
 
-            frame.generator = Body(frame)
+            frame.generator = GeneratorBody(frame)
             self.generators.append(frame.generator)
-            return Items(self, frame.generator, frame.generator)
+            return LazyItems(self, frame.generator, frame.generator)
         if code.is_async and program is None:
             return Coroutine(lambda: self._run(frame))
         frame.is_program = program is not None
@@ -308,7 +308,7 @@ class Calls:
         """An argument of lmc's own functions: of a tool or schema of the program's, what it is outside."""
         if type(x) is Closure and x.own is not None:
             return x.own
-        return Unknown(self.lost[id(x)]) if self.is_lost(x) else Unknown(None) if type(x) in (Object, Closure, Method, Items) else x
+        return Unknown(self.lost[id(x)]) if self.is_lost(x) else Unknown(None) if type(x) in (Object, Closure, BoundMethod, LazyItems) else x
 
     def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
         """Return the object of a typed answer, once its text is known."""
@@ -373,7 +373,7 @@ class Calls:
                 continue
             if kind is Closure:
                 self.called_elsewhere(x)
-            elif kind is Method:
+            elif kind is BoundMethod:
                 self.hand_over([x.receiver, x.function], depth + 1)
             if depth < 4 and (kind in op.CONTAINERS or kind is Object) and not self.is_lost(x):
                 held = x.attributes.values() if kind is Object else x.values() if kind in op.MAPPINGS else x
@@ -489,7 +489,7 @@ _STATE_RULES: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _method(ev: Evaluation, fn: Method, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _method(ev: Evaluation, fn: BoundMethod, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(fn.function) is str:
         return ev.call_method(fn.receiver, fn.function, args, kwargs)
     return ev.call(fn.function, [fn.receiver, *args], kwargs)
@@ -508,7 +508,7 @@ def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]
 _CALLS: dict[type, Any] = {
     Closure: lambda ev, fn, args, kwargs: ev.apply(fn, args, kwargs),
     types.FunctionType: lambda ev, fn, args, kwargs: ev.call_function(fn, args, kwargs),
-    Method: _method,
+    BoundMethod: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
     Object: lambda ev, fn, args, kwargs: ev.unknown_code(fn, args, kwargs) if (own := ev.special(fn, "__call__")) is None else ev.call(own, args, kwargs),
@@ -517,4 +517,4 @@ _CALLS: dict[type, Any] = {
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}),
 }
-__all__ = ["Calls", "Super", "bind"]
+__all__ = ["CallEvaluator", "Super", "bind"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.errors import Loc
 from lmc.frontend.capture.outside import is_users
-from lmc.frontend.capture.scan import Effects, bound_once, effects
+from lmc.frontend.capture.scan import PossibleEffects, bound_once, effects
 from lmc.frontend.scopes import Bindings, Comprehension
 from lmc.frontend.source import FunctionNode, NoSource, find
 
@@ -86,7 +86,7 @@ class Code:
         self.more = a.kwarg.arg if a.kwarg else None
         self.is_simple = not (self.keyword_only or self.rest or self.more)
         statements: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
-        self.effects: Effects = effects(statements)
+        self.effects: PossibleEffects = effects(statements)
         self.is_generator = self.effects.yields and not isinstance(node, ast.Lambda)
         self.is_async = isinstance(node, ast.AsyncFunctionDef)
         self.once = bound_once(statements, (*self.positional, *self.keyword_only)) if python is not None else frozenset[str]()

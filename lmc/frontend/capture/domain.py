@@ -27,7 +27,7 @@ from lmc.frontend.options import Options
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
-    from lmc.frontend.capture.scan import Effects
+    from lmc.frontend.capture.scan import PossibleEffects
     from lmc.frontend.host import HostFunction
 
 Signal = str | None
@@ -63,12 +63,12 @@ class Arm:
     """A part of a program that may or may not run: `run(frame)` gives a Signal, or an expression arm's value."""
 
     run: Callable[[Frame], Any]
-    effects: Effects
+    effects: PossibleEffects
     loc: Loc
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class BranchStatement:
     """An `if`, a conditional expression, `and` and `or`, a case of a `match`: of two arms one runs."""
 
     loc: Loc
@@ -77,14 +77,14 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class LoopStatement:
     """A loop: `bind(frame, item)` binds the target of a `for` (None: a `while`, whose test is part of `body`)."""
 
     loc: Loc
     bind: Callable[[Frame, Any], None] | None
     body: Arm
     orelse: Arm
-    effects: Effects  # effects of target, body and else
+    effects: PossibleEffects  # effects of target, body and else
 
 
 DEEPEST_ARM = 2
@@ -105,7 +105,7 @@ class Domain:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
         return Unknown(None)
 
-    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
+    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
         """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not
         taken."""
         evaluation.blocked(test.deps)
@@ -146,7 +146,7 @@ class Domain:
             evaluation.put_back(frame, flags)
             evaluation.snapshot.changed.intersection_update(changed)
 
-    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
+    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""
         evaluation.blocked(test.deps)
         for arm in (site.then, site.orelse):
@@ -155,7 +155,7 @@ class Domain:
             evaluation.havoc(frame, arm.effects, test.deps)
         return Unknown(test.deps)
 
-    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Signal:
+    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
         """Handle a loop over unknown items, or with an unknown condition: it is skipped."""
         evaluation.blocked(items.deps)
         for kind in ("return", "raise"):
@@ -164,7 +164,7 @@ class Domain:
         evaluation.havoc(frame, site.effects, items.deps)
         return None
 
-    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Any:
+    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         """Handle a comprehension over unknown items, or with an undecided condition."""
         evaluation.blocked(items.deps)
         evaluation.havoc(frame, site.effects, items.deps)
@@ -179,7 +179,7 @@ class Domain:
                 self.leave(evaluation, frame, kind, arm.loc, deps)
             evaluation.havoc(frame, arm.effects, deps)
 
-    def exit(self, evaluation: Evaluation, frame: Frame, effects: Effects, loc: Loc, deps: Deps) -> None:
+    def exit(self, evaluation: Evaluation, frame: Frame, effects: PossibleEffects, loc: Loc, deps: Deps) -> None:
         """Let control possibly leave by each of the exits in `effects`."""
         for kind in effects.exits:
             self.leave(evaluation, frame, kind, loc, deps)
@@ -202,7 +202,7 @@ class Domain:
         evaluation.certain = False
 
 
-__all__ = ["BREAK", "CONTINUE", "PASSES", "RETURN", "Arm", "Asking", "Branch", "Domain", "Loop", "Signal"]
+__all__ = ["BREAK", "CONTINUE", "PASSES", "RETURN", "Arm", "Asking", "BranchStatement", "Domain", "LoopStatement", "Signal"]
 
 
 def _beginning(operands: Sequence[Any]) -> str:

@@ -15,12 +15,12 @@ from typing import Any
 
 from lmc.errors import Loc
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.calls import Calls
+from lmc.frontend.capture.calls import CallEvaluator
 from lmc.frontend.capture.code import Code
 from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.havoc import Havoc
 from lmc.frontend.capture.objects import Objects
-from lmc.frontend.capture.outside import Outside, Snapshot
+from lmc.frontend.capture.outside import Outside, OutsideSnapshot
 from lmc.frontend.capture.values import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import place
@@ -122,7 +122,7 @@ class Outcome:
     steps: int = 0
 
 
-class Evaluation(Calls, Objects, Havoc):
+class Evaluation(CallEvaluator, Objects, Havoc):
     """Follows `function` from its first line. The emitter reads `certain` and `shifted` at each request.
 
     certain  only an exception could keep Python from making a request here
@@ -132,7 +132,7 @@ class Evaluation(Calls, Objects, Havoc):
     def __init__(
         self,
         function: Function,
-        arguments: Snapshot,
+        arguments: OutsideSnapshot,
         emitter: Asking,
         *,
         domain: Domain | None = None,
@@ -149,7 +149,7 @@ class Evaluation(Calls, Objects, Havoc):
         self.paused, self.passes, self.frames, self.stream = paused, passes, frames, stream
         self.outside = Outside(arguments, self)
         self.adopt = self.outside.adopt
-        self.locals = Outside(Snapshot(), self)
+        self.locals = Outside(OutsideSnapshot(), self)
         """Contents of the Python frames: none of it is kept after the evaluation."""
         self.certain, self.shifted = True, False
         self.outcome = Outcome()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
-from lmc.frontend.capture.domain import Arm, Branch, Loop
+from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.values import NOTHING, Closure, Deps, Items, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.values import NOTHING, Closure, Deps, LazyItems, Raised, Undecided, Unknown, join
 from lmc.frontend.scopes import Bindings, Comprehension
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval
         if known is True or known is False:
             return x if known is is_or else rest(frame)
         decided = Arm(lambda _: x, NO_EFFECTS, loc)
-        site = Branch(loc, decided, behind) if is_or else Branch(loc, behind, decided)
+        site = BranchStatement(loc, decided, behind) if is_or else BranchStatement(loc, behind, decided)
         return frame.ev.domain.choice(frame.ev, frame, known, site)
 
     return run
@@ -170,7 +170,7 @@ def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval
 
 def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
     test, then, orelse = (expression(x, scope) for x in (node.test, node.body, node.orelse))
-    site = Branch(scope.loc(node), arm(node.body, then, scope), arm(node.orelse, orelse, scope))
+    site = BranchStatement(scope.loc(node), arm(node.body, then, scope), arm(node.orelse, orelse, scope))
 
     def run(frame: Frame) -> Any:
         known = op.truth(frame.ev, test(frame))
@@ -362,7 +362,7 @@ def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
 # -- comprehensions --------------------------------------------------------------------------------------------------
 
 
-def _levels(node: Any, scope: Scope, elements: Sequence[ast.expr]) -> tuple[Callable[[Frame], Any], Callable[[Frame, Any], Iterator[Frame]], list[Eval], Loop]:
+def _levels(node: Any, scope: Scope, elements: Sequence[ast.expr]) -> tuple[Callable[[Frame], Any], Callable[[Frame, Any], Iterator[Frame]], list[Eval], LoopStatement]:
     """Return the first iterable, the frames of the innermost level for its items, the elements, and the loop that it
     is."""
     from lmc.frontend.capture.statements import target
@@ -397,7 +397,7 @@ def _levels(node: Any, scope: Scope, elements: Sequence[ast.expr]) -> tuple[Call
     values = [expression(e, inner) for e in elements]
     what = effects([*elements, *(c for g in node.generators for c in g.ifs), *(g.iter for g in node.generators[1:])])
     body = Arm(values[0], what, scope.loc(node))
-    return first, frames, values, Loop(scope.loc(node), targets[0], body, Arm(lambda _: None, NO_EFFECTS, scope.loc(node)), what)
+    return first, frames, values, LoopStatement(scope.loc(node), targets[0], body, Arm(lambda _: None, NO_EFFECTS, scope.loc(node)), what)
 
 
 def _comprehension(kind: Callable[[Iterator[Any]], Any]) -> Callable[[Any, Scope], Eval]:
@@ -420,7 +420,7 @@ def _comprehension(kind: Callable[[Iterator[Any]], Any]) -> Callable[[Any, Scope
 
 def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
     first, frames, (value,), _ = _levels(node, scope, [node.elt])
-    return lambda frame: Items(frame.ev, map(value, frames(frame, first(frame))))
+    return lambda frame: LazyItems(frame.ev, map(value, frames(frame, first(frame))))
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from greenlet import error, getcurrent, greenlet
 
 from lmc.frontend.capture.operations import iterate
-from lmc.frontend.capture.values import Abandoned, Items, Raised, Undecided
+from lmc.frontend.capture.values import Abandoned, LazyItems, Raised, Undecided
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Frame
 
 
-class Body:
+class GeneratorBody:
     """The running body of a generator: an iterator. What it returns is in the StopIteration."""
 
     def __init__(self, frame: Frame) -> None:
@@ -47,7 +47,7 @@ class Body:
 
     def give_all(self, x: Any) -> Any:
         """Evaluate `yield from x` within the body."""
-        if type(x) is not Items or x.generator is None:
+        if type(x) is not LazyItems or x.generator is None:
             for item in iterate(self._frame.ev, x):
                 self.give(item)
             return None
@@ -90,4 +90,4 @@ class Body:
             self._steps.throw()
 
 
-__all__ = ["Body"]
+__all__ = ["GeneratorBody"]

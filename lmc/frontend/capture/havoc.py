@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, NotUnderstood
-from lmc.frontend.capture.scan import Effects, root
+from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
-from lmc.frontend.capture.values import Closure, Deps, Method, Object, Unknown
+from lmc.frontend.capture.values import BoundMethod, Closure, Deps, Object, Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.state import State, StateGroup
@@ -29,7 +29,7 @@ _DEEPEST = 4
 class Havoc:
     """Part of an Evaluation: the effects of skipped code."""
 
-    def havoc(self: Evaluation, frame: Frame, effects: Effects, deps: Deps) -> None:
+    def havoc(self: Evaluation, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
         """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made
         requests."""
         if self.may_ask(frame, effects):
@@ -47,7 +47,7 @@ class Havoc:
         kind = "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local"
         frame.store(name, Unknown(deps), kind)
 
-    def _touch(self: Evaluation, frame: Frame, effects: Effects, deps: Deps, depth: int) -> None:
+    def _touch(self: Evaluation, frame: Frame, effects: PossibleEffects, deps: Deps, depth: int) -> None:
         for name in effects.touched:
             self.lose_own(frame.peek(name), deps)
         for call in effects.calls:
@@ -76,13 +76,13 @@ class Havoc:
         if isinstance(x, (State, StateGroup, Object)) or type(x) in op.CONTAINERS:
             self.lose(x, deps)
 
-    def may_ask(self: Evaluation, frame: Frame, effects: Effects, depth: int = 0) -> bool:
+    def may_ask(self: Evaluation, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
         """Return whether code with these effects may make requests."""
         for call in effects.calls:
             fn = self._resolved(frame, call.func)
             if id(fn) in ASKS or isinstance(fn, Function):
                 return True
-            if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, Method)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod)):
                 return True
             code, inner = self._callee(fn)
             if code is not None and inner is not None and depth < _DEEPEST:
@@ -104,7 +104,7 @@ class Havoc:
     def _callee(self: Evaluation, fn: Any) -> tuple[Code | None, Frame | None]:
         from lmc.frontend.capture.evaluation import Frame
 
-        if isinstance(fn, Method) and isinstance(fn.function, Closure):
+        if isinstance(fn, BoundMethod) and isinstance(fn.function, Closure):
             fn = fn.function
         if type(fn) is types.FunctionType and not is_known(fn):
             try:
@@ -125,9 +125,9 @@ class Havoc:
                 return self.attribute(base, node.attr)
             if type(base) is Object:
                 found = self.class_attribute(base.cls, node.attr)
-                return Method(found, base) if isinstance(found, Closure) else found
+                return BoundMethod(found, base) if isinstance(found, Closure) else found
             if isinstance(base, (State, StateGroup, Function)):
-                return Method(node.attr, base)
+                return BoundMethod(node.attr, base)
         return None
 
     def _understands(self: Evaluation, frame: Frame, call: ast.Call) -> bool:
@@ -139,7 +139,7 @@ class Havoc:
             return not isinstance(fn, Unknown) or fn.deps is not None
         if isinstance(fn, Unknown):
             return fn.deps is not None
-        return is_known(fn) or isinstance(fn, (type, Function, Method, Object)) or self._callee(fn)[0] is not None
+        return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or self._callee(fn)[0] is not None
 
 
 def _asks(x: Any) -> bool:

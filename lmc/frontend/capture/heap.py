@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.values import Closure, Method, Object, Unknown
-from lmc.frontend.emitter import Gathered, Scoped, Stored
+from lmc.frontend.capture.values import BoundMethod, Closure, Object, Unknown
+from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored
 from lmc.frontend.state import State, StateGroup
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class Heap:
                 yield x.attributes
                 if x.outer is not None:
                     yield [each.vars for each in x.outer.around()]
-            case Method():
+            case BoundMethod():
                 yield from (x.receiver, x.function)
             case Stored():
                 yield x.value
-            case Gathered():
+            case GatheredAnswers():
                 yield from x.items
             case Scoped():
                 self.held[id(x)] = x, {"until": x.until}

@@ -18,10 +18,10 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.values import (
+    BoundMethod,
     Closure,
-    Items,
+    LazyItems,
     Manager,
-    Method,
     Object,
     Partial,
     Raised,
@@ -64,15 +64,15 @@ class Objects:
         if isinstance(x, type):
             return self._of_class(x, name)
         if kind is State:
-            return x._value if name == "ret_value" else Method(name, x) if hasattr(State, name) and name != "usage" else Unknown(None)
+            return x._value if name == "ret_value" else BoundMethod(name, x) if hasattr(State, name) and name != "usage" else Unknown(None)
         if kind is StateGroup:
-            return x.states if name == "states" else x.parent if name == "parent" else Method(name, x)
+            return x.states if name == "states" else x.parent if name == "parent" else BoundMethod(name, x)
         if kind is Closure:
             return x.name if name in ("__name__", "__qualname__") else x.attributes.get(name, Unknown(None))
         if kind is types.FunctionType:
             return x.__name__ if name in ("__name__", "__qualname__") else self.adopt(vars(x).get(name, Unknown(None)))
         if isinstance(x, Function):
-            return Method(name, x)
+            return BoundMethod(name, x)
         if isinstance(x, BaseException):
             return self.adopt(op.native(getattr, x, name)) if name in _OF_EXCEPTIONS or name in vars(x) else Unknown(None)
         if isinstance(x, Expr):
@@ -81,11 +81,11 @@ class Objects:
             if name in ("name", "value") and not any(name in vars(one) for one in kind.__mro__ if one.__module__ != "enum"):
                 return self.adopt(vars(x)[f"_{name}_"])
             return self._bound(self.class_attribute(kind, name), x, kind)
-        if kind in op.ATOMS or kind in op.CONTAINERS or kind is Items:
+        if kind in op.ATOMS or kind in op.CONTAINERS or kind is LazyItems:
             held = getattr(kind, name, _MISSING)
-            if held is _MISSING and kind is not Items:
+            if held is _MISSING and kind is not LazyItems:
                 raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
-            return Method(name, x) if callable(held) or held is _MISSING else self.adopt(op.native(getattr, x, name))
+            return BoundMethod(name, x) if callable(held) or held is _MISSING else self.adopt(op.native(getattr, x, name))
         return Unknown(None)
 
     def _of_object(self: Evaluation, x: Object, name: str) -> Any:
@@ -107,7 +107,7 @@ class Objects:
         if type(found) is staticmethod:
             return found.__func__
         if type(found) is classmethod:
-            return Method(found.__func__, cls)
+            return BoundMethod(found.__func__, cls)
         if x is None:
             return found
         if type(found) is property:
@@ -117,7 +117,7 @@ class Objects:
             return value
         if isinstance(found, Function) and found.is_method:
             return found.bound_to(cls if found.is_class_method else x)
-        return Method(found, x) if type(found) is types.FunctionType else found
+        return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
     def class_attribute(self: Evaluation, cls: type, name: str) -> Any:
         """Return the raw value of a name in a class and its bases; `_MISSING` if there is none."""
@@ -194,7 +194,7 @@ class Objects:
         found = self.class_attribute(x.cls, name)
         if found is _MISSING or found is None or _is_generated(found):
             return None
-        return Method(found, x) if type(found) is types.FunctionType else found
+        return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
     # -- classes and instances
 
@@ -241,7 +241,7 @@ class Objects:
         all_ = _classes(kinds)
         if isinstance(x, Unknown) or not all(isinstance(k, type) for k in all_):
             return self.operation("isinstance", (x, kinds), x.deps if isinstance(x, Unknown) else None)
-        if type(x) in (Closure, Method, Partial, Items):
+        if type(x) in (Closure, BoundMethod, Partial, LazyItems):
             return False if all(k.__module__ == "builtins" and k is not object for k in all_) else Unknown(None)
         return any(k in self.class_of(x).__mro__ or (k.__module__ in _ABSTRACT and type(x) is not Object and isinstance(x, k)) for k in all_)
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, is_plain_enum, is_users
 from lmc.frontend.capture.values import (
     NOTHING,
+    BoundMethod,
     Closure,
     Deps,
-    Items,
-    Method,
+    LazyItems,
     Object,
     Raised,
     Stop,
@@ -198,7 +198,7 @@ def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
         b = Unknown(ev.lost[id(b)])
     if isinstance(a, StateGroup):
         given: Any = b
-        if isinstance(b, (Closure, Method)) or (callable(b) and not isinstance(b, (Expr, Unknown, type))):
+        if isinstance(b, (Closure, BoundMethod)) or (callable(b) and not isinstance(b, (Expr, Unknown, type))):
             given = [ev.call(b, [i], {}) for i in range(len(a.states))]
         if type(given) not in (list, tuple):
             given = [b] * len(a.states)
@@ -207,7 +207,7 @@ def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
         for state, item in zip(a.states, given, strict=True):
             append(ev, name, state, item)
         return a
-    native(a.__iadd__, object() if type(b) in (Object, Closure, Method) else b)  # lmc refuses it
+    native(a.__iadd__, object() if type(b) in (Object, Closure, BoundMethod) else b)  # lmc refuses it
     return a
 
 
@@ -260,7 +260,7 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
         return iter(list(x.states))
     if type(x) is EnumMeta and is_plain_enum(x):
         return iter([ev.adopt(vars(x)["_member_map_"][name]) for name in vars(x)["_member_names_"]])
-    if kind not in ATOMS and kind not in (Items, Object):
+    if kind not in ATOMS and kind not in (LazyItems, Object):
         raise Undecided(None)
     return _counted(ev, native(iter, x))
 

@@ -56,7 +56,7 @@ def _defined(meta: type, name: str) -> Any:
     return next(vars(base)[name] for base in meta.__mro__ if name in vars(base))
 
 
-class Snapshot:
+class OutsideSnapshot:
     """Copies of outside containers and instance dictionaries by identity, kept for a run.
 
     Objects that an evaluation could not inspect are left out, so that a finalizer runs when Python releases its object.
@@ -120,7 +120,7 @@ class Snapshot:
 class Outside:
     """One evaluation's view of the outside: containers and objects of its own."""
 
-    def __init__(self, snapshot: Snapshot, ev: Any) -> None:
+    def __init__(self, snapshot: OutsideSnapshot, ev: Any) -> None:
         self.snapshot, self.ev = snapshot, ev
         self._adopted: dict[int, tuple[Any, Any]] = {}
         self.origins: dict[int, Any] = {}

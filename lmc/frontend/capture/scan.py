@@ -19,7 +19,7 @@ MUTATING = frozenset({
 """Methods that change what they are called on (by name: of lists, dicts, sets, states …)."""
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class PossibleEffects:
     """Possible effects of a part of a program.
 
     names    names that it binds, other than by augmented assignment
@@ -41,19 +41,19 @@ class Effects:
     yields: bool
 
 
-def effects(nodes: Sequence[ast.AST]) -> Effects:
+def effects(nodes: Sequence[ast.AST]) -> PossibleEffects:
     """Return the combined effects of statements or expressions."""
     found = _Scan()
     for node in nodes:
         found.visit(node)
     leaves = _leaves(nodes)
-    return Effects(
+    return PossibleEffects(
         frozenset(found.names), frozenset(found.touched), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
         frozenset(found.exits), leaves, found.yields,
     )  # fmt: skip
 
 
-NO_EFFECTS = Effects(frozenset(), frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
+NO_EFFECTS = PossibleEffects(frozenset(), frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
 
 
 class _Scan(ast.NodeVisitor):

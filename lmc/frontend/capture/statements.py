@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, NotUnderstood, Scope
-from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Loop
+from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.expressions import expression, function
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
@@ -182,7 +182,7 @@ def _removal(node: ast.expr, scope: Scope) -> Callable[[Frame], None]:
 
 def _if(node: ast.If, scope: Scope) -> Eval:
     test, loc = expression(node.test, scope), scope.loc(node)
-    site = Branch(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
+    site = BranchStatement(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
     then, orelse, raises = site.then.run, site.orelse.run, "raise" in site.then.effects.exits
     yields = site.then.effects.yields or site.orelse.effects.yields
 
@@ -203,7 +203,7 @@ def _if(node: ast.If, scope: Scope) -> Eval:
 
 def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     iterable, bind, body = expression(node.iter, scope), target(node.target, scope), arm(node.body, scope)
-    site = Loop(scope.loc(node), bind, body, arm(node.orelse, scope, loc=scope.loc(node)), effects([node]))
+    site = LoopStatement(scope.loc(node), bind, body, arm(node.orelse, scope, loc=scope.loc(node)), effects([node]))
 
     def turns(frame: Frame, x: Any) -> Any:
         for item in op.iterate(frame.ev, x):
@@ -219,7 +219,7 @@ def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
 def _while(node: ast.While, scope: Scope) -> Eval:
     test, body, loc = expression(node.test, scope), block(node.body, scope), scope.loc(node)
     turn = Arm(lambda frame: (test(frame), body(frame))[1], effects(node.body), loc)
-    site = Loop(loc, None, turn, arm(node.orelse, scope, loc=loc), effects([node]))
+    site = LoopStatement(loc, None, turn, arm(node.orelse, scope, loc=loc), effects([node]))
 
     def turns(frame: Frame, _: Any) -> Any:
         ev = frame.ev
@@ -237,7 +237,7 @@ def _while(node: ast.While, scope: Scope) -> Eval:
     return _loop(site, lambda _: None, turns)
 
 
-def _loop(site: Loop, iterable: Eval, turns: Callable[[Frame, Any], Any]) -> Eval:
+def _loop(site: LoopStatement, iterable: Eval, turns: Callable[[Frame, Any], Any]) -> Eval:
     """Compile the common part of loops: their exits, and the handling of undecided ones."""
 
     def run(frame: Frame) -> Any:

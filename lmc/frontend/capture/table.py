@@ -43,7 +43,7 @@ from lmc.frontend.capture.values import (
     NOTHING,
     Closure,
     Coroutine,
-    Items,
+    LazyItems,
     Manager,
     Object,
     Partial,
@@ -114,7 +114,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
-    given = [list(op.iterate(ev, a)) if type(a) is Items else a for a in args]
+    given = [list(op.iterate(ev, a)) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
         return ev.operation(name, (*args, *kwargs.values()), deps)
@@ -126,7 +126,7 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
     if name.startswith(("re.", ".")) and not _is_quick(fn, name, given, kwargs):
         return ev.operation(name, args, None)
     found = op.apply(ev, name, functools.partial(fn, *given, **kwargs))
-    return Items(ev, found) if type(found).__name__ == "callable_iterator" else found
+    return LazyItems(ev, found) if type(found).__name__ == "callable_iterator" else found
 
 
 _BOUNDED = frozenset({f"{m.__name__}.{n}" for m in (textwrap, html, urllib.parse) for n in _MODULES[m].split()} | {"math.prod"})
@@ -197,13 +197,13 @@ def _natively(fn: Any, letters: str) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given = [_TAKEN[letters[min(i, len(letters) - 1)]](ev, a) for i, a in enumerate(args)]
         found = op.native(fn, *given, **{k: callback(ev, v) if k in ("key", "func") else v for k, v in kwargs.items()})
-        return Items(ev, _each(ev, found)) if hasattr(type(found), "__next__") and type(found) not in (Items, Object, Unknown) else found
+        return LazyItems(ev, _each(ev, found)) if hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown) else found
 
     return made
 
 
 def _mapping(ev: Evaluation, x: Any) -> Any:
-    return x if type(x) in op.MAPPINGS and not ev.is_lost(x) else [tuple(op.iterate(ev, i)) if type(i) in (list, Items) else i for i in op.iterate(ev, x)]
+    return x if type(x) in op.MAPPINGS and not ev.is_lost(x) else [tuple(op.iterate(ev, i)) if type(i) in (list, LazyItems) else i for i in op.iterate(ev, x)]
 
 
 _TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
@@ -223,7 +223,7 @@ def _known(ev: Evaluation, x: Any) -> Any:
 def _each(ev: Evaluation, items: Any) -> Any:
     """The items of an iterator of Python's; those of groups are taken at once."""
     while (item := op.native(next, items, _END)) is not _END:
-        yield (item[0], Items(ev, iter(list(item[1])))) if type(items) is itertools.groupby else item
+        yield (item[0], LazyItems(ev, iter(list(item[1])))) if type(items) is itertools.groupby else item
 
 
 for _fn, _letters in _TAKING.items():
@@ -265,7 +265,7 @@ def _fromkeys(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _from_iterable(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return Items(ev, (i for a in op.iterate(ev, args[0]) for i in op.iterate(ev, a)))
+    return LazyItems(ev, (i for a in op.iterate(ev, args[0]) for i in op.iterate(ev, a)))
 
 
 CLASS_METHODS: dict[tuple[type, str], Rule] = {(dict, "fromkeys"): _fromkeys, (itertools.chain, "from_iterable"): _from_iterable}
@@ -296,7 +296,7 @@ def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: d
     if deps == NOTHING:
         try:
             found = op.native(getattr(x, name), *args, **{k: callback(ev, v) for k, v in kwargs.items()})
-            return list(found) if name in _VIEWS else Items(ev, found) if name == "elements" else found
+            return list(found) if name in _VIEWS else LazyItems(ev, found) if name == "elements" else found
         except Undecided as undecided:
             deps = undecided.deps
     if changes:
@@ -348,7 +348,7 @@ def deep_copy(ev: Evaluation, x: Any) -> Any:
 
 def manager_of(ev: Evaluation, items: Any) -> Any:
     """Return the context manager of a generator function."""
-    if type(items) is not Items or items.generator is None:
+    if type(items) is not LazyItems or items.generator is None:
         return Unknown(None)
 
     def leave(error: Any) -> bool:

@@ -189,7 +189,7 @@ for _name, _missing in _MISSING.items():
     setattr(Object, f"__{_name}__", _special(f"__{_name}__", _missing, _name not in ("eq", "call", "getitem")))
 
 
-class Method:
+class BoundMethod:
     """A function with its receiver: a `Closure` and an object, or a name and a value of a builtin type or of lmc's."""
 
     __slots__ = ("function", "receiver")
@@ -216,7 +216,7 @@ class Partial:
         self.call = call
 
 
-class Items:
+class LazyItems:
     """An iterator: items of a generator or of `map`, `zip`, `iter` …, made on demand."""
 
     __slots__ = ("_ev", "_items", "generator")

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from lmc.frontend.capture.evaluation import Evaluation, Frame, Outcome
-from lmc.frontend.capture.outside import Snapshot
+from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.values import Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing.emitter import LATER, GraphEmitter
@@ -38,7 +38,7 @@ def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome
     given = {**function.bound, **examples}
     emitter = GraphEmitter(builder)
     args, kwargs = _arguments(function, given, emitter)
-    evaluation = _GraphEvaluation(function, Snapshot(args, kwargs), emitter, domain=GraphDomain(emitter), budget=BUDGET)
+    evaluation = _GraphEvaluation(function, OutsideSnapshot(args, kwargs), emitter, domain=GraphDomain(emitter), budget=BUDGET)
     emitter.evaluation = evaluation
     outcome = evaluation.run()
     if not builder.terminated:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.errors import LmcError, Loc
 from lmc.frontend.capture.values import Deps, Unknown
-from lmc.frontend.emitter import Gathered, Scoped, Stored, Taken
+from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored, Taken
 from lmc.frontend.host import HostFunction
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
@@ -136,7 +136,7 @@ class GraphEmitter:
             return self.operand(Unknown(x.deps, x.value)) if isinstance(x.value, Value) else x.value
         if isinstance(x, Stored):
             return self.operand(x.value)
-        if isinstance(x, Gathered):
+        if isinstance(x, GatheredAnswers):
             return self.emit("py.list", [self.operand(i) for i in x.items])[0]
         if isinstance(x, Taken):
             return self.emit("py.part", [self.operand(x.answer)], types=["str"])[0]

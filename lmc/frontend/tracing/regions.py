@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, Branch, Domain, Loop, Signal
+from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, Domain, LoopStatement, Signal
 from lmc.frontend.capture.heap import MISSING, Heap
 from lmc.frontend.capture.values import Abandoned, Deps, Object, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Scoped
@@ -40,7 +40,7 @@ _BOOKS = frozenset({"ordinal", "forks", "calls", "role", "previous"})
 
 
 @dataclass
-class Turn:
+class UnknownIteration:
     """A loop over unknown items whose body is being evaluated.
 
     slots    loop-carried slots with their initial values; None while they are being determined
@@ -48,7 +48,7 @@ class Turn:
     heaps    the heap at the end of each turn
     """
 
-    site: Loop
+    site: LoopStatement
     slots: list[tuple[Slot, Any]] | None = None
     collect: list[Any] | None = None
     heaps: list[Heap] = field(default_factory=list[Heap])
@@ -77,7 +77,7 @@ class GraphDomain(Domain):
 
     def __init__(self, emitter: GraphEmitter) -> None:
         self.emitter, self.builder = emitter, emitter.builder
-        self.turns: list[Turn] = []
+        self.turns: list[UnknownIteration] = []
         self.depth = 0
         self.followed: Counter[int] = Counter()  # by frame
 
@@ -100,7 +100,7 @@ class GraphDomain(Domain):
             raise Abandoned(frame, deps)
         return self.depth >= DEEPEST
 
-    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Signal:
+    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
         if self._is_left(evaluation, frame, test.deps):
             return super().branch(evaluation, frame, test, site)
         ended = self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse))
@@ -117,7 +117,7 @@ class GraphDomain(Domain):
         self.followed[id(frame)] += 1
         return self.followed[id(frame)] >= TURNS
 
-    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: Branch) -> Any:
+    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         if self._is_left(evaluation, frame, test.deps):
             return super().choice(evaluation, frame, test, site)
         return self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse), values=True).value
@@ -357,7 +357,7 @@ class GraphDomain(Domain):
 
     # -- loops
 
-    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Signal:
+    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
         if self._is_left(evaluation, frame, items.deps):
             return super().loop(evaluation, frame, items, site)
 
@@ -369,7 +369,7 @@ class GraphDomain(Domain):
         self._loop(evaluation, frame, items if site.bind is not None else None, site, turn)
         return site.orelse.run(frame)
 
-    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: Loop) -> Any:
+    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         if self._is_left(evaluation, frame, items.deps):
             return super().comprehension(evaluation, frame, items, site)
         found: list[Any] = []
@@ -384,7 +384,7 @@ class GraphDomain(Domain):
         return Unknown(items.deps, self._loop(evaluation, frame, items, site, turn, found))
 
     def _loop(
-        self, evaluation: Evaluation, frame: Frame, items: Unknown | None, site: Loop, run: Callable[[Operand], Signal], collected: list[Any] | None = None
+        self, evaluation: Evaluation, frame: Frame, items: Unknown | None, site: LoopStatement, run: Callable[[Operand], Signal], collected: list[Any] | None = None
     ) -> Value | None:
         """Evaluate the body once, for all turns: first to find the loop-carried slots, then for good."""
         if items is not None:
@@ -392,7 +392,7 @@ class GraphDomain(Domain):
         emitter, b = self.emitter, self.builder
         over = None if items is None else emitter.operand(items)
         home, before, undo = b.current, Heap(evaluation, frame), emitter.save()
-        tried = Turn(site)
+        tried = UnknownIteration(site)
         self._turn(evaluation, frame, tried, home, b.label(), over, run)
         undo()
         before.restore()
@@ -408,7 +408,7 @@ class GraphDomain(Domain):
         if collected is not None:
             collected.clear()
             self._new("any", body)
-        final = Turn(site, carried, collected)
+        final = UnknownIteration(site, carried, collected)
         self._turn(evaluation, frame, final, home, body, over, run)
         b.at(then)
         (final.heaps or [before])[-1].restore()
@@ -421,7 +421,7 @@ class GraphDomain(Domain):
         for slot, x in slots:
             put(slot, Unknown(None) if isinstance(x, _OBJECTS) else self._param([x], label))
 
-    def _turn(self, evaluation: Evaluation, frame: Frame, turn: Turn, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]) -> None:
+    def _turn(self, evaluation: Evaluation, frame: Frame, turn: UnknownIteration, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]) -> None:
         """Evaluate the body at `label`, and end the turn."""
         b = self.builder
         self.emitter.above[label] = home

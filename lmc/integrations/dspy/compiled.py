@@ -19,7 +19,7 @@ from lmc.errors import ArgumentError
 from lmc.frontend.capture import outside
 from lmc.frontend.state import State
 from lmc.integrations.dspy import followed
-from lmc.integrations.dspy.engine import Engine, OnBackend, running, spec_of
+from lmc.integrations.dspy.engine import BackendEngine, OnBackend, running, spec_of
 from lmc.runahead.evaluating import ProgramSource
 
 outside.FOLLOWED.add(followed.__file__)
@@ -137,7 +137,7 @@ class StandIns:
         self._kept: list[Any] = []  # keeps the objects of ids alive
         self._predictors: list[Any] = []
         self._lm, self._adapter = lm, adapter
-        desk = _plain(followed.Desk)
+        desk = _plain(followed.SharedRun)
         desk.spec, desk.values = lmc.pure(self.spec), lmc.pure(self.values)
         self.desk = desk
 
@@ -206,7 +206,7 @@ class _Probed(BaseException):
         self.request = request
 
 
-class _Probe(Engine):
+class _Probe(BackendEngine):
     """An engine that makes no requests."""
 
     def __init__(self, engine: OnBackend) -> None:

@@ -442,11 +442,11 @@ class OnBackend:
         state = running.get()
         if n == 1 and state is not None and state.emitter.run.backend is self.backend and spec_of(request) is not None:
             return _RunOfProgram(self.backend, request, state)
-        hints = Hints(group=(id(_several.get()),), members=n, way=(i, n)) if n > 1 else None
+        hints = Hints(group=(id(_several.get()),), members=n, sample_index=(i, n)) if n > 1 else None
         return _Run(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
 
 
-class Engine(OnBackend):
+class BackendEngine(OnBackend):
     """Answers DSPy's requests on a backend; many threads may use it concurrently, and share prefixes and batches."""
 
     def complete(self, request: Any) -> Any:

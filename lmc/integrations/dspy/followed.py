@@ -51,7 +51,7 @@ class Prediction:
     __module__ = "dspy.lowered"  # a class of lmc's would be none of the program's: what a predictor gave would be unknown
 
 
-class Desk:
+class SharedRun:
     """Shared by the predictors of a run: its state, and DSPy's part of a request (`spec`, `values`)."""
 
 

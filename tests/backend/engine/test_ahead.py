@@ -372,7 +372,7 @@ def test_who_submits_gives_way_while_the_loop_works_for_the_device():
             return flight
 
     engine, core = stepped(512, runs=Watching)
-    handles = [engine.submit(None, [Text(("a",)), gen(4)], Hints(more=True))]
+    handles = [engine.submit(None, [Text(("a",)), gen(4)], Hints(has_more=True))]
     core.turn()
     core.turn()
     assert found == [("launch", False), ("launch", False), ("land", True)]  # more was announced
@@ -396,7 +396,7 @@ def test_who_gave_way_has_a_turn_where_the_device_is_never_waited_for():
     resting.wait = wait
     with contextlib.closing(engine):
         handles = [
-            engine.submit(None, [Text((f"prompt {i}",)), gen(30, ignore_eos=True)], Hints(more=i < 299)) for i in range(300)
+            engine.submit(None, [Text((f"prompt {i}",)), gen(30, ignore_eos=True)], Hints(has_more=i < 299)) for i in range(300)
         ]
         assert all(h.results[0].output().text for h in handles)
     assert all(turns), "somebody was kept waiting"

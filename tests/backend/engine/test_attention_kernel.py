@@ -34,7 +34,7 @@ def reference(q, keys, values, spans, window):
 
 def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None):
     """spans: (rows, slots); groups: (first span, spans, slots that they share)."""
-    from lmc.backend.engine.kernels.attention import Partials, Tables, attend
+    from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend
 
     heads, kv_heads, dim = shape
     lengths, generator = np.array([n for n, _ in spans]), torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None):
         return torch.as_tensor(np.ascontiguousarray(array, np.int32), device=DEVICE)
 
     positions = to(np.concatenate([np.arange(len(slots) - n, len(slots)) for n, slots in spans]))
-    tables = Tables(*(to(getattr(plan, name)) for name in Tables.__dataclass_fields__))
+    tables = DevicePlan(*(to(getattr(plan, name)) for name in DevicePlan.__dataclass_fields__))
     partials = Partials(tiler.most_partials(rows), heads, dim, q.device)
     found = attend(q, keys, values, positions, tables, partials, wide=len(plan.wide) > 0, window=window or 0).double()
     expected = reference(q, keys, values, [(n, torch.as_tensor(s, device=DEVICE)) for n, s in spans], window)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmc.backend.engine.choice_trie import TOP, Branch, trie
+from lmc.backend.engine.choice_trie import TOP, Continuation, trie
 from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, FakeWords, logprob, stepped
 from tests.searching import examples, search
@@ -16,8 +16,8 @@ WORDS = FakeWords()
 PROMPT = "which of these? "
 
 
-def branch(base: int, *ids: int) -> Branch:
-    return Branch(base, np.array(ids, np.int32))
+def branch(base: int, *ids: int) -> Continuation:
+    return Continuation(base, np.array(ids, np.int32))
 
 
 def test_what_choices_share_is_one_row():

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.model
 
-from lmc.backend.engine.attention.flashinfer import PagedAttention, Shape  # noqa: E402
+from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttention  # noqa: E402
 from lmc.backend.engine.engine import EngineCore  # noqa: E402
 
 
@@ -55,7 +55,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
 
 
 def attention() -> PagedAttention:
-    return PagedAttention(Shape(4, 2, 64, torch.bfloat16), torch.device("cpu"))
+    return PagedAttention(AttentionShape(4, 2, 64, torch.bfloat16), torch.device("cpu"))
 
 
 def test_nothing_waits_for_the_compiler(flashinfer: dict[str, Spec]):

@@ -18,7 +18,7 @@ from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
 from lmc.backend.engine.models import llama  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
 from lmc.backend.engine.radix_cache import Node, RadixCache  # noqa: E402
-from lmc.backend.engine.request import Kind, Request  # noqa: E402
+from lmc.backend.engine.request import Request, RequestKind  # noqa: E402
 from lmc.backend.engine.sampler import Sampler  # noqa: E402
 
 SLOTS, VOCAB = 4096, 500
@@ -61,7 +61,7 @@ class Both:
         work = Pass()
         for i, (rows, slots) in enumerate(spans):
             ids = self.rng.integers(0, VOCAB, rows).astype(np.int32)
-            req = Request(Kind.PREFILL, ids, lambda _: None)
+            req = Request(RequestKind.PREFILL, ids, lambda _: None)
             req.node = (below or {}).get(i)
             work.add(Rows(req, ids, len(slots) - rows, slots.astype(np.int64)))
         wanted = list(range(0, work.rows, every))
@@ -164,7 +164,7 @@ def test_a_pass_without_wanted_rows_still_writes_its_kv():
     slots = np.arange(64)
     work = Pass()
     ids = both.rng.integers(0, VOCAB, 63).astype(np.int32)
-    work.add(Rows(Request(Kind.PREFILL, ids, lambda _: None), ids, 0, slots[:63]))
+    work.add(Rows(Request(RequestKind.PREFILL, ids, lambda _: None), ids, 0, slots[:63]))
     with torch.inference_mode():
         assert both.runner.logits(work, []).shape == (0, VOCAB)
         both.model.forward(_batch(work, []), both.kv)

@@ -16,7 +16,7 @@ import pytest
 from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.automaton import AutomatonMatcher
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Kind, Request
+from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Request, RequestKind
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.sources import automaton_of
 from lmc.fsm.tokens import TokenAutomaton
@@ -154,7 +154,7 @@ def request(a: TokenAutomaton | None, seed: int, **params) -> Request:
     made = SamplingParams(**{"temperature": 0.0, "max_new_tokens": 200} | params)
     matcher = None if a is None else AutomatonMatcher(a)
     answer = Answer(FakeWords(), made, frozenset({EOS}), matcher=matcher)
-    return Request(Kind.GENERATE, np.array([1, 2], np.int32), lambda _: None, params=made, seed=seed, answer=answer)
+    return Request(RequestKind.GENERATE, np.array([1, 2], np.int32), lambda _: None, params=made, seed=seed, answer=answer)
 
 
 PARAMS = [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"logit_bias": ((300, 2.0),)}, {"min_new_tokens": 2}]
@@ -224,7 +224,7 @@ def requests_at(requests, places) -> list[Request]:
     """The requests as if nothing behind `places` were known yet."""
     found = []
     for req, place in zip(requests, places, strict=True):
-        one = Request(Kind.GENERATE, req.prompt, lambda _: None, params=req.params, seed=req.seed, answer=req.answer)
+        one = Request(RequestKind.GENERATE, req.prompt, lambda _: None, params=req.params, seed=req.seed, answer=req.answer)
         one.extend(req.ids[req.prompt_len : place].tolist())
         found.append(one)
     return found

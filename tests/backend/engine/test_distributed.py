@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 import lmc  # noqa: E402
 from lmc.backend.engine import memory  # noqa: E402
 from lmc.backend.engine.distributed import crew as crews  # noqa: E402
-from lmc.backend.engine.distributed.group import Group  # noqa: E402
+from lmc.backend.engine.distributed.group import RankGroup  # noqa: E402
 from lmc.backend.engine.models import loader  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
@@ -39,7 +39,7 @@ def together(ranks, work):
 
     def run(rank):
         try:
-            found[rank] = work(Group(rank, ranks, 20.0))
+            found[rank] = work(RankGroup(rank, ranks, 20.0))
         except BaseException as error:
             errors.append(error)
 
@@ -137,16 +137,16 @@ def test_weights_of_another_model_name_the_tensor(saved, tmp_path):  # noqa: F81
     state["model.layers.1.mlp.up_proj.weight"] = torch.zeros(7, 64)
     save_file(state, folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.up_proj.*\[7, 64\].*\[112, 64\]"):
-        load(str(folder), group=Group(1, 2, 1.0))
+        load(str(folder), group=RankGroup(1, 2, 1.0))
 
 
 def test_what_cannot_be_spread_is_refused_before_anything_is_read(saved, tmp_path):  # noqa: F811
     folder, _ = saved("qwen2")
     with pytest.raises(ModelLoadError, match="tp=5: the model has 4 attention heads"):
-        load(str(folder), group=Group(0, 5, 1.0))
+        load(str(folder), group=RankGroup(0, 5, 1.0))
     (folder / "config.json").write_text((folder / "config.json").read_text().replace('"qwen2"', '"gemma"'))
     with pytest.raises(ModelLoadError, match=r"tp=2.*dp="):
-        load(str(folder), group=Group(0, 2, 1.0))
+        load(str(folder), group=RankGroup(0, 2, 1.0))
     for wrong in (0, True, 1.5):
         with pytest.raises(ParameterError, match="tp"):
             Engine(str(folder), tp=wrong)

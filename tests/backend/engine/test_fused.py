@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
-from lmc.backend.engine.distributed.group import Gathered, Group, Summed  # noqa: E402
+from lmc.backend.engine.distributed.group import GatheredHead, RankGroup, Summed  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
 from lmc.backend.engine.models import llama  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
@@ -44,10 +44,10 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
     weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
     wrap = {}
     if spread:  # as a rank has it whose group has no other
-        group = Group(0, 1, 10.0)
+        group = RankGroup(0, 1, 10.0)
         group.connect(tmp_path / "store", torch.device(DEVICE))
         wrap["wrap"] = lambda n, m: (
-            Gathered(m, group, config.vocab_size, config.vocab_size) if n == "head" else Summed(m, group) if n.endswith((".o", ".down", ".experts")) else m
+            GatheredHead(m, group, config.vocab_size, config.vocab_size) if n == "head" else Summed(m, group) if n.endswith((".o", ".down", ".experts")) else m
         )
     model = llama.build(weights, config, **wrap)
     shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from lmc.backend.engine import gemm_tuning  # noqa: E402
-from lmc.backend.engine.gemm_tuning import Products  # noqa: E402
+from lmc.backend.engine.gemm_tuning import TunedGemm  # noqa: E402
 from lmc.backend.engine.models.linear import Dense  # noqa: E402
 
 WAY = bytes(range(64))
@@ -36,7 +36,7 @@ def kept(path, *rows, form=gemm_tuning._FORMAT):
 
 def test_a_measured_size_goes_its_way_and_others_go_torchs(tmp_path):
     cublas, w = Recorded(), torch.randn(6, 4)
-    times = Products(cublas, kept(tmp_path / "ways.json", [3, 6, 4, WAY.hex()], [2, 6, 4, None]))
+    times = TunedGemm(cublas, kept(tmp_path / "ways.json", [3, 6, 4, WAY.hex()], [2, 6, 4, None]))
     x = torch.randn(3, 4)
     assert (times(Dense(w), x) == 1).all() and cublas.asked == [(WAY, 3, (6, 4))]
     bias = torch.randn(6)
@@ -86,7 +86,7 @@ def test_every_way_gives_torchs_products_and_is_found_once(tmp_path, monkeypatch
     matrices = [Dense(torch.randn(n, k, device=device).to(dtype)) for n, k in ((256, 512), (768, 128)) for _ in range(3)]
     path = tmp_path / "ways.json"
     monkeypatch.setattr(gemm_tuning, "_GAIN", 1e9)  # torch's own is never kept
-    times = Products(Cublas(device, dtype), path)
+    times = TunedGemm(Cublas(device, dtype), path)
     times.measure(matrices, (1, 8, 40, 200))
     assert all(times._ways.values()) and len(times._ways) == 8
     for matrix in matrices:
@@ -94,12 +94,12 @@ def test_every_way_gives_torchs_products_and_is_found_once(tmp_path, monkeypatch
             x = torch.randn(rows, matrix.weight.shape[1], device=device).to(dtype)
             found, expected = times(matrix, x).double(), x.double() @ matrix.weight.double().T
             assert (found - expected).norm() <= 5e-3 * expected.norm(), (rows, matrix.weight.shape)
-    again = Products(Cublas(device, dtype), path)
-    monkeypatch.setattr(Products, "_fastest", None)  # would raise
+    again = TunedGemm(Cublas(device, dtype), path)
+    monkeypatch.setattr(TunedGemm, "_fastest", None)  # would raise
     again.measure(matrices, (1, 8, 40, 200))
     assert again._ways == times._ways
 
 
 @pytest.mark.gpu
 def test_a_dtype_that_it_does_not_have_is_torchs(monkeypatch):
-    assert Products.of(torch.device("cuda"), torch.float32) is None
+    assert TunedGemm.of(torch.device("cuda"), torch.float32) is None

@@ -68,7 +68,7 @@ def test_the_sandbox_reads_nothing():
     for source in ("{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__ }}", "{% include '/etc/passwd' %}", "{{ lipsum.__globals__ }}"):
         try:
             assert template_sandbox.Sandbox(source, {}).render([], False) == ""
-        except template_sandbox.Refused:
+        except template_sandbox.TemplateRefusal:
             continue
 
 

@@ -40,7 +40,7 @@ def test_rows_come_back_as_they_were(monkeypatch):
 
 @pytest.mark.parametrize("host", [None, "200MB"])
 def test_a_model_goes_on_from_what_came_back(host, monkeypatch):
-    monkeypatch.setattr("lmc.backend.engine.host_tier.Rates.favour_copies", True)  # whatever this machine is faster at
+    monkeypatch.setattr("lmc.backend.engine.host_tier.CopyRates.favour_copies", True)  # whatever this machine is faster at
     with lmc.Engine("smollm2", device="cpu", max_tokens=400, host_memory=host) as engine:
         ask = Gen(SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True))
         chat = engine.submit(None, [Text(("The old lighthouse keeper counted the ships that passed. " * 8,)), ask])

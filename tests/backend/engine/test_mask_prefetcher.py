@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.mask_prefetcher import Ahead, Foresight
+from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
 from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.tokens import TokenAutomaton
@@ -18,22 +18,22 @@ from tests.fsm.small_vocabulary import small
 FORM = r'\{"name": "[a-z ]{1,20}", "grade": "[ABCD]", "order(Id|Name)": "\w{1,9}"\}'
 
 
-def begun(regex: str) -> Ahead:
+def begun(regex: str) -> Prefetched:
     vocabulary, encode = small()
     automaton = TokenAutomaton(compile_regex(regex), vocabulary)
-    return Ahead(automaton, ForcedTokens(automaton, encode))
+    return Prefetched(automaton, ForcedTokens(automaton, encode))
 
 
-def followed(ahead: Ahead, seed: int, foresight: Foresight | None) -> list[int]:
+def followed(ahead: Prefetched, seed: int, foresight: MaskPrefetcher | None) -> list[int]:
     """The tokens of an answer at random; with foresight, nothing may be built while the answer asks."""
-    want = (lambda state: foresight.want(ahead, state)) if foresight is not None else None
+    want = (lambda state: foresight.request(ahead, state)) if foresight is not None else None
     matcher = AutomatonMatcher(ahead.automaton, ahead.forced, want)
     tokens, rng = list(matcher.forced()), random.Random(seed)
     for token in tokens:
         matcher.accept(token)
     while not matcher.done:
         if foresight is not None:
-            foresight.settle()
+            foresight.wait_idle()
             assert ahead.forced is not None and matcher.state in ahead.automaton.known
         bits = matcher.bits
         legal = [i for i in range(len(ahead.automaton.vocabulary.tokens)) if bits[i // 32] >> (i % 32) & 1]
@@ -50,7 +50,7 @@ def followed(ahead: Ahead, seed: int, foresight: Foresight | None) -> list[int]:
 
 
 def test_what_answers_need_is_built_before_they_ask_and_they_say_the_same():
-    with_, without, foresight = begun(FORM), begun(FORM), Foresight()
+    with_, without, foresight = begun(FORM), begun(FORM), MaskPrefetcher()
     for seed in range(4):
         assert followed(with_, seed, foresight) == followed(without, seed, None)
     foresight.close()
@@ -58,45 +58,45 @@ def test_what_answers_need_is_built_before_they_ask_and_they_say_the_same():
 
 def test_it_ends_by_itself_and_starts_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lmc.backend.engine.mask_prefetcher._LINGERS", 0.0)
-    foresight, ahead = Foresight(), begun("[ab]{1,9}")
-    foresight.want(ahead, 0)
+    foresight, ahead = MaskPrefetcher(), begun("[ab]{1,9}")
+    foresight.request(ahead, 0)
     while (thread := foresight.thread) is not None:
         thread.join(timeout=30)
     assert 0 in ahead.automaton.known
     state = ahead.automaton.dfa.step(0, b"aaaa")
-    foresight.want(ahead, state)
-    foresight.settle()
+    foresight.request(ahead, state)
+    foresight.wait_idle()
     assert state in ahead.automaton.known
     foresight.close()
 
 
 def test_closing_drops_what_is_not_begun():
-    foresight = Foresight()
+    foresight = MaskPrefetcher()
     for n in range(9):
-        foresight.want(begun(f"[a-z]{{1,{n + 1}}}"), 0)
+        foresight.request(begun(f"[a-z]{{1,{n + 1}}}"), 0)
     foresight.close()
     assert foresight.idle
 
 
 def test_a_row_that_the_vocabulary_cannot_begin_is_the_answers_error():
     automaton = TokenAutomaton(compile_regex("abc"), Vocabulary([b"</s>", b"a", b"ab", b"xbc"], [0]))
-    foresight = Foresight()
-    foresight.want(Ahead(automaton, None), automaton.next(0, 1))
-    foresight.want(Ahead(automaton, None), 0)
-    foresight.settle()
+    foresight = MaskPrefetcher()
+    foresight.request(Prefetched(automaton, None), automaton.next(0, 1))
+    foresight.request(Prefetched(automaton, None), 0)
+    foresight.wait_idle()
     assert list(automaton.known) == [0]
     foresight.close()
 
 
 def test_a_failure_is_logged_and_answers_go_on(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    foresight, ahead = Foresight(), begun("[ab]{1,9}")
+    foresight, ahead = MaskPrefetcher(), begun("[ab]{1,9}")
     with monkeypatch.context() as broken:
         broken.setattr(TokenAutomaton, "build", lambda *_: 1 / 0)
-        foresight.want(ahead, 0)
-        foresight.settle()
+        foresight.request(ahead, 0)
+        foresight.wait_idle()
     assert "building ahead failed" in caplog.text and foresight.thread is None
-    foresight.want(ahead, 1)
-    foresight.settle()
+    foresight.request(ahead, 1)
+    foresight.wait_idle()
     assert 1 in ahead.automaton.known
     foresight.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 import lmc
 from lmc.backend.engine.radix_cache import RadixCache, common_prefix
-from lmc.backend.engine.waiting import Waiting
+from lmc.backend.engine.waiting import WaitingQueue
 from lmc.prompt import Constraint, Gen, SamplingParams, Text
 from tests.backend.engine_fakes import FakeWords, automata, backend, reference_ids, stepped
 
@@ -18,7 +18,7 @@ WORDS = FakeWords()
 @pytest.fixture(params=["next use", "recency"])
 def by_next_use(request, monkeypatch) -> bool:
     if request.param == "recency":
-        monkeypatch.setattr(Waiting, "keep_next", lambda self: None)
+        monkeypatch.setattr(WaitingQueue, "keep_next", lambda self: None)
     return request.param == "next use"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmc.backend.engine.answer import Answer
-from lmc.backend.engine.request import Kind, Request, TokenLogprob
+from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
 from lmc.prompt import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 
@@ -42,7 +42,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 
 def request(params: SamplingParams, seed: int, said: tuple[int, ...] = ()) -> Request:
     answer = Answer(FakeWords(), params, STOPS)
-    req = Request(Kind.GENERATE, np.array([3, 3, 5], np.int32), lambda _: None, params=params, seed=seed, answer=answer)
+    req = Request(RequestKind.GENERATE, np.array([3, 3, 5], np.int32), lambda _: None, params=params, seed=seed, answer=answer)
     req.extend(said)
     return req
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lmc.backend.engine.lengths import Lengths
+from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.reservations import most_preemptions
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
@@ -223,11 +223,11 @@ def test_what_is_still_cached_is_not_computed_again():
 
 
 def test_lengths_are_those_of_the_same_gen_and_follow_it():
-    lengths = Lengths()
+    lengths = AnswerLengths()
     assert lengths.expected("a") == lengths.expected("b") > 0
     for _ in range(50):
         lengths.learn("a", 20)
-    assert lengths.expected("a") == 20 and lengths.expected("b") == Lengths().expected("b")
+    assert lengths.expected("a") == 20 and lengths.expected("b") == AnswerLengths().expected("b")
     for _ in range(200):
         lengths.learn("a", 90)
     assert 85 < lengths.expected("a") <= 90

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lmc.backend.engine.answer import Answer
-from lmc.backend.engine.request import BROKEN, STUCK, Kind, Request
+from lmc.backend.engine.request import BROKEN, STUCK, Request, RequestKind
 from lmc.errors import ConstraintError
-from lmc.fsm.tokens import Row
+from lmc.fsm.tokens import TokenRow
 from lmc.prompt import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 
@@ -36,7 +36,7 @@ def sampler():
 def request(seed: int = 0, generated: tuple[int, ...] = (), stop_ids: tuple[int, ...] = (), **params) -> Request:
     made = SamplingParams(**{"temperature": 0.0, "max_new_tokens": 50} | params)
     answer = Answer(FakeWords(), made, frozenset(stop_ids))
-    req = Request(Kind.GENERATE, np.array([1, 2], np.int32), lambda _: None, params=made, seed=seed, answer=answer)
+    req = Request(RequestKind.GENERATE, np.array([1, 2], np.int32), lambda _: None, params=made, seed=seed, answer=answer)
     for token in generated:
         req.append(token)
         answer.sampled += 1
@@ -191,9 +191,9 @@ class Bits:
         flags[list(allowed)] = 1
         self.bits = np.packbits(flags, bitorder="little").view("<u4")
         self.row = {
-            "few": Row(self.bits, few=np.array(sorted(allowed))),
-            "refused": Row(self.bits, refused=np.flatnonzero(flags[:V] == 0)),
-            "neither": Row(self.bits),
+            "few": TokenRow(self.bits, few=np.array(sorted(allowed))),
+            "refused": TokenRow(self.bits, refused=np.flatnonzero(flags[:V] == 0)),
+            "neither": TokenRow(self.bits),
         }.get(has)
         self.bits.flags.writeable = has == "bits"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lmc.backend.base import Hints
-from lmc.backend.engine.request import Kind
+from lmc.backend.engine.request import RequestKind
 from lmc.errors import BackendError, CancelledError, PromptTooLongError
 from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
@@ -707,7 +707,7 @@ class Anything(RuleBasedStateMachine):
     @rule(data=st.data())
     def break_one(self, data):
         """One answer's logits are no numbers."""
-        running = [req for req in self.core.scheduler.running if req.kind is Kind.GENERATE and not req.in_flight]
+        running = [req for req in self.core.scheduler.running if req.kind is RequestKind.GENERATE and not req.in_flight]
         if running:
             self.core.runner.broken.add(data.draw(st.sampled_from(running)).order)
 

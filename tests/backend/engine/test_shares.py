@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmc.backend.engine.attention.sharing import Group
+from lmc.backend.engine.attention.sharing import SharedPrefix
 from lmc.backend.engine.distributed import passes
 from lmc.backend.engine.distributed.passes import Memory, parts_of, put, read
 from lmc.backend.engine.distributed.shares import shares
 from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.request import PENDING, Kind, Request
+from lmc.backend.engine.request import PENDING, Request, RequestKind
 from lmc.errors import ModelLoadError
 
 SMOLLM2 = ModelConfig("llama", 30, 9, 3, 64, 576, 1536, 49152, 8192)
@@ -59,7 +59,7 @@ def test_columns_stay_together_in_tiles_where_they_can():
 def _pass(rng, spans):
     work = Pass()
     for rows, context in spans:
-        req = Request(Kind.PREFILL, np.arange(1, dtype=np.int32), lambda _: None)
+        req = Request(RequestKind.PREFILL, np.arange(1, dtype=np.int32), lambda _: None)
         work.add(Rows(req, rng.integers(0, 500, rows).astype(np.int32), context - rows, rng.permutation(9999)[:context], is_far=context > 20))
     return work
 
@@ -68,7 +68,7 @@ def _pass(rng, spans):
 def test_a_pass_is_read_as_it_was_told(spans, seed):
     rng = np.random.default_rng(seed)
     work, wanted = _pass(rng, spans), [0, sum(n for n, _ in spans) - 1]
-    groups = [Group(5, (0,)), Group(9, tuple(range(len(spans))))]
+    groups = [SharedPrefix(5, (0,)), SharedPrefix(9, tuple(range(len(spans))))]
     parts = parts_of(work, wanted, groups, {}, 3)
     room = np.zeros(sum(map(len, parts)), np.int32)
     put(parts, room)

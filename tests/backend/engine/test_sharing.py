@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmc.backend.engine.attention.sharing import Group, groups
+from lmc.backend.engine.attention.sharing import SharedPrefix, groups
 from lmc.backend.engine.forward_batch import Rows
 from lmc.backend.engine.radix_cache import Node, RadixCache
-from lmc.backend.engine.request import Kind, Request
+from lmc.backend.engine.request import Request, RequestKind
 
 
 class Tree:
@@ -22,7 +22,7 @@ class Tree:
         return self.cache.insert(parent, np.array(ids, np.int32), slots).node
 
     def decoding(self, node: Node, own: int = 1, rows: int = 1, branch: int | None = None) -> Rows:
-        req = Request(Kind.GENERATE, np.zeros(node.end + own, np.int32), lambda _: None)
+        req = Request(RequestKind.GENERATE, np.zeros(node.end + own, np.int32), lambda _: None)
         req.node = node
         slots = np.concatenate((self.cache.slots_to(node), np.arange(10**6, 10**6 + own)))
         return Rows(req, np.zeros(rows, np.int32), len(slots) - rows, slots, branch)
@@ -33,7 +33,7 @@ def test_siblings_are_one_group_and_strangers_none():
     shared = tree.insert(tree.cache.root, *range(600))
     alone = tree.insert(tree.cache.root, *range(7000, 7900))
     spans = [tree.decoding(shared), tree.decoding(alone), tree.decoding(shared, own=5)]
-    assert groups(spans) == [Group(600, (0, 2))]
+    assert groups(spans) == [SharedPrefix(600, (0, 2))]
     assert (spans[0].slots[:600] == spans[2].slots[:600]).all()
 
 
@@ -43,7 +43,7 @@ def test_a_row_goes_where_most_is_saved():
     deep = tree.insert(root, *range(1000, 3000))
     spans = [tree.decoding(n) for n in (root, deep, root, deep, deep)]
     found = groups(spans)
-    assert found == [Group(2600, (1, 3, 4)), Group(600, (0, 2))]
+    assert found == [SharedPrefix(2600, (1, 3, 4)), SharedPrefix(600, (0, 2))]
     assert [g.saves for g in found] == [5200, 600]
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lmc.backend.engine.single_flight import Once
+from lmc.backend.engine.single_flight import SingleFlightCache
 
 
 def test_a_key_is_made_once_and_others_do_not_wait():
@@ -20,7 +20,7 @@ def test_a_key_is_made_once_and_others_do_not_wait():
             assert go_on.wait(30)
         return key.upper()
 
-    once = Once(make, len, 100)
+    once = SingleFlightCache(make, len, 100)
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(once.get, "slow") for _ in range(3)]
         assert began.wait(30)
@@ -32,7 +32,7 @@ def test_a_key_is_made_once_and_others_do_not_wait():
 
 def test_the_least_recently_used_go_and_are_told_of():
     gone: list[str] = []
-    once = Once(str.upper, len, 6, lambda key, value: gone.append(key + value))
+    once = SingleFlightCache(str.upper, len, 6, lambda key, value: gone.append(key + value))
     for key in ("aa", "bb", "cc", "aa", "dd"):
         once.get(key)
     assert gone == ["bbBB"] and [key for key, _ in once.items()] == ["cc", "aa", "dd"]
@@ -49,7 +49,7 @@ def test_what_fails_is_tried_again():
             raise ValueError("not yet")
         return key
 
-    once = Once(make, len, 10)
+    once = SingleFlightCache(make, len, 10)
     with pytest.raises(ValueError, match="not yet"):
         once.get("x")
     assert once.get("x") == "x" and once.items() == [("x", "x")]

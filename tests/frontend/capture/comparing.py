@@ -11,7 +11,7 @@ from typing import Any
 import lmc
 from lmc.frontend import interpreter
 from lmc.frontend.capture.evaluation import Evaluation, Outcome
-from lmc.frontend.capture.outside import Snapshot
+from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.interpreter import Function
 from lmc.frontend.live import LiveEmitter
 
@@ -59,6 +59,6 @@ def run_evaluation(program: Function, arguments: Mapping[str, Any], answers: Map
     """What an evaluation asks that knows these answers by address."""
     bound = program.arguments((), copy.deepcopy(dict(arguments)))
     emitter = Recording(lambda address, _prompt, _expr: answers.get(address), template=lmc.Mock().chat_template)
-    evaluation = emitter.evaluation = Evaluation(program, Snapshot(bound.args[1:], bound.kwargs), emitter, **options)
+    evaluation = emitter.evaluation = Evaluation(program, OutsideSnapshot(bound.args[1:], bound.kwargs), emitter, **options)
     outcome = evaluation.run()
     return [(a.address, a.name, a.prompt) for a in emitter.asked], outcome

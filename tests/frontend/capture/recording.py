@@ -9,7 +9,7 @@ from typing import Any
 
 from lmc.frontend.capture.domain import Asking
 from lmc.frontend.capture.evaluation import Evaluation, Outcome
-from lmc.frontend.capture.outside import Snapshot
+from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.values import NOTHING, Deps, Raised, Unknown, join
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import Options
@@ -161,5 +161,5 @@ def evaluate(program: Function, answers: Any = None, /, *, options: Mapping[str,
     """What an evaluation of a program asks where these answers are known."""
     bound = program.arguments((), arguments)
     emitter = Recording(answers)
-    evaluation = emitter.evaluation = Evaluation(program, Snapshot(bound.args[1:], bound.kwargs), emitter, **dict(options or {}))
+    evaluation = emitter.evaluation = Evaluation(program, OutsideSnapshot(bound.args[1:], bound.kwargs), emitter, **dict(options or {}))
     return emitter.asked, evaluation.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lmc
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.outside import Snapshot
+from lmc.frontend.capture.outside import OutsideSnapshot
 
 from .recording import Recording, evaluate
 
@@ -117,7 +117,7 @@ def test_where_python_has_asked_certainty_begins_again():
             return super()._ask(ctx, expr, given, stream, ordinal)
 
     emitter = Reached()
-    evaluation = emitter.evaluation = Evaluation(behind_a_tool, Snapshot(("q",)), emitter)
+    evaluation = emitter.evaluation = Evaluation(behind_a_tool, OutsideSnapshot(("q",)), emitter)
     evaluation.run()
     assert [(a.name, a.certain) for a in emitter.asked] == [("a", True), ("b", True)]
 
@@ -141,7 +141,7 @@ def with_globals(s, q):
 
 
 def test_what_the_program_changes_outside_is_unknown_from_then_on():
-    snapshot = Snapshot(("q",))
+    snapshot = OutsideSnapshot(("q",))
     for expected in (["0 0", None], [None, None]):  # a later evaluation cannot know how far Python is
         emitter = Recording({"a": "A"})
         evaluation = emitter.evaluation = Evaluation(with_globals, snapshot, emitter)
@@ -158,7 +158,7 @@ def with_arguments(s, todo):
 
 def test_arguments_are_as_they_were_when_the_program_began():
     todo = ["a", "b", "c"]
-    snapshot = Snapshot((todo,))
+    snapshot = OutsideSnapshot((todo,))
     todo.clear()
     for _ in range(2):
         emitter = Recording({"x": "X"})

@@ -30,7 +30,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PictureRows:
     """Rows of a pass that belong to pictures: their features in place of embeddings.
 
     deeper    added to them after the first, second, … layer
@@ -42,13 +42,13 @@ class Seen:
     deeper: tuple[torch.Tensor, ...] = ()
     axes: torch.Tensor | None = None
 
-    def only(self, place: torch.Tensor) -> Seen:
+    def only(self, place: torch.Tensor) -> PictureRows:
         """Select a part of the pass: `place` [T] maps rows of the pass to rows of the part, -1 for none."""
         import torch
 
         ours = torch.nonzero(place[self.rows] >= 0)[:, 0]
         axes = None if self.axes is None else self.axes[:, ours]
-        return Seen(place[self.rows[ours]], self.features[ours], tuple(more[ours] for more in self.deeper), axes)
+        return PictureRows(place[self.rows[ours]], self.features[ours], tuple(more[ours] for more in self.deeper), axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ForwardBatch:
     out_slots: torch.Tensor  # [T] int64, where the rows' K and V are written
     spans: tuple[Span, ...]
     logit_rows: torch.Tensor  # [R] int64
-    seen: Seen | None = None
+    seen: PictureRows | None = None
     adapters: torch.Tensor | None = None  # [T] int64, the number of each row's adapter, 0 for none; None: no row has one
 
     def part(self, spans: Sequence[Span]) -> tuple[ForwardBatch, torch.Tensor]:

@@ -31,7 +31,7 @@ _ROWS, _SLOTS = 96, 400  # of a sequence, on average, from which on fa3 is faste
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     """Attention shape of a model. window: tokens that a row sees, its own included; None: all."""
 
     num_heads: int
@@ -47,7 +47,7 @@ class PagedAttention:
     usable  its kernels are loaded, those for Hopper (fa3) too where the device is one: no pass waits for a compiler
     """
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
         def wrapper(backend: str) -> Any:
@@ -62,7 +62,7 @@ class PagedAttention:
         self._compiled = threading.Event()
         threading.Thread(target=self._compile, args=(_specs(shape, backends),), name="lmc-kernels", daemon=True).start()
 
-    def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> Attend:
+    def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> FlashInferAttention:
         """Plan the next pass. All int32: `qo_indptr` and `kv_indptr` [S + 1] on the host, where each sequence's rows
         and slots begin; `kv_indices` [N] on the device, the slots of all sequences."""
         sequences = len(qo_indptr) - 1
@@ -118,7 +118,7 @@ class PagedAttention:
         except Exception as error:
             log.debug("FlashInfer's %s: %s", spec.name, error)
 
-    def _planned(self, wrapper: Any, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> Attend:
+    def _planned(self, wrapper: Any, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> FlashInferAttention:
         s = self._shape
         wrapper.plan(
             qo_indptr=qo_indptr,
@@ -135,10 +135,10 @@ class PagedAttention:
             kv_data_type=s.dtype,
             max_token_per_sequence=int((qo_indptr[1:] - qo_indptr[:-1]).max()),
         )
-        return Attend(wrapper)
+        return FlashInferAttention(wrapper)
 
 
-def _specs(shape: Shape, backends: Sequence[str]) -> list[Any]:
+def _specs(shape: AttentionShape, backends: Sequence[str]) -> list[Any]:
     """Return FlashInfer's modules to compile for a shape; empty if this release does not list them: then it compiles on
     loading."""
     try:
@@ -152,7 +152,7 @@ def _specs(shape: Shape, backends: Sequence[str]) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
+class FlashInferAttention:
     """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → [T, num_heads, head_dim]."""
 
     wrapper: Any

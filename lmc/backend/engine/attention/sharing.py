@@ -19,7 +19,7 @@ _LEAST = 256  # slots that a group must save to be formed
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SharedPrefix:
     """Spans (their indices in the pass) whose first `length` slots are the same."""
 
     length: int
@@ -31,7 +31,7 @@ class Group:
         return self.length * (len(self.spans) - 1)
 
 
-def groups(spans: Sequence[Rows]) -> list[Group]:
+def groups(spans: Sequence[Rows]) -> list[SharedPrefix]:
     """Return groups of decoding spans, those that save most first; each span in at most one."""
     below: dict[Node, list[int]] = {}
     for i, span in enumerate(spans):
@@ -41,10 +41,10 @@ def groups(spans: Sequence[Rows]) -> list[Group]:
         while node is not None and node.parent is not None:
             below.setdefault(node, []).append(i)
             node = node.parent
-    found: list[Group] = []
+    found: list[SharedPrefix] = []
     taken: set[int] = set()
     for node, members in sorted(below.items(), key=lambda item: -item[0].end * (len(item[1]) - 1)):
-        group = Group(node.end, tuple(i for i in members if i not in taken))
+        group = SharedPrefix(node.end, tuple(i for i in members if i not in taken))
         if group.saves >= _LEAST:
             found.append(group)
             taken.update(group.spans)

@@ -16,15 +16,15 @@ from lmc.backend.engine.attention import flashinfer, tiled
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class SplitAttention:
     """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q.
 
     rows      number of first rows, computed by `short`; `long` computes the others
     """
 
     rows: int
-    short: tiled.Attend
-    long: flashinfer.Attend
+    short: tiled.StagedAttention
+    long: flashinfer.FlashInferAttention
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         out = torch.empty_like(q)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
-from lmc.backend.engine.kernels.attention import Partials, Tables, attend
-from lmc.backend.engine.staging import Stage
+from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend
+from lmc.backend.engine.staging import StagingBuffer
 
 _NARROW, _WIDE = 4, 2  # programs per multiprocessor: as many as fit its memory
 
@@ -62,16 +62,16 @@ class TiledAttention:
         it lives."""
         return Partials(self._tiler.most_partials(rows), self._tiler.num_heads, self._head_dim, self._device)
 
-    def over(self, stage: Stage, partials: Partials, rows: int, *, wide: bool, beside: bool = True) -> Attend:
+    def over(self, stage: StagingBuffer, partials: Partials, rows: int, *, wide: bool, beside: bool = True) -> StagedAttention:
         """Return attention over staged data, for passes of `rows` rows. `wide`: whether there may be wide pieces;
         `beside`: on a stream of their own."""
         names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices")
-        tables = Tables(*(stage.device(name) for name in names))
+        tables = DevicePlan(*(stage.device(name) for name in names))
         positions = stage.device("positions", rows)
-        return Attend(positions, tables, partials, wide, self._tiler.window or 0, self._beside if beside else None)
+        return StagedAttention(positions, tables, partials, wide, self._tiler.window or 0, self._beside if beside else None)
 
 
-def put(plan: Plan, stage: Stage) -> int:
+def put(plan: Plan, stage: StagingBuffer) -> int:
     """Write a plan where its kernels read it; return how many indices it has."""
     for name in ("narrow_shares", "wide_shares", "indptr", "narrow", "wide", "indices"):
         stage.put(name, getattr(plan, name))
@@ -79,11 +79,11 @@ def put(plan: Plan, stage: Stage) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
+class StagedAttention:
     """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → [T, num_heads, head_dim]."""
 
     positions: Tensor
-    tables: Tables
+    tables: DevicePlan
     partials: Partials
     wide: bool
     window: int

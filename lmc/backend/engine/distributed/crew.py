@@ -30,9 +30,9 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
-from lmc.backend.engine.attention.sharing import Group as Sharing
+from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.device_errors import RanksLost
-from lmc.backend.engine.distributed.group import NO_MULTICAST, Group
+from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup
 from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, put, wait_until
 from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.request import Request
@@ -65,7 +65,7 @@ class Crew:
         self.ranks, self.devices, self._limit = len(devices), list(devices), limit
         if self.ranks > MOST_RANKS:
             raise ParameterError(f"Engine: tp is {self.ranks}; it may be {MOST_RANKS} at most")
-        self.group = Group(0, self.ranks, limit)
+        self.group = RankGroup(0, self.ranks, limit)
         self.lost: RanksLost | None = None
         self.on_loss: Callable[[RanksLost], None] = lambda _: None
         self._process = os.getpid()

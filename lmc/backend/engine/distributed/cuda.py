@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmc.backend.engine.attention.sharing import Group as Sharing
+from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
 from lmc.backend.engine.device_automata import Kernels
 from lmc.backend.engine.distributed.group import Summed
@@ -22,7 +22,7 @@ from lmc.backend.engine.sampler import Sampler
 
 if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
-    from lmc.backend.engine.distributed.group import Group
+    from lmc.backend.engine.distributed.group import RankGroup
     from lmc.backend.engine.distributed.passes import Written
     from lmc.backend.engine.forward_batch import Pass
     from lmc.backend.engine.kv_pool import KVPool
@@ -34,7 +34,7 @@ _LOOK = 100e-6  # seconds between polls of a pass in flight
 class _Ranked(CudaRunner):
     """Common part of all ranks."""
 
-    def __init__(self, group: Group, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
+    def __init__(self, group: RankGroup, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(model, kv, sampler)
         self._group = group
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
@@ -62,7 +62,7 @@ class LeadingCuda(_Ranked):
         self._crew, self._samples = crew, 0
 
     @torch.inference_mode()
-    def launch(self, work: Pass) -> Watched:
+    def launch(self, work: Pass) -> WatchedPass:
         self._samples = len(work.samples)
         try:
             landing = super().launch(work)
@@ -71,7 +71,7 @@ class LeadingCuda(_Ranked):
                 self._group.from_root(self._sampled[: self._samples])
         finally:
             self._samples = 0
-        return Watched(landing, self._crew)
+        return WatchedPass(landing, self._crew)
 
     def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
         self._sharing = CudaRunner._groups(self, work)
@@ -85,7 +85,7 @@ class LeadingCuda(_Ranked):
         self._crew.close()
 
 
-class Watched:
+class WatchedPass:
     """A pass in flight that others compute, too: it is polled, since one that hangs in a graph would never report."""
 
     def __init__(self, landing: Landing, crew: Crew) -> None:
@@ -126,7 +126,7 @@ def leading(crew: Crew, model: LlamaModel, pool: KVPool, vocab_size: int) -> Lea
     return runner
 
 
-def following(group: Group, model: LlamaModel, pool: KVPool, sampler: Sampler) -> FollowingCuda:
+def following(group: RankGroup, model: LlamaModel, pool: KVPool, sampler: Sampler) -> FollowingCuda:
     runner = FollowingCuda(group, model, pool, sampler)
     runner.capture()
     return runner

@@ -32,7 +32,7 @@ def without_multicast() -> None:
     os.environ.update(NO_MULTICAST)
 
 
-class Group:
+class RankGroup:
     """The group of ranks 0 to `ranks` - 1. Until `connect` it only identifies this one.
 
     limit  seconds that a collective on a CPU may take: after that its peers count as lost
@@ -117,7 +117,7 @@ class Summed:
 
     __slots__ = ("_group", "_sum", "local", "multiply")
 
-    def __init__(self, local: Linear, group: Group) -> None:
+    def __init__(self, local: Linear, group: RankGroup) -> None:
         self.local, self._group, self._sum = local, group, group.sum
         self.multiply: Callable[[Linear, Tensor], Tensor] = _plainly
 
@@ -133,7 +133,7 @@ def _plainly(matrix: Linear, x: Tensor) -> Tensor:
     return matrix(x)
 
 
-class Gathered:
+class GatheredHead:
     """A head whose rows are sharded over ranks. Rank 0 has the logits of all; the others a placeholder of the same
     number of rows.
 
@@ -143,7 +143,7 @@ class Gathered:
 
     __slots__ = ("_group", "_size", "_width", "local")
 
-    def __init__(self, local: Linear, group: Group, width: int, size: int) -> None:
+    def __init__(self, local: Linear, group: RankGroup, width: int, size: int) -> None:
         self.local, self._group, self._width, self._size = local, group, width, size
 
     def __call__(self, x: Tensor) -> Tensor:

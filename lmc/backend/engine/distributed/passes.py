@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.attention.sharing import Group
+from lmc.backend.engine.attention.sharing import SharedPrefix
 from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.request import NOBODY, PENDING, Request
 
@@ -34,7 +34,7 @@ class Written(NamedTuple):
 
     work: Pass
     wanted: list[int]
-    groups: list[Group]
+    groups: list[SharedPrefix]
     samples: int
 
 
@@ -90,7 +90,7 @@ def _unnamed() -> int:
         return os.dup(file.fileno())
 
 
-def parts_of(work: Pass, wanted: Sequence[int], groups: Sequence[Group], places: Mapping[Request, int], samples: int) -> list[np.ndarray]:
+def parts_of(work: Pass, wanted: Sequence[int], groups: Sequence[SharedPrefix], places: Mapping[Request, int], samples: int) -> list[np.ndarray]:
     """Return the arrays of a pass. A pending token is written as its index among the samples before
     (kernels/embedding.py)."""
     spans = work.spans
@@ -132,10 +132,10 @@ def read(room: np.ndarray) -> Written:
     for n, context, is_far in zip(lengths, contexts, far, strict=True):
         work.add(Rows(NOBODY, ids[row : row + n], context - n, every[slot : slot + context], is_far=bool(is_far)))
         row, slot = row + n, slot + context
-    found: list[Group] = []
+    found: list[SharedPrefix] = []
     while len(found) < groups:
         length, members = said[:2]
-        found.append(Group(length, tuple(said[2 : 2 + members])))
+        found.append(SharedPrefix(length, tuple(said[2 : 2 + members])))
         said = said[2 + members :]
     return Written(work, logit_rows, found, samples)
 

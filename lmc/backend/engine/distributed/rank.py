@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.distributed.crew import DOORBELL
-from lmc.backend.engine.distributed.group import Group, without_multicast
+from lmc.backend.engine.distributed.group import RankGroup, without_multicast
 from lmc.backend.engine.distributed.passes import Memory, read
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     from lmc.backend.engine.models.loader import load
 
     torch.set_num_threads(told["threads"])
-    group = Group(told["rank"], told["ranks"], told["limit"])
+    group = RankGroup(told["rank"], told["ranks"], told["limit"])
     options = json.loads(line.recv_bytes())["load"]
     if options["device"] != "cpu":
         torch.cuda.set_device(options["device"])  # no memory on another GPU

@@ -14,7 +14,7 @@ from lmc.backend.engine.sampler import Sampler
 
 if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
-    from lmc.backend.engine.distributed.group import Group
+    from lmc.backend.engine.distributed.group import RankGroup
     from lmc.backend.engine.engine import Runner
     from lmc.backend.engine.forward_batch import Pass
     from lmc.backend.engine.kv_pool import KVPool
@@ -53,7 +53,7 @@ class Leading(ModelRunner):
         self._crew.close()
 
 
-class Following(ModelRunner):
+class FollowerRunner(ModelRunner):
     """The other ranks' runner."""
 
     @torch.inference_mode()
@@ -73,14 +73,14 @@ def leader(loaded: LoadedModel, pool: KVPool, vocab_size: int, crew: Crew) -> Ru
     return Leading(crew, loaded.model, pool, Sampler(vocab_size), str(loaded.device))
 
 
-def follower(loaded: LoadedModel, pool: KVPool, group: Group) -> Follower:
+def follower(loaded: LoadedModel, pool: KVPool, group: RankGroup) -> Follower:
     assert isinstance(loaded.model, LlamaModel)
     sampler = Sampler(loaded.config.vocab_size)  # never used
     if _by_graphs(loaded):
         from lmc.backend.engine.distributed.cuda import following
 
         return following(group, loaded.model, pool, sampler)
-    return Following(loaded.model, pool, sampler, str(loaded.device))
+    return FollowerRunner(loaded.model, pool, sampler, str(loaded.device))
 
 
 def _by_graphs(loaded: LoadedModel) -> bool:

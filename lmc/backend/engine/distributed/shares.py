@@ -21,7 +21,7 @@ _UNIT = 128  # columns of the MLP that stay together where that is possible: til
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShard:
     """The part of one of several ranks. Ranges are of the whole model.
 
     heads, kv_heads  consecutive; each of its heads of k and v is read by equally many of its heads of q
@@ -48,7 +48,7 @@ class Share:
         )
 
 
-def shares(config: ModelConfig, ranks: int) -> tuple[Share, ...]:
+def shares(config: ModelConfig, ranks: int) -> tuple[RankShard, ...]:
     """Return the shares of all ranks. Raises ModelLoadError if the model has not enough parts."""
     inner = config.expert_size or config.intermediate_size
     if ranks > min(config.num_heads, inner, config.vocab_size):
@@ -60,7 +60,7 @@ def shares(config: ModelConfig, ranks: int) -> tuple[Share, ...]:
     width = -(-config.vocab_size // ranks)
     words = [range(min(i * width, config.vocab_size), min((i + 1) * width, config.vocab_size)) for i in range(ranks)]
     return tuple(
-        Share(rank, ranks, config, heads, kv_heads, columns[rank], words[rank], width)
+        RankShard(rank, ranks, config, heads, kv_heads, columns[rank], words[rank], width)
         for rank, (heads, kv_heads) in enumerate(_heads(config.num_heads, config.num_kv_heads, ranks))
     )
 
@@ -90,7 +90,7 @@ class Slices(Mapping[str, "Tensor"]):
     """Weights under transformers' names, of which a rank's slices are read. Unused parts of a mapped file are not
     read."""
 
-    def __init__(self, state: Mapping[str, Tensor], share: Share, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, state: Mapping[str, Tensor], share: RankShard, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._state, self._share, self._shapes = state, share, shapes
 
     def __getitem__(self, name: str) -> Tensor:
@@ -108,7 +108,7 @@ class Slices(Mapping[str, "Tensor"]):
         return len(self._state)
 
 
-def _sliced(found: Tensor, kind: str, share: Share) -> Tensor:
+def _sliced(found: Tensor, kind: str, share: RankShard) -> Tensor:
     """Return the slice of one of transformers' matrices or biases."""
     size = share.whole.head_dim
     rows = {
@@ -127,12 +127,12 @@ def _times(part: range, by: int) -> range:
     return range(part.start * by, part.stop * by)
 
 
-def sliced_fused(weights: Mapping[str, Tensor], share: Share) -> dict[str, Tensor]:
+def sliced_fused(weights: Mapping[str, Tensor], share: RankShard) -> dict[str, Tensor]:
     """Return a rank's slices of weights in the layout of models/llama.py."""
     return {name: part for name, tensor in weights.items() if (part := _of_fused(name, tensor, share)) is not None}
 
 
-def _of_fused(name: str, found: Tensor, share: Share) -> Tensor | None:
+def _of_fused(name: str, found: Tensor, share: RankShard) -> Tensor | None:
     import torch
 
     c, kind = share.whole, name.split(".")[-2] if name.count(".") > 1 else name

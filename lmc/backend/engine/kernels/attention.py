@@ -24,7 +24,7 @@ _STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of their contents: 3 has 
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class DevicePlan:
     """A `Plan` on the device."""
 
     narrow: Tensor
@@ -188,7 +188,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     positions: Tensor,
-    tables: Tables,
+    tables: DevicePlan,
     partials: Partials,
     *,
     wide: bool,

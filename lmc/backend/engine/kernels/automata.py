@@ -52,7 +52,7 @@ class Automaton(NamedTuple):
     masks: Tensor
 
 
-class Answers(NamedTuple):
+class AnswerStates(NamedTuple):
     """Answers that the device follows in a pass; or states of automata.
 
     table      int64 [n, 5], of each: its row of the logits and of the tokens drawn from them, no row twice; its state before
@@ -66,13 +66,13 @@ class Answers(NamedTuple):
     automata: Sequence[Automaton]
 
     @staticmethod
-    def of(rows: Sequence[int], states: Sequence[int], automata: Sequence[Automaton], before: Tensor) -> Answers:
+    def of(rows: Sequence[int], states: Sequence[int], automata: Sequence[Automaton], before: Tensor) -> AnswerStates:
         """Copy to the device of `before`, by one asynchronous transfer."""
         arrays = {id(a): a for a in automata}
         addresses = {i: (a.deltas.data_ptr(), a.rows.data_ptr(), a.masks.data_ptr()) for i, a in arrays.items()}
         table = np.empty((len(automata), _WIDTH), np.int64)
         table[:, 0], table[:, 1], table[:, 2:] = rows, states, [addresses[id(a)] for a in automata]
-        return Answers(to_device(table, before), before, automata)
+        return AnswerStates(to_device(table, before), before, automata)
 
     @property
     def known(self) -> list[tuple[int, int, Automaton]]:
@@ -99,14 +99,14 @@ def behind_reference(state: int, automaton: Automaton, spelling: Spelling) -> Te
     return behind
 
 
-def close_reference(logits: Tensor, answers: Answers, spelling: Spelling) -> None:
+def close_reference(logits: Tensor, answers: AnswerStates, spelling: Spelling) -> None:
     """Set -inf in `logits` [R, V] wherever a token is not legal after an answer; V may exceed the vocabulary's size."""
     for row, state, automaton in answers.known:
         legal = _padded(behind_reference(state, automaton, spelling) >= 0, logits.shape[1])
         logits[row].masked_fill_(~legal, -torch.inf)
 
 
-def fill_reference(bits: Tensor, states: Answers, spelling: Spelling) -> None:
+def fill_reference(bits: Tensor, states: AnswerStates, spelling: Spelling) -> None:
     """Return the rows of bits of states: int32 [n, ⌈size / 32⌉], the lowest first. From then on they are looked up
     there."""
     weights = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32, device=bits.device)
@@ -116,7 +116,7 @@ def fill_reference(bits: Tensor, states: Answers, spelling: Spelling) -> None:
         automaton.masks[state] = bits[row].data_ptr()
 
 
-def advance_reference(answers: Answers, tokens: Tensor, spelling: Spelling) -> Tensor:
+def advance_reference(answers: AnswerStates, tokens: Tensor, spelling: Spelling) -> Tensor:
     """Return int32 [n]: the state of each answer after its token of `tokens` [R] int64, DEAD where that is missing or
     not legal."""
     behind: list[int] = []
@@ -217,21 +217,21 @@ def _advance(behind, tokens, table, before, text, begins, lengths, WIDTH: tl.con
         tl.store(behind + answer, -1)
 
 
-def close(logits: Tensor, answers: Answers, spelling: Spelling) -> None:
+def close(logits: Tensor, answers: AnswerStates, spelling: Spelling) -> None:
     """As `close_reference`; `logits` contiguous. Asynchronous, and can be captured."""
     columns, size = logits.shape[1], len(spelling.lengths)
     launch = _close[(len(answers.table), triton.cdiv(columns, _BLOCK))]
     launch(logits, answers.table, answers.before, *spelling, columns, size, _WIDTH, _BLOCK, num_warps=4)  # pyright: ignore[reportCallIssue]
 
 
-def fill(bits: Tensor, states: Answers, spelling: Spelling) -> None:
+def fill(bits: Tensor, states: AnswerStates, spelling: Spelling) -> None:
     """As `fill_reference`; no state twice."""
     size = len(spelling.lengths)
     launch = _fill[(len(states.table), triton.cdiv(size, _BLOCK))]
     launch(bits, states.table, states.before, *spelling, bits.shape[1], size, _WIDTH, _BLOCK, num_warps=4)  # pyright: ignore[reportCallIssue]
 
 
-def advance(answers: Answers, tokens: Tensor, spelling: Spelling) -> Tensor:
+def advance(answers: AnswerStates, tokens: Tensor, spelling: Spelling) -> Tensor:
     """As `advance_reference`. Asynchronous, and can be captured."""
     behind = torch.empty(len(answers.table), dtype=torch.int32, device=tokens.device)
     launch = _advance[(len(behind),)]

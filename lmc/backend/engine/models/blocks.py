@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 _AT_ONCE = 1 << 20  # weights: intermediate results stay in the CPU cache
 
 
-class Kind(NamedTuple):
+class BlockType(NamedTuple):
     """A type of ggml: blocks of so many weights in so many bytes, and their dequantization: uint8 [n, bytes] → float32
     [n, weights]."""
 
@@ -171,21 +171,21 @@ def _q6_k(b: Array) -> Array:
 
 
 KINDS = {
-    0: Kind("F32", 1, 4, _f32),
-    1: Kind("F16", 1, 2, _f16),
-    30: Kind("BF16", 1, 2, _bf16),
-    2: Kind("Q4_0", 32, 18, _q4_0),
-    3: Kind("Q4_1", 32, 20, _q4_1),
-    6: Kind("Q5_0", 32, 22, _q5_0),
-    7: Kind("Q5_1", 32, 24, _q5_1),
-    8: Kind("Q8_0", 32, 34, _q8_0),
-    10: Kind("Q2_K", 256, 84, _q2_k),
-    11: Kind("Q3_K", 256, 110, _q3_k),
-    12: Kind("Q4_K", 256, 144, _q4_k),
-    13: Kind("Q5_K", 256, 176, _q5_k),
-    14: Kind("Q6_K", 256, 210, _q6_k),
-    20: Kind("IQ4_NL", 32, 18, _iq4_nl),
-    23: Kind("IQ4_XS", 256, 136, _iq4_xs),
+    0: BlockType("F32", 1, 4, _f32),
+    1: BlockType("F16", 1, 2, _f16),
+    30: BlockType("BF16", 1, 2, _bf16),
+    2: BlockType("Q4_0", 32, 18, _q4_0),
+    3: BlockType("Q4_1", 32, 20, _q4_1),
+    6: BlockType("Q5_0", 32, 22, _q5_0),
+    7: BlockType("Q5_1", 32, 24, _q5_1),
+    8: BlockType("Q8_0", 32, 34, _q8_0),
+    10: BlockType("Q2_K", 256, 84, _q2_k),
+    11: BlockType("Q3_K", 256, 110, _q3_k),
+    12: BlockType("Q4_K", 256, 144, _q4_k),
+    13: BlockType("Q5_K", 256, 176, _q5_k),
+    14: BlockType("Q6_K", 256, 210, _q6_k),
+    20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
+    23: BlockType("IQ4_XS", 256, 136, _iq4_xs),
 }
 """Block types by ggml's number."""
 

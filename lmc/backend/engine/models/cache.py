@@ -49,7 +49,7 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """The place of one source's copy; the file may not exist."""
 
     path: Path
@@ -135,7 +135,7 @@ class Entry:
                 old.unlink(missing_ok=True)
 
 
-def entry(source: Path, layout: str) -> Entry | None:
+def entry(source: Path, layout: str) -> CacheEntry | None:
     """Return the entry of `source` in `layout`; None, after one log line, when there can be no cache directory."""
     try:
         folder = cache_dir() / "models"
@@ -151,7 +151,7 @@ def entry(source: Path, layout: str) -> Entry | None:
         file.seek(max(0, stat.st_size - 4096))
         last = file.read()
     state = _digest(f"{FORMAT} {stat.st_size} {stat.st_mtime_ns}".encode(), first, last)
-    return Entry(folder / f"{family}{state}.safetensors", source, family)
+    return CacheEntry(folder / f"{family}{state}.safetensors", source, family)
 
 
 def _remove_abandoned(folder: Path) -> None:

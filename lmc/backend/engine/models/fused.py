@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import KVStore, Seen
+from lmc.backend.engine.attention.base import KVStore, PictureRows
 from lmc.backend.engine.kernels.activation import silu_mul
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
@@ -44,7 +44,7 @@ class FusedLlama:
         return [local(matrix) for matrix in every if matrix is not None]
 
     def hidden(
-        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: Seen | None = None,
+        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: PictureRows | None = None,
         adapters: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see

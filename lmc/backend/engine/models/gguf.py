@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lmc.backend.engine.models.blocks import KINDS, UNREAD, Kind
+from lmc.backend.engine.models.blocks import KINDS, UNREAD, BlockType
 from lmc.backend.engine.models.claims import Claims
 from lmc.errors import ModelLoadError
 
@@ -32,7 +32,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: BlockType
     offset: int  # bytes from the start of the file
     nbytes: int
 

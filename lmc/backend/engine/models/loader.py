@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.attention.tiles import group_of
 from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
-from lmc.backend.engine.distributed.shares import Share, Slices, shares, sliced_fused
+from lmc.backend.engine.distributed.shares import RankShard, Slices, shares, sliced_fused
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits, free_memory
 from lmc.backend.engine.models import cache, gguf, gguf_keys, llama
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmc.backend.engine.attention.base import CausalModel
-    from lmc.backend.engine.distributed.group import Group
+    from lmc.backend.engine.distributed.group import RankGroup
     from lmc.backend.engine.models.linear import Linear
     from lmc.backend.engine.models.vision import Vision
     from lmc.backend.engine.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class LoadedModel:
     weights: str  # how matrices are stored: a dtype's name, or "float16 packed"
     layers: tuple[LayerShape, ...]  # shape of a token in the KV pool
     vision: Vision | None = None  # of a vision model
-    share: Share | None = None  # the shard, of a sharded model
+    share: RankShard | None = None  # the shard, of a sharded model
     weight_bytes: int = 0  # of the loaded weights, as stored; 0: not known
 
 
@@ -80,11 +80,11 @@ class _Layout:
     activations: torch.dtype
     pack_half: bool  # matrices go into FBGEMM's float16 packing
     device: torch.device
-    group: Group | None = None  # whose ranks have a shard each; None: not sharded
+    group: RankGroup | None = None  # whose ranks have a shard each; None: not sharded
     fp8: bool = False  # matrices of layers are converted to FP8 when the model is built, unless they are already
     fixed: bool = False  # a row's numbers do not depend on what else is in its pass
 
-    def share(self, config: ModelConfig) -> Share | None:
+    def share(self, config: ModelConfig) -> RankShard | None:
         """Return this rank's part of a model. Raises ModelLoadError if it cannot be divided among the ranks."""
         if self.group is None:
             return None
@@ -136,7 +136,7 @@ class _Source:
     tokenizer: Tokenizer
     template: str | None  # Jinja source
     layout: _Layout
-    share: Share | None = None
+    share: RankShard | None = None
     weight_bytes: int = 0
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
     theirs: bool = False  # through transformers' own code
@@ -163,7 +163,7 @@ def load(
     dtype: str | None = None,
     parse_special: bool = False,
     load_format: str = "auto",
-    group: Group | None = None,
+    group: RankGroup | None = None,
     quantization: str | None = None,
     deterministic: bool = False,
 ) -> LoadedModel:
@@ -275,7 +275,7 @@ def _layout(device: torch.device, dtype: str | None) -> _Layout:
 
 
 def _fused(
-    path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout, share: Share | None = None
+    path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout, share: RankShard | None = None
 ) -> dict[str, Tensor]:
     """Return fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows).
 
@@ -302,7 +302,7 @@ def _fused(
 
 
 def _builder(
-    weights: Mapping[str, Tensor], config: ModelConfig, layout: _Layout, share: Share | None = None
+    weights: Mapping[str, Tensor], config: ModelConfig, layout: _Layout, share: RankShard | None = None
 ) -> Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]:
     """Return a builder of a models/llama.py model from weights in its fused layout: all of them, or those of a
     share."""
@@ -348,13 +348,13 @@ def _fixed(config: ModelConfig) -> Callable[[str, Linear], Linear]:
 _MOST_ROWS, _MOST_LOGITS = 256, 64  # that are multiplied at once
 
 
-def _spread(share: Share, group: Group) -> Callable[[str, Linear], Linear]:
+def _spread(share: RankShard, group: RankGroup) -> Callable[[str, Linear], Linear]:
     """Wrap matrices for use on several ranks, if they are sharded."""
-    from lmc.backend.engine.distributed.group import Gathered, Summed
+    from lmc.backend.engine.distributed.group import GatheredHead, Summed
 
     def wrap(name: str, matrix: Linear) -> Linear:
         if name == "head":
-            return Gathered(matrix, group, share.width, share.whole.vocab_size)
+            return GatheredHead(matrix, group, share.width, share.whole.vocab_size)
         return Summed(matrix, group) if name.endswith((".o", ".down", ".experts")) else matrix
 
     return wrap

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import ForwardBatch, KVStore, Seen, Span
+from lmc.backend.engine.attention.base import ForwardBatch, KVStore, PictureRows, Span
 from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, fast, span_mask
 from lmc.backend.engine.kv_pool import KVPool, LayerShape
 from lmc.backend.engine.models.claims import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH, Claims
@@ -314,7 +314,7 @@ class TransformersModel:
         finally:
             self._current.work = None
 
-    def _embedded(self, ids: Tensor, seen: Seen) -> Tensor:
+    def _embedded(self, ids: Tensor, seen: PictureRows) -> Tensor:
         """Return [T, hidden_size], with the features of pictures in their rows."""
         found = self._model.get_input_embeddings()(ids)
         found[seen.rows] = seen.features.to(found.dtype)
