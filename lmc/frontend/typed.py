@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         ahead: Literal["off", "certain", "likely"] | None
         priority: float
         account: str | None
-        adapter: str | None
+        adapter: str
         deadline: Literal["24h"] | None
         use_thread: bool
         temperature: float
@@ -98,8 +98,6 @@ if TYPE_CHECKING:
         def __call__(self, *args: Any, priority: float, **more: Any) -> T: ...
         @overload
         def __call__(self, *args: Any, account: str | None, **more: Any) -> T: ...
-        @overload
-        def __call__(self, *args: Any, adapter: str | None, **more: Any) -> T: ...
         @overload
         def __call__(self, *args: Any, deadline: Literal["24h"] | None, **more: Any) -> T: ...
         @overload
