@@ -111,7 +111,7 @@ class Annotation:
         if self.order is not None:
             hints = hints._replace(order=(item, plan, self.order))
         if self.group is not None and (ahead or self.together):
-            hints = hints._replace(group=(run, plan, self.group[0]), members=self.group[1], way=self.ways)
+            hints = hints._replace(group=(run, plan, self.group[0]), members=self.group[1], sample_index=self.ways)
         if self.reserve is not None:
             hints = hints._replace(reserve=self.reserve)
         if self.growth is not None:

@@ -253,7 +253,7 @@ class Ledger:
             if self.closed or key in self._prefilled or len(self._prefilled) >= MAX_OPEN:
                 return
             try:
-                self._prefilled[key] = prompt.prefill(run.backend, (run.hints() or Hints())._replace(spare=True, adapter=run.defaults.adapter))
+                self._prefilled[key] = prompt.prefill(run.backend, (run.hints() or Hints())._replace(low_priority=True, adapter=run.defaults.adapter))
             except LmcError as error:  # raised where Python makes the request, if it does
                 log("ahead", f"not prefilled: {error}")
                 return

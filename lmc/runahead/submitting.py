@@ -62,7 +62,7 @@ class RunPlan:
         if run.limits is not None and run.limits.in_order:  # a request for several answers cannot be held to a budget
             planned = planned._replace(beyond=None)
         if annotation.lazy and not ahead and not run.watched and run.limits is None and run.journal is None:
-            result = Deferred(lambda: self._go(before, annotation, ask, run, planned._replace(group=None, members=1, way=(0, 1))))
+            result = Deferred(lambda: self._go(before, annotation, ask, run, planned._replace(group=None, members=1, sample_index=(0, 1))))
             return Prompt(before, (), result, DeferredHandle(result), ())
         handle = self._go(before, annotation, ask, run, planned)
         return Prompt(before, (), handle.results[0], handle, ())

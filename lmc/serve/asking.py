@@ -151,7 +151,7 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
             for i in range(ask.n):
                 hints = Hints(namespace=ask.salt, priority=ask.priority, account=_of_sample(ask.account, i), watched=ask.watched)
                 if ask.n > 1:
-                    hints = hints._replace(group=(ticket,), members=ask.n, way=(i, ask.n))
+                    hints = hints._replace(group=(ticket,), members=ask.n, sample_index=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0), tools=ask.tools)
                 handles.append(observing.submit(backend, None, (*segments_of(ask.parts), gen), hints))
     except BaseException:

@@ -483,8 +483,8 @@ def promising_little(short: int = 1) -> Iterator[None]:
     engine = "lmc.backend.engine"
     with (
         mock.patch(f"{engine}.request.SHORT", short),
-        mock.patch(f"{engine}.promises._LEAST", 1),
-        mock.patch(f"{engine}.promises._AHEAD", 2),
+        mock.patch(f"{engine}.reservations._LEAST", 1),
+        mock.patch(f"{engine}.reservations._AHEAD", 2),
         mock.patch(f"{engine}.lengths._UNKNOWN", 1.0),
         mock.patch(f"{engine}.lengths.Lengths.learn", lambda *_: None),
     ):

@@ -159,7 +159,7 @@ def test_what_goes_on_stays_where_its_kv_is():
 def test_siblings_go_together():
     with replicated(*(engine_fakes.backend(2000)[0] for _ in range(2))) as (backend, processes):
         root = backend.submit(None, [Text(("abc",))])
-        forks = [ask(backend, str(i), parent=root, group=(7,), members=4, more=i < 3) for i in range(4)]
+        forks = [ask(backend, str(i), parent=root, group=(7,), members=4, has_more=i < 3) for i in range(4)]
         for fork in forks:
             fork.results[0].output()
         assert sorted(process.engine.counters().groups for process in processes) == [0, 1]

@@ -64,7 +64,7 @@ class Scheduler:
 
     def _begin_with(self, held: SlotOwnership) -> None:
         self._held = held
-        self.pool, self.tree, self.promises = held.pool, held.tree, held.reservations
+        self.pool, self.tree, self.reservations = held.pool, held.tree, held.reservations
         self.running, self.pins, self.runs = held.running, held.pins, held.runs
         self.waiting = WaitingQueue(held)
         self._admission = Admission(held, self.waiting, self.tally, self.max_batch)
@@ -288,7 +288,7 @@ class Scheduler:
     @property
     def may_preempt(self) -> bool:
         """Return whether the next pass may preempt a request, unless something ends before."""
-        return self.promises.is_short or bool(self._outgrown()) or self._in_the_way() is not None
+        return self.reservations.is_short or bool(self._outgrown()) or self._in_the_way() is not None
 
     @property
     def expects_more(self) -> bool:
@@ -297,23 +297,23 @@ class Scheduler:
 
     def _secure(self) -> None:
         """Reserve the slots of the next rows, in order; the last requests release theirs if there are no more."""
-        promises = self.promises
-        if not (short := promises.short()):
+        reservations = self.reservations
+        if not (short := reservations.short()):
             return
         self.runs.lapse()
-        ahead = promises.left_for(short)
+        ahead = reservations.left_for(short)
         for req in sorted(short, key=lambda r: r.seniority):
-            while req in promises.open and promises.unreserved < req.missing:
-                last = max(promises.open, key=lambda r: r.seniority)
+            while req in reservations.open and reservations.unreserved < req.missing:
+                last = max(reservations.open, key=lambda r: r.seniority)
                 leases = self.runs.younger_leases(req) + (self.runs.own_leases(req) if last.owner is req.owner else [])
-                if not any(other.guess for other in promises.open) and self.runs.make_room(req.missing, leases):
+                if not any(other.guess for other in reservations.open) and self.runs.make_room(req.missing, leases):
                     break
                 if len(self.running) == 1 and self.pins:
                     self._admission.unpin_oldest()
                 else:
                     self._preempt(last)
-            if req in promises.open:
-                promises.extend(req, ahead)
+            if req in reservations.open:
+                reservations.extend(req, ahead)
 
     def _make_room(self) -> None:
         """Preempt guesses while others wait."""
@@ -326,8 +326,8 @@ class Scheduler:
         needed = self.waiting.first_needed() if guesses else None
         if needed is None:
             return None
-        slots = self.promises.at_first(needed) - self.waiting.cached(needed).end
-        return max(guesses, key=lambda r: r.seniority) if len(self.running) >= self.max_batch or self.promises.unreserved < slots else None
+        slots = self.reservations.at_first(needed) - self.waiting.cached(needed).end
+        return max(guesses, key=lambda r: r.seniority) if len(self.running) >= self.max_batch or self.reservations.unreserved < slots else None
 
     def _outgrown(self) -> list[Request]:
         return [req for req in self.running if req.is_outgrown] if self._turns else []
@@ -365,7 +365,7 @@ class Scheduler:
         assert not often, "preempted too often"
         assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
         if self.idle:
-            assert not self.promises.reserved
+            assert not self.reservations.reserved
         if self.waiting and self.waiting.is_stuck and not self.running and not self._held.copies:
             assert self.runs.patience is not None, "a request waits although nothing runs and no run is expected back"
             assert not (self.pins and self.waiting.has_needed), "nothing runs, and a request waits for a pin"

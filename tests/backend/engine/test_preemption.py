@@ -146,10 +146,10 @@ def test_whoever_was_preempted_as_often_as_can_be_is_promised_everything():
         handles = [engine.submit(None, [Text((text * 10,)), gen(90)]) for text in "ab"]
         run_until(core, engine, lambda: any(req.preempted for h in handles for req in h.last.requests))
         (req,) = [req for h in handles for req in h.last.requests if req.preempted]
-        promised = [core.scheduler.promises.at_first(req)]
+        promised = [core.scheduler.reservations.at_first(req)]
         while req.preempted < most_preemptions(req):
             req.preempted += 1
-            promised.append(core.scheduler.promises.at_first(req))
+            promised.append(core.scheduler.reservations.at_first(req))
         assert promised == sorted(promised) and promised[0] < promised[-1] == req.need
 
 

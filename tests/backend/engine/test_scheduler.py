@@ -199,7 +199,7 @@ def test_an_n_way_sample_is_one_prompt_row_and_a_seed_each():
         sampled = Gen(SamplingParams(max_new_tokens=3, temperature=1.0), seed=seed)
         return engine.submit(None, [Text(("q" * 20,)), sampled], Hints(**options))
 
-    handles = [ask(seed, group=(0, 0, 0), members=3, way=(seed, 3)) for seed in range(3)]
+    handles = [ask(seed, group=(0, 0, 0), members=3, sample_index=(seed, 3)) for seed in range(3)]
     drain(core)
     assert engine.counters().twins == 2 and engine.counters().prefilled_tokens == 20
     assert core.runner.passes == [20, 3, 3]
@@ -680,7 +680,7 @@ class Anything(RuleBasedStateMachine):
     def preempt(self, data):
         """Also those that would not have been."""
         scheduler = self.core.scheduler
-        open_ = [req for req in scheduler.promises.open if not req.in_flight]
+        open_ = [req for req in scheduler.reservations.open if not req.in_flight]
         if open_:
             scheduler._preempt(data.draw(st.sampled_from(open_)))
 
