@@ -373,7 +373,7 @@ CHILD = textwrap.dedent("""
     provider, url, journal, kill = sys.argv[1:]
     batches.clock, batches.PATIENCE = t.FakeClock(), float("inf")
     die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    write = submitted.Submitted._write
+    write = submitted.SubmittedWaves._write
 
     def noting(self, record):
         what = next(k for k in ("ids", "batch", "over", "gone") if k in record)
@@ -383,7 +383,7 @@ CHILD = textwrap.dedent("""
         if kill == f"after {what}":
             die()
 
-    submitted.Submitted._write = noting
+    submitted.SubmittedWaves._write = noting
     for kind in (batch_servers.OpenAIBatches, batch_servers.AnthropicBatches):
         def submit(self, *args, submit=kind.submit):
             if kill != "sending":

@@ -486,7 +486,7 @@ def promising_little(short: int = 1) -> Iterator[None]:
         mock.patch(f"{engine}.reservations._LEAST", 1),
         mock.patch(f"{engine}.reservations._AHEAD", 2),
         mock.patch(f"{engine}.lengths._UNKNOWN", 1.0),
-        mock.patch(f"{engine}.lengths.Lengths.learn", lambda *_: None),
+        mock.patch(f"{engine}.lengths.AnswerLengths.learn", lambda *_: None),
     ):
         yield
 

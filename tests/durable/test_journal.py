@@ -1077,7 +1077,7 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(JournalError, match="in use by another run"):
         program.run(backend=lmc.Mock(), journal=path)
-    script = "import sys\nfrom pathlib import Path\nfrom lmc.durable.journal import Journal\nj = Journal.open(Path(sys.argv[1]), {'seed': 1}, int)\nprint('open', flush=True)\nsys.stdin.read()"
+    script = "import sys\nfrom pathlib import Path\nfrom lmc.durable.journal import JournalFile\nj = JournalFile.open(Path(sys.argv[1]), {'seed': 1}, int)\nprint('open', flush=True)\nsys.stdin.read()"
     env = {**os.environ, "PYTHONPATH": str(Path(lmc.__file__).parent.parent)}
     other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "k")], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None and other.stdout.readline() == b"open\n"

@@ -15,7 +15,7 @@ from tests.durable import kill_points
 from lmc.durable import calls
 logging.getLogger("lmc.journal").setLevel(logging.ERROR)
 if sys.argv[1] == "unsynced":
-    calls.Calls.sync = lambda self: None
+    calls.JournaledCalls.sync = lambda self: None
 names = sys.argv[2].split()
 with tempfile.TemporaryDirectory(dir=kill_points.memory()) as where:
     seen = kill_points.kill_points([p for p in kill_points.PROGRAMS if p.name in names], Path(where) / "run", power=sys.argv[3] == "power", every=int(sys.argv[4]))
