@@ -19,7 +19,7 @@ from lmc.errors import ArgumentError
 from lmc.frontend.capture import outside
 from lmc.frontend.state import State
 from lmc.integrations.dspy import followed
-from lmc.integrations.dspy.engine import BackendEngine, OnBackend, running, spec_of
+from lmc.integrations.dspy.engine import Engine, OnBackend, running, spec_of
 from lmc.runahead.evaluating import ProgramSource
 
 outside.FOLLOWED.add(followed.__file__)
@@ -206,7 +206,7 @@ class _Probed(BaseException):
         self.request = request
 
 
-class _Probe(BackendEngine):
+class _Probe(Engine):
     """An engine that makes no requests."""
 
     def __init__(self, engine: OnBackend) -> None:

@@ -446,7 +446,7 @@ class OnBackend:
         return _Run(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
 
 
-class BackendEngine(OnBackend):
+class Engine(OnBackend):
     """Answers DSPy's requests on a backend; many threads may use it concurrently, and share prefixes and batches."""
 
     def complete(self, request: Any) -> Any:
