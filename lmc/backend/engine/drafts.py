@@ -331,7 +331,7 @@ class Drafts:
 
     def _guessable(self, req: Request) -> int:
         """Return how many tokens the smaller model may draft."""
-        return 0 if self.model is None else min(self._most, _room(req), self.model.room(req))
+        return 0 if self.model is None else max(0, min(self._most, _room(req), self.model.room(req)))
 
     def _guesses_better(self, req: Request) -> bool:
         """Return whether the smaller model is more likely to be right than the occurrence found."""

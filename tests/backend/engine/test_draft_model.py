@@ -7,12 +7,13 @@ import zlib
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import lmc
 from lmc.backend.base import Hints
-from lmc.backend.engine.drafts import Costs
+from lmc.backend.engine.drafts import Costs, Drafts
 from lmc.errors import BackendError, ModelLoadError, ParameterError
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine.test_ahead import WORDS, gen, random_ask, seen_of
@@ -374,3 +375,11 @@ def test_another_vocabulary_is_refused(pair, tmp_path):
         pass
     with pytest.raises(ModelLoadError, match=r"draft_model large.*: it knows \d+ tokens|token \d+ is another"):
         lmc.Engine(larger, max_tokens=64, draft_model=pair[0], **OPTIONS)
+
+
+def test_it_guesses_nothing_for_an_answer_that_has_all_it_may():
+    """Its last token is known, and stands behind the last slot that it has: there is room for less than none."""
+    drafts = Drafts("auto", Costs(ahead=False, row=0.0), small_of())
+    over = Mock(pictures=(), length=9, followed=9, awaited=0, kv_max=8, near=None, match=None, gen=None)
+    assert drafts.propose([over], 8) == {}
+    assert not drafts.is_promising([over])
