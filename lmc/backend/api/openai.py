@@ -100,7 +100,7 @@ class OpenAI(Completions):
             raise ParameterError(f"api={api!r} sends messages, but is_chat_model=False asks for text")
         base_url = base_url or (None if client is not None else os.environ.get("OPENAI_BASE_URL"))
         if base_url:
-            check_url(base_url, "base_url=")
+            check_url(base_url, "base_url=", "http://host:port/v1")
         host = urlsplit(base_url).hostname if base_url else None
         server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)

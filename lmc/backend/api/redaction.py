@@ -26,8 +26,8 @@ _SECRET_NAME = re.compile(r"key|token|secret|auth|passw|cookie|credential", re.I
 _NO_SECRETS = frozenset({"none", "null", "empty", "test"})  # placeholder keys for servers without keys
 
 
-def check_url(url: str, what: str) -> None:
-    """Raises ParameterError for what is no URL of a server: its scheme, host, port and path. `what` names it in the message.
+def check_url(url: str, what: str, like: str = "http://host:port") -> None:
+    """Raise ParameterError unless this is the URL of a server: scheme, host, port and path. `what` names it in the message, `like` is an example.
 
     A user and a password may stand before the host, percent-encoded: as they are, no reader of URLs agrees with another where they end.
     A query is refused, since the paths of requests could only be appended to it.
@@ -35,14 +35,14 @@ def check_url(url: str, what: str) -> None:
     where = f"{what}{shown(url)!r}"
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https"):
-        raise ParameterError(f"{where} is not a URL such as http://host:port")
+        raise ParameterError(f"{where} is not a URL such as {like}")
     authority, behind = _cut(rest)
     if "@" in behind or authority.count("@") > 1:
         raise ParameterError(f"{where}: a user or a password in it has characters that must be percent-encoded, such as %40 for @ and %2F for /")
     if "?" in behind or "#" in behind:
         raise ParameterError(f"{where} has a query or a fragment, to which no path of a request can be appended; give a key as api_key=…, not in the URL")
     if not _reachable(url):
-        raise ParameterError(f"{where} is not a URL such as http://host:port")
+        raise ParameterError(f"{where} is not a URL such as {like}")
 
 
 def _reachable(url: str) -> bool:
