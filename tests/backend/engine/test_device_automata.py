@@ -115,7 +115,7 @@ def test_kernels_equal_their_references(k, seed):
     before = k.before([DEAD if n % 4 == 3 else state for n, state in enumerate(states)][::-1])
     told = [-1 - (len(states) - 1 - n) if n % 2 else state for n, state in enumerate(states)]
     rows = rng.permutation(12)[: len(states)].tolist()
-    answers = k.Answers.of(rows, told, [arrays[i] for i in chosen], before)
+    answers = k.AnswerStates.of(rows, told, [arrays[i] for i in chosen], before)
 
     logits = torch.randn(12, PADDED, generator=torch.Generator().manual_seed(seed)).to(k.device)
     expected = logits.clone()
@@ -135,7 +135,7 @@ def test_kernels_equal_their_references(k, seed):
         assert int(behind[n]) == (DEAD if n % 4 == 3 or token < 0 else automata[i].next(state, token))
 
     seen = sorted({(int(i), state) for i, state in zip(chosen, states, strict=True)})
-    asked = k.Answers.of(range(len(seen)), [s for _, s in seen], [arrays[i] for i, _ in seen], before)
+    asked = k.AnswerStates.of(range(len(seen)), [s for _, s in seen], [arrays[i] for i, _ in seen], before)
     shape = len(seen), VOCABULARY.words
     bits, same = (torch.empty(shape, dtype=torch.int32, device=k.device) for _ in range(2))
     k.fill_reference(same, asked, k.spelling)
@@ -326,7 +326,7 @@ def test_a_step_is_captured_and_waits_for_nothing(k):
     arrays, rows = k.on_device(a), range(8)
     logits = torch.randn(8, PADDED, device="cuda")
     drawn, tokens = logits.clone(), torch.zeros(8, dtype=torch.int64, device="cuda")
-    answers = k.Answers.of(rows, [0] * 8, [arrays] * 8, k.before([0] * 8))
+    answers = k.AnswerStates.of(rows, [0] * 8, [arrays] * 8, k.before([0] * 8))
 
     def step():
         drawn.copy_(logits)
@@ -342,7 +342,7 @@ def test_a_step_is_captured_and_waits_for_nothing(k):
     for _ in range(5):
         states = [random_state(a, rng) for _ in rows]
         told = [-1 - n if n % 2 else state for n, state in enumerate(states)]
-        now = k.Answers.of(rows, told, [arrays] * 8, k.before(states))
+        now = k.AnswerStates.of(rows, told, [arrays] * 8, k.before(states))
         answers.table.copy_(now.table)
         answers.before.copy_(now.before)
         graph.replay()
