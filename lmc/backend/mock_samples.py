@@ -130,6 +130,7 @@ class _Drawer:
         self.grammar = grammar
         self.heights: dict[str, float] = dict.fromkeys(grammar.rules, math.inf)  # of the lowest derivation
         self.ways: dict[int, _Ways] = {}  # by id of a graph
+        self.counts: dict[int, Counts] = {}  # by id of a counted graph
         self.known: dict[int, float] = {}  # heights by id of a node
         lower = True
         while lower:
@@ -206,21 +207,30 @@ class _Drawer:
             steps += 1
             short = steps > _STEPS or depth > _DEPTH
             edges = [e for e in ways.edges[state] if not short or ways.distance[e[1]] < ways.distance[state]]
-            wide = [e for e in edges if _is_wide(e[0])]
-            body, state = rng.choice(wide if wide and rng.random() < _PLAIN else edges)
+            body, state = _edge(edges, rng)
             yield from self.drawn(body, rng, depth)
+
+    def counts_of(self, node: Counted) -> Counts:
+        if id(node) not in self.counts:
+            self.counts[id(node)] = Counts(node.graph, node.low, node.high)
+        return self.counts[id(node)]
 
     def counted(self, node: Counted, rng: random.Random, depth: int) -> Iterator[str]:
         """As `walked`, by ways of so many edges."""
-        counts, state, low, high = Counts(node.graph, node.low, node.high), 0, node.low, node.high
+        counts, state, low, high = self.counts_of(node), 0, node.low, node.high
         while high != 0 and not (low == 0 and state in counts.final and rng.random() < 0.3):
             low, high = max(low - 1, 0), None if high is None else high - 1
             edges = [e for e in counts.edges.get(state, ()) if counts.lead_to_an_end(e[1], low, high)]
             if not edges:
                 return
-            wide = [e for e in edges if _is_wide(e[0])]
-            body, state = rng.choice(wide if wide and rng.random() < _PLAIN else edges)
+            body, state = _edge(edges, rng)
             yield from self.drawn(body, rng, depth)
+
+
+def _edge(edges: Sequence[tuple[Node, int]], rng: random.Random) -> tuple[Node, int]:
+    """Return an edge to follow, more often one that reads any of many characters."""
+    wide = [e for e in edges if _is_wide(e[0])]
+    return rng.choice(wide if wide and rng.random() < _PLAIN else edges)
 
 
 @dataclass(frozen=True, slots=True)

@@ -688,6 +688,16 @@ def test_counted_prefixes_are_those_of_a_set_of_prefixes(prompts: list[str]) -> 
     assert mock.counters().unique_tokens == len(seen) - 1
 
 
+@pytest.mark.parametrize(("pattern", "low", "high"), [
+    ("^[a-z]+@[a-z]+$", 5, 254), ("^a+b?$", 3, 9), ("^(ab)*$", 4, 4), ("^[0-9]{2,}x", 0, 40), ("^.+@.+$", 0, 254),
+])  # fmt: skip
+def test_a_pattern_beside_a_length_is_drawn_within_both(pattern: str, low: int, high: int):
+    schema = json.dumps({"type": "string", "pattern": pattern, "minLength": low, "maxLength": high})
+    for n in range(20):
+        text = json.loads(member_of("json_schema", schema, bytes([n])))
+        assert re.search(pattern, text) and low <= len(text) <= high, text
+
+
 def test_mocks_share_one_thread():
     @lmc.function
     def asks(s):
