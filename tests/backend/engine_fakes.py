@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 
+from lmc.backend.base import Hints
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import TokenizerProtocol
@@ -23,7 +24,7 @@ from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.tokens import TokenAutomaton
-from lmc.prompt import Part, Special
+from lmc.prompt import Part, Special, Text
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 SPECIALS = {"<s>": BOS, "</s>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
@@ -508,3 +509,23 @@ def automata(words: TokenizerProtocol, *, forced: bool = True) -> ConstraintComp
         words.vocab_size,
         encode=(lambda text: words.encode((text,), at_start=False)) if forced else None,
     )
+
+
+def run_cancelling(engine: LocalBackend, core: EngineCore, chains: Sequence[Sequence[Any]], cancelled: Sequence[int | None]) -> list[Any]:
+    """Return the handles of random chains of gens in two namespaces, run to their ends turn by turn in a pool that promises little.
+
+    cancelled   the turn after which each is cancelled; None: it is not
+    """
+    handles = [
+        engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go go ",)), a)], Hints(namespace=str(n % 2)))
+        for n, chain in enumerate(chains)
+    ]
+    with promising_little():
+        turns = 0
+        while core.turn():
+            turns += 1
+            for handle, when in zip(handles, cancelled, strict=True):
+                if when == turns:
+                    handle.cancel()
+            engine.check()
+    return handles

@@ -17,7 +17,7 @@ from lmc.backend.engine.drafts import Costs, Drafts
 from lmc.errors import BackendError, ModelLoadError, ParameterError
 from lmc.prompt import Gen, SamplingParams, Text
 from tests.backend.engine.test_ahead import WORDS, gen, random_ask, seen_of
-from tests.backend.engine_fakes import LETTERS, Copies, CopiesAhead, automata, next_token, promising_little, stepped
+from tests.backend.engine_fakes import LETTERS, Copies, CopiesAhead, automata, next_token, run_cancelling, stepped
 from tests.searching import size
 
 pytestmark = pytest.mark.model
@@ -116,18 +116,7 @@ def test_random_answers_are_those_without_it(monkeypatch):
         engine, core = stepped(
             slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140, drafts="off" if model is None else most, draft_model=model,
         )  # fmt: skip
-        handles = [
-            engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go go ",)), a)], Hints(namespace=str(n % 2)))
-            for n, chain in enumerate(chains)
-        ]
-        with promising_little():
-            turns = 0
-            while core.turn():
-                turns += 1
-                for handle, when in zip(handles, cancelled, strict=True):
-                    if when == turns:
-                        handle.cancel()
-                engine.check()
+        handles = run_cancelling(engine, core, chains, cancelled)
         counted.append((core.counters().preemptions, core.counters().accepted_tokens))
         engine.flush_cache()
         engine.check()

@@ -13,7 +13,7 @@ from lmc.backend.engine.drafts import Costs, Odds, occurrence
 from lmc.errors import ParameterError
 from lmc.prompt import Gen, Loc, Text
 from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
-from tests.backend.engine_fakes import Copies, CopiesAhead, automata, backend, promising_little, stepped
+from tests.backend.engine_fakes import Copies, CopiesAhead, automata, backend, run_cancelling, stepped
 from tests.searching import size
 
 RUNS = [Copies, CopiesAhead]
@@ -55,18 +55,7 @@ def test_random_answers_are_those_without_drafts(monkeypatch):
 
     def said(runs, drafts) -> list[object]:
         engine, core = stepped(slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140, drafts=drafts)
-        handles = [
-            engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go go ",)), a)], Hints(namespace=str(n % 2)))
-            for n, chain in enumerate(chains)
-        ]
-        with promising_little():
-            turns = 0
-            while core.turn():
-                turns += 1
-                for handle, when in zip(handles, cancelled, strict=True):
-                    if when == turns:
-                        handle.cancel()
-                engine.check()
+        handles = run_cancelling(engine, core, chains, cancelled)
         counted.append((core.counters().preemptions, core.counters().accepted_tokens))
         assert core.counters().accepted_tokens <= core.counters().drafted_tokens
         kept = [handle for handle, when in zip(handles, cancelled, strict=True) if when is None]
