@@ -10,6 +10,7 @@ is what the device took for it (server and client are one process). Run it on a 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +161,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     kind = "cpu" if args.device == "cpu" or not torch.cuda.is_available() else "cuda"
-    rows = [row for tp in args.tp if tp > 1 for row in sums(kind, tp)]
-    rows += [row for tp in args.tp for row in tensor_parallel(args, tp)]
-    rows += [row for dp in args.dp for row in replicated(args, dp)]
+    rows = list[Row]()
+    for some in chain((sums(kind, tp) for tp in args.tp if tp > 1), (tensor_parallel(args, tp) for tp in args.tp), (replicated(args, dp) for dp in args.dp)):
+        for row in some:
+            print(f"{row.case:<44} {row.ranks:>6} {row.median:>12.2f} ± {row.spread:<8.2f} {row.unit}", flush=True)
+        rows += some
+        gc.collect()
+        if kind == "cuda":
+            torch.cuda.empty_cache()  # replicas are other processes
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
     about = f"{datetime.now(UTC):%Y-%m-%d} · {_machine()} · {args.model} · commit {commit}"
-    print(f"{about}\n")
-    for row in rows:
-        print(f"{row.case:<44} {row.ranks:>6} {row.median:>12.2f} ± {row.spread:<8.2f} {row.unit}")
+    print(about)
     if args.json:
         args.json.write_text(json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1))
 

@@ -137,7 +137,7 @@ def test_prefixes_that_groups_share_are_read_apart_and_merged():
         if step == 1:
             spans.append((1, alone))
         both.check(*spans, below=below)
-    assert (24, True) in both.runner._graphs or (32, True) in both.runner._graphs
+    assert any((rows, True, False) in both.runner._graphs for rows in (24, 32))
 
 
 @pytest.mark.parametrize("share_from", [1, 1 << 30])

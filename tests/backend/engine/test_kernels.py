@@ -19,10 +19,10 @@ TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol
 def k():
     """The kernels and their references; imported late, because Triton itself is slow to import."""
     pytest.importorskip("triton")
-    from lmc.backend.engine.kernels import activation, embedding, grouped, mask, norm, rope
+    from lmc.backend.engine.kernels import activation, embedding, grouped, mask, norm, peer_sum, rope
 
     return SimpleNamespace(
-        **{n: getattr(m, n) for m in (activation, embedding, grouped, mask, norm, rope) for n in dir(m) if n[0] != "_"}
+        **{n: getattr(m, n) for m in (activation, embedding, grouped, mask, norm, peer_sum, rope) for n in dir(m) if n[0] != "_"}
     )
 
 
@@ -49,6 +49,46 @@ def test_norm_alone_leaves_its_input(k):
     expected, _ = k.add_rms_norm_reference(None, x, weight, 1e-6)
     torch.testing.assert_close(k.add_rms_norm(None, x, weight, 1e-6), expected, **TOLERANCE[torch.float32])
     assert torch.equal(x, kept)
+
+
+class ThreeRanks:
+    """Rank 1 of three, all played by this device."""
+
+    def __init__(self, k, most=8, columns=96):
+        self.k, self.most, self.columns, self.round = k, most, columns, 0
+        self.places = [torch.full((k.PLACES, 3, most, columns), k.EMPTY, dtype=torch.int16, device=DEVICE) for _ in range(3)]
+        self.addresses = torch.tensor([p.data_ptr() for p in self.places], device=DEVICE)
+        self.stop, self.rounds = (torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (1, 4))
+
+    def sum(self, x, residual, weight):
+        turn, self.round = self.round % 2, self.round + 1
+        return self.k.sum_add_rms_norm(x, self.addresses, self.stop, self.rounds, 1, turn, self.most, residual, weight, 1e-5)
+
+
+def test_norm_after_a_sum_of_ranks_and_an_addition(k):
+    ranks, weight = ThreeRanks(k), noise(96, dtype=torch.float16, seed=9)
+    for number, rows in enumerate((5, 5, 3, 3, 5, 8, 1, 1, 8, 8)):
+        x = [noise(rows, 96, dtype=torch.float16, seed=10 * number + i) for i in range(3)]
+        x[1][0, 0] = -0.0  # empty places look like that
+        place = number % 3
+        for other in (0, 2):  # theirs have come
+            ranks.places[1][place, other, :rows] = x[other].view(torch.int16)
+        residual = noise(rows, 96, dtype=torch.float16, seed=7)
+        expected, total = k.add_rms_norm_reference(sum(part.float() for part in x), residual, weight, 1e-5)
+        torch.testing.assert_close(ranks.sum(x[1], residual, weight), expected, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(residual, total, atol=2e-3, rtol=2e-3)
+        for other in (0, 2):
+            assert torch.equal(ranks.places[other][place, 1, :rows].view(torch.float16), x[1])
+        used = [int((p != k.EMPTY).any(-1).any(0).sum()) for p in ranks.places[1]]
+        assert used == [rows if i == place else 0 for i in range(3)], "the places of the round before are empty again"
+
+
+def test_a_sum_of_lost_ranks_ends(k):
+    ranks, residual = ThreeRanks(k), torch.zeros(2, 96, dtype=torch.float16, device=DEVICE)
+    ranks.stop += 1  # the others never come
+    x = noise(2, 96, dtype=torch.float16)
+    ranks.sum(x, residual, torch.ones_like(residual[0]))
+    assert torch.equal(residual, x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -257,6 +257,24 @@ def test_stacked_products_are_the_grouped_ones(base):
                 torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.gpu
+def test_graphs_give_the_merged_models_answers(tmp_path):
+    """In half precision: each token is, but for rounding, the likeliest of the model with its adapter merged in."""
+    base = make_base("qwen3", tmp_path)
+    with lmc.Engine(base.path, adapters=base.adapters, device="cuda", dtype="float16", max_tokens=2048) as engine:
+        for _ in range(2):
+            handles = [(n, engine.submit(None, [Text((p,)), ask(n)])) for p in PROMPTS for n in NAMES]
+            answers = [(n, engine.prompt_ids(h), h.results[0].output().usage.prompt_tokens) for n, h in handles]
+            engine.flush_cache()
+        engine.check()
+    for name, ids, begun in answers:
+        with torch.inference_mode():
+            logits = base.merged[name](torch.tensor([ids])).logits[0, begun - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(ids[begun:])[:, None])[:, 0]
+        assert float((logits.max(-1).values - chosen).max()) < 0.02, name
+    assert len({tuple(ids) for _, ids, _ in answers}) == len(answers), "an adapter that does nothing shows nothing"
+
+
 # -- the small model ----------------------------------------------------------------------------------------------------
 
 

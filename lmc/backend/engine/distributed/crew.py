@@ -121,8 +121,6 @@ class Crew:
             self.group.connect(Path(self._folder) / "store", device)
         except RuntimeError as error:
             raise self.failed(error) from error
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def ready(self) -> None:
         """Return when all can compute."""

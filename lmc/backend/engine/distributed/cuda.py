@@ -7,7 +7,6 @@ same spans, all graphs are captured before the first pass, and rank 0's draws ar
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,6 @@ import torch
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
 from lmc.backend.engine.device_automata import Kernels
-from lmc.backend.engine.distributed.group import Summed
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kernels import automata, mask
 from lmc.backend.engine.sampler import Sampler
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.llama import LlamaModel
 
+_ROWS = 2048  # of a pass whose sums are ours; those of larger ones are NCCL's
 _LOOK = 100e-6  # seconds between polls of a pass in flight
 
 
@@ -38,9 +37,7 @@ class _Ranked(CudaRunner):
         super().__init__(model, kv, sampler)
         self._group = group
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
-        if self._products is not None:
-            for matrix in _summed(model):
-                matrix.multiply = self._products
+        group.share_memory(_ROWS, model.config.hidden_size, model.device)
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -109,13 +106,6 @@ class FollowingCuda(_Ranked):
         self.logits(written.work, written.wanted)
         if written.samples:
             self._group.from_root(self._sampled[: written.samples])
-
-
-def _summed(model: LlamaModel) -> Iterable[Summed]:
-    for layer in model.layers:
-        for matrix in (layer.o, layer.down):  # experts have GEMMs of their own
-            if isinstance(matrix, Summed):
-                yield matrix
 
 
 def leading(crew: Crew, model: LlamaModel, pool: KVPool, vocab_size: int) -> LeadingCuda:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmc.backend.engine.distributed.peer_memory import Part, PeerMemory
 from lmc.backend.engine.models.linear import Linear
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -41,6 +42,9 @@ class RankGroup:
     def __init__(self, rank: int, ranks: int, limit: float) -> None:
         self.rank, self.ranks, self._limit = rank, ranks, limit
         self._group: Any = None
+        self._store: Any = None
+        self._aborts = False  # NCCL's communicators do not end by themselves
+        self.peers: PeerMemory | None = None
 
     def connect(self, store: Path, device: torch.device) -> None:
         """Rendezvous with the other ranks over a file that all of them name; each of them must be about to. Raises
@@ -50,10 +54,12 @@ class RankGroup:
         without_multicast()
         met = dist.FileStore(str(store), self.ranks)
         met.set_timeout(timedelta(seconds=HANDSHAKE))
+        self._store = met
         if device.type == "cuda":
             told = dist.ProcessGroupNCCL.Options()
             told._timeout = _LONG  # others may be measuring or compiling; passes have a deadline of their own (crew.py)
             self._group = dist.ProcessGroupNCCL(met, self.rank, self.ranks, told)
+            self._aborts = True
         else:
             options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
@@ -66,6 +72,11 @@ class RankGroup:
         self.sum(torch.zeros(1, device=device))  # communicators are made by the first use, which must not be captured
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+    def share_memory(self, rows: int, columns: int, device: torch.device) -> None:
+        """Set up `peers` for sums of up to so many rows, where GPUs write to each other's memory; all ranks must do this
+        at once."""
+        self.peers = PeerMemory.of(self._store, self.rank, self.ranks, rows, columns, device)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum all ranks' `x`, in place."""
@@ -89,12 +100,18 @@ class RankGroup:
     def abort(self) -> None:
         """Abort waits for lost peers. From any thread."""
         group = self._group
+        if self.peers is not None:
+            self.peers.give_up()
         if group is not None and hasattr(group, "abort"):
             group.abort()
 
     def close(self) -> None:
-        """Close the connections."""
-        self._group = None
+        """Close the connections; nothing is under way any more."""
+        if self._aborts:
+            self.abort()
+        peers, self.peers, self._group, self._store, self._aborts = self.peers, None, None, None, False
+        if peers is not None:
+            peers.close()
 
     def measure(self, device: torch.device, sizes: tuple[int, ...] = (8 << 10, 512 << 10, 16 << 20), rounds: int = 20) -> dict[int, float]:
         """Return the seconds of a sum of so many bytes, float16, the median of several; all ranks must do this at
@@ -113,24 +130,28 @@ class RankGroup:
 
 
 class Summed:
-    """A matrix whose columns are sharded over ranks: each multiplies its part of x, and the results are summed."""
+    """A matrix whose columns are sharded over ranks: each multiplies its part of x, and the results are summed.
 
-    __slots__ = ("_group", "_sum", "local", "multiply")
+    turn  0 or 1: matrices whose sums follow each other take turns (kernels/peer_sum.py)
+    """
 
-    def __init__(self, local: Linear, group: RankGroup) -> None:
-        self.local, self._group, self._sum = local, group, group.sum
-        self.multiply: Callable[[Linear, Tensor], Tensor] = _plainly
+    __slots__ = ("_group", "_turn", "local")
+
+    def __init__(self, local: Linear, group: RankGroup, turn: int) -> None:
+        self.local, self._group, self._turn = local, group, turn
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._sum(self.multiply(self.local, x).contiguous())
+        return self._group.sum(self.local(x).contiguous())
+
+    def product(self, x: Tensor, multiply: Callable[[Linear, Tensor], Tensor]) -> Tensor | Part:
+        """Return x times the matrix; where GPUs write to each other's memory, the part of few rows, to be summed by
+        whoever reads it."""
+        part, peers = multiply(self.local, x).contiguous(), self._group.peers
+        return self._group.sum(part) if peers is None or len(part) > peers.rows else Part(peers, self._turn, part)
 
     def over(self, local: Linear) -> Summed:
         """Wrap another way to multiply by this part."""
-        return Summed(local, self._group)
-
-
-def _plainly(matrix: Linear, x: Tensor) -> Tensor:
-    return matrix(x)
+        return Summed(local, self._group, self._turn)
 
 
 class GatheredHead:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import KVStore, PictureRows
+from lmc.backend.engine.distributed.group import Summed
+from lmc.backend.engine.distributed.peer_memory import Part
 from lmc.backend.engine.kernels.activation import silu_mul
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm
@@ -26,7 +28,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, keys, values of a 
 class FusedLlama:
     """The fused model. Holds no state of its own but the table of rotations.
 
-    multiply    x [rows, in] times a matrix (products.py)
+    multiply    x [rows, in] times a matrix (gemm_tuning.py)
     """
 
     def __init__(self, model: LlamaModel, multiply: Callable[[Linear, Tensor], Tensor] = lambda matrix, x: matrix(x)) -> None:
@@ -73,12 +75,11 @@ class FusedLlama:
             if wanted is not None and layer is m.layers[-1]:
                 attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
                 mask = None if mask is None else mask.index_select(0, wanted)
-            x = times(index, "o", layer.o, attended, mask)
-            x = add_rms_norm(x, residual, layer.post_norm, eps)
+            x = _add_rms_norm(self._summed(index, "o", layer.o, attended, mask), residual, layer.post_norm, eps)
             x = self._mlp(index, x, mask)
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
-            x = add_rms_norm(x, residual, next_norm, eps)
+            x = _add_rms_norm(x, residual, next_norm, eps)
         return x
 
     def _times(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -86,12 +87,16 @@ class FusedLlama:
         y = self._multiply(matrix, x)
         return y if mask is None or self.adapters is None else self.adapters.add(index, kind, x, y, mask)
 
-    def _mlp(self, index: int, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor | Part:
+        """The same with a matrix whose columns may be sharded; then there are no adapters."""
+        return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, mask)
+
+    def _mlp(self, index: int, x: Tensor, mask: Tensor | None) -> Tensor | Part:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
-            return self._times(index, "down", down, silu_mul(self._times(index, "gate_up", gate_up, x, mask)), mask)
+            return self._summed(index, "down", down, silu_mul(self._times(index, "gate_up", gate_up, x, mask)), mask)
         assert experts is not None
-        return experts(x)
+        return self._summed(index, "experts", experts, x, mask)
 
     @staticmethod
     def _grouped(experts: Linear) -> Linear:
@@ -108,6 +113,10 @@ class FusedLlama:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [R, hidden_size] → [R, vocab_size] float32."""
         return self._model.head(hidden).float()
+
+
+def _add_rms_norm(x: Tensor | Part, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x.add_rms_norm(residual, weight, eps) if isinstance(x, Part) else add_rms_norm(x, residual, weight, eps)
 
 
 def _norms(layer: Layer) -> tuple[Tensor, Tensor] | None:

@@ -355,7 +355,7 @@ def _spread(share: RankShard, group: RankGroup) -> Callable[[str, Linear], Linea
     def wrap(name: str, matrix: Linear) -> Linear:
         if name == "head":
             return GatheredHead(matrix, group, share.width, share.whole.vocab_size)
-        return Summed(matrix, group) if name.endswith((".o", ".down", ".experts")) else matrix
+        return Summed(matrix, group, 0 if name.endswith(".o") else 1) if name.endswith((".o", ".down", ".experts")) else matrix
 
     return wrap
 

@@ -1,0 +1,102 @@
+"""The sum of all ranks' rows, fused with the residual addition and the RMSNorm after it: one launch in place of three.
+
+A program a row writes this rank's row to the memory of the others' GPUs, waits until theirs have come to its own, and
+adds them in the order of ranks: all ranks get the same bits. There are no flags and no fences: places are cleared to
+a number that no row holds, -0, and a row has come when none is left of it (as in the "Lamport" kernels of TensorRT-LLM).
+
+    round r: write to places r mod 3 of the others │ clear places r - 1 here │ wait for and add places r mod 3 here
+
+A rank that writes in round r has ended round r - 1, so that all others have begun it, and ended r - 2, in which they
+cleared what is written to now.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lmc.backend.engine.kernels.dependent_launch import after, launch
+
+PLACES = 3
+EMPTY = -(1 << 15)
+"""The bits of -0 in bfloat16 and float16, as int16: what a place holds that nobody has written to."""
+
+_POLLS = 64  # between looks at whether the ranks have been given up
+
+
+@triton.jit
+def _sum_add_rms_norm(
+    x, places, stop, rounds, residual, weight, out, count, columns, eps, most,
+    TURN: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr, POLLS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        after()
+    row = tl.program_id(0).to(tl.int64)
+    now = tl.load(rounds + TURN)
+    before = tl.load(rounds + 3 - TURN)  # rows of the round before
+    if row == 0:
+        tl.store(rounds + 1 - TURN, (now + 1) % 3)
+        tl.store(rounds + 2 + TURN, count)
+    at = tl.arange(0, BLOCK)
+    inside = at < columns
+    size = most * columns  # of a place: the rows of one rank in one round
+    mine = tl.load(x + row * columns + at, mask=inside, other=0.0)
+    bits = mine.to(tl.int16, bitcast=True)
+    bits = tl.where(bits == NONE, 0, bits)
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            there = tl.load(places + peer).to(tl.pointer_type(tl.int16)) + (now * RANKS + RANK) * size
+            tl.store(there + row * columns + at, bits, mask=inside)
+    here = tl.load(places + RANK).to(tl.pointer_type(tl.int16))
+    cleared = row
+    while cleared < before:
+        for peer in tl.static_range(RANKS):
+            if peer != RANK:
+                old = here + ((now + 2) % 3 * RANKS + peer) * size
+                tl.store(old + cleared * columns + at, tl.full([BLOCK], NONE, tl.int16), mask=inside)
+        cleared += count
+    summed = tl.zeros([BLOCK], tl.float32)
+    for peer in tl.static_range(RANKS):
+        if peer == RANK:
+            summed += mine.to(tl.float32)
+        else:
+            place = here + (now * RANKS + peer) * size + row * columns + at
+            bits = tl.load(place, mask=inside, other=0, cache_modifier=".cg")  # volatile loads are slow, and most have come
+            polls = 0
+            while tl.max((bits == NONE).to(tl.int32), 0) > 0:
+                bits = tl.load(place, mask=inside, other=0, volatile=True)
+                polls += 1
+                if polls % POLLS == 0:  # noqa: SIM102  (Triton has no short circuit)
+                    if tl.load(stop, volatile=True) != 0:
+                        bits = tl.zeros([BLOCK], tl.int16)
+            summed += bits.to(x.dtype.element_ty, bitcast=True).to(tl.float32)
+    total = tl.load(residual + row * columns + at, mask=inside, other=0.0).to(tl.float32) + summed
+    total = total.to(residual.dtype.element_ty)  # rounded as stored, as others read it
+    tl.store(residual + row * columns + at, total, mask=inside)
+    total = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total * total, 0) / columns + eps)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + at, (total * scale * w).to(out.dtype.element_ty), mask=inside)
+
+
+def sum_add_rms_norm(
+    x: Tensor, places: Tensor, stop: Tensor, rounds: Tensor, rank: int, turn: int, most: int, residual: Tensor, weight: Tensor, eps: float, *,
+    early: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """Return norm(residual + the sum of all ranks' x) [T, C]; `residual` becomes the sum in place. Half precision.
+
+    places    [ranks] int64: addresses of their places [3, ranks, `most`, C] int16, most ≥ T, EMPTY where nothing has come
+    stop      [1] int32, on this device: not 0 when ranks are lost; nobody is waited for then
+    rounds    [4] int32, to begin with 0; the same on all ranks, which take turns 0 and 1 strictly
+    """
+    count, columns = residual.shape
+    out = torch.empty_like(residual)
+    if count:
+        block = triton.next_power_of_2(columns)
+        warps = min(16, max(1, block // 512))
+        constants = (turn, rank, len(places), block, EMPTY, _POLLS)
+        given = x, places, stop, rounds, residual, weight, out, count, columns, eps, most
+        launch(_sum_add_rms_norm, (count,), *given, *constants, warps=warps, early=early)
+    return out
