@@ -8,6 +8,9 @@ a number that no row holds, -0, and a row has come when none is left of it (as i
 
 A rank that writes in round r has ended round r - 1, so that all others have begun it, and ended r - 2, in which they
 cleared what is written to now.
+
+For few rows: 4 µs for one and 8 for 128 on two H200s, where NCCL and the norm take 12 and 19. From 256 on programs that
+wait crowd out what they wait for.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ def _sum_add_rms_norm(
             summed += mine.to(tl.float32)
         else:
             place = here + (now * RANKS + peer) * size + row * columns + at
-            bits = tl.load(place, mask=inside, other=0, cache_modifier=".cg")  # volatile loads are slow, and most have come
+            bits = tl.load(place, mask=inside, other=0, cache_modifier=".cg")
             polls = 0
             while tl.max((bits == NONE).to(tl.int32), 0) > 0:
                 bits = tl.load(place, mask=inside, other=0, volatile=True)
