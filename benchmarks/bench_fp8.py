@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from benchmarks.bench_programs import where
 from lmc.backend.engine.kernels.quantize import quantize
-from lmc.backend.engine.models.fp8 import Fp8, fp8
+from lmc.backend.engine.models.fp8 import LARGEST, SMALLEST, Fp8, fp8
 
 _CACHE = 200 << 20  # bytes of matrices that are multiplied in turns
 
@@ -44,7 +44,7 @@ def microseconds(work: Callable[[], object], products: int) -> float:
 
 
 def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -> dict[str, Callable[[], object]]:
-    rows, scales = quantize(x)
+    rows, scales = quantize(x, LARGEST, SMALLEST)
     one = torch.ones((), device=x.device)
 
     def by_row(fast: bool) -> Callable[[], object]:
@@ -55,7 +55,7 @@ def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -
 
     return {
         "bf16": lambda: [F.linear(x, w) for w in dense], "row": by_row(False), "row fast": by_row(True), "one": by_one(False), "one fast": by_one(True),
-        "quantize": lambda: [quantize(x) for _ in small],
+        "quantize": lambda: [quantize(x, LARGEST, SMALLEST) for _ in small],
     }  # fmt: skip
 
 

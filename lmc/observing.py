@@ -1,7 +1,8 @@
 """Observers of runs, requests, tools and batches while they happen: OpenTelemetry (lmc/integrations/otel.py) if `otel`
 is set.
 
-Without it, nothing is created, measured or imported.
+Without it, nothing is created, measured or imported. Everything that has something to tell imports this module, so it
+imports none of them: what it passes on is typed where it comes from and in the observer.
 
     every request of every mode ──► submit ──► Backend
 """
@@ -11,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lmc.config import Settings, new_observer, settings
 
-if TYPE_CHECKING:
-    from lmc.backend.base import Backend, Handle, Hints, Result
-    from lmc.frontend.host import HostFunction
-    from lmc.frontend.interpreter import Function
-    from lmc.frontend.state import State
-    from lmc.prompt import Prompt, Segment
-
 Headers = tuple[tuple[str, str], ...]
 """Context in which a trace continues elsewhere: names and values of HTTP headers (W3C Trace Context)."""
+
+
+_Handle = TypeVar("_Handle", covariant=True)
+
+
+class _Backend(Protocol[_Handle]):
+    def submit(self, parent: Any, segments: Sequence[Any], hints: Any = None) -> _Handle: ...
 
 
 class ObservedBatch(Protocol):
@@ -39,28 +40,28 @@ class ObservedBatch(Protocol):
 class Observer(Protocol):
     """Receives events from any thread."""
 
-    def run(self, function: Function, state: State) -> AbstractContextManager[object]:
-        """Enter a program that runs on this thread or task."""
+    def run(self, function: Any, state: Any) -> AbstractContextManager[object]:
+        """Enter a program (a Function) that runs on this thread or task, with its State."""
         ...
 
     def batch(self, program: str, items: int) -> ObservedBatch:
         """Begin a batch."""
         ...
 
-    def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the result of a host function, which `make` calls."""
+    def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """Return the result of a HostFunction, which `make` calls."""
         ...
 
     def awaiting(self, made: object) -> AbstractContextManager[object]:
         """Enter a journaled run's await of a call's result."""
         ...
 
-    def submit(self, backend: Backend, parent: Any, segments: Sequence[Segment], hints: Hints | None, before: Prompt | None) -> Handle:
-        """Hand a submission to its backend. `before`: the prompt that its segments end, if there is one."""
+    def submit(self, backend: Any, parent: Any, segments: Sequence[Any], hints: Any, before: Any) -> Any:
+        """Hand a submission to its Backend. `before`: the Prompt that its segments end, if there is one."""
         ...
 
-    def settle(self, result: Result, *, used: bool) -> None:
-        """Record that a request made ahead was the program's, or wasted."""
+    def settle(self, result: Any, *, used: bool) -> None:
+        """Record that a request made ahead, of which this is the Result, was the program's, or wasted."""
         ...
 
     def carry(self, context: Context) -> None:
@@ -109,7 +110,7 @@ def awaiting(made: object) -> AbstractContextManager[object]:
     return nullcontext() if watching is None else watching.awaiting(made)
 
 
-def submit(backend: Backend, parent: Any, segments: Sequence[Segment], hints: Hints | None, before: Prompt | None = None) -> Handle:
+def submit(backend: _Backend[_Handle], parent: Any, segments: Sequence[Any], hints: Any, before: Any = None) -> _Handle:
     """`backend.submit`, observed: every request goes through here."""
     watching = observer()
     return backend.submit(parent, segments, hints) if watching is None else watching.submit(backend, parent, segments, hints, before)

@@ -164,10 +164,8 @@ def pipeline_for(
         passes = tuple(p for p in passes if p.name not in skipped or p.name == "lower-chat")
     if outputs is None:
         return passes
-    from lmc.passes.dce import Dce
-
-    wanted = Dce(outputs=tuple(outputs))
-    return tuple(wanted if isinstance(p, Dce) else p for p in passes) if opt else (*passes, wanted)
+    wanted = registry()["dce"](outputs=tuple(outputs))
+    return tuple(wanted if p.name == "dce" else p for p in passes) if opt else (*passes, wanted)
 
 
 def parse_pipeline(text: str) -> tuple[Pass, ...]:

@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
-from lmc.backend.engine.models.fp8 import LARGEST, SMALLEST
 
 
 @triton.jit
@@ -24,12 +23,13 @@ def _quantize(x, out, scales, columns, LARGEST: tl.constexpr, SMALLEST: tl.const
     tl.store(scales + row, scale)
 
 
-def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize x [T, C], contiguous → e4m3 [T, C] and scales [T, 1] float32, as `fp8.quantize_reference`."""
+def quantize(x: Tensor, largest: float, smallest: float) -> tuple[Tensor, Tensor]:
+    """Quantize x [T, C], contiguous → e4m3 [T, C] and scales [T, 1] float32, as `fp8.quantize_reference`. `largest`: of
+    e4m3; `smallest`: scale."""
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     if rows:
         block = triton.next_power_of_2(columns)
-        launch(_quantize, (rows,), x, out, scales, columns, LARGEST, SMALLEST, block, warps=min(16, max(1, block // 512)))
+        launch(_quantize, (rows,), x, out, scales, columns, largest, smallest, block, warps=min(16, max(1, block // 512)))
     return out, scales
