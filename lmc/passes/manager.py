@@ -164,7 +164,7 @@ def pipeline_for(
         passes = tuple(p for p in passes if p.name not in skipped or p.name == "lower-chat")
     if outputs is None:
         return passes
-    wanted = registry()["dce"](outputs=tuple(outputs))
+    wanted = cast(Callable[..., Pass], registry()["dce"])(outputs=tuple(outputs))
     return tuple(wanted if p.name == "dce" else p for p in passes) if opt else (*passes, wanted)
 
 

@@ -48,30 +48,30 @@ def _sum_add_rms_norm(
     mine = tl.load(x + row * columns + at, mask=inside, other=0.0)
     bits = mine.to(tl.int16, bitcast=True)
     bits = tl.where(bits == NONE, 0, bits)
-    for peer in tl.static_range(RANKS):
+    for peer in tl.static_range(RANKS):  # pyright: ignore[reportGeneralTypeIssues]
         if peer != RANK:
             there = tl.load(places + peer).to(tl.pointer_type(tl.int16)) + (now * RANKS + RANK) * size
             tl.store(there + row * columns + at, bits, mask=inside)
     here = tl.load(places + RANK).to(tl.pointer_type(tl.int16))
     cleared = row
     while cleared < before:
-        for peer in tl.static_range(RANKS):
+        for peer in tl.static_range(RANKS):  # pyright: ignore[reportGeneralTypeIssues]
             if peer != RANK:
                 old = here + ((now + 2) % 3 * RANKS + peer) * size
                 tl.store(old + cleared * columns + at, tl.full([BLOCK], NONE, tl.int16), mask=inside)
         cleared += count
     summed = tl.zeros([BLOCK], tl.float32)
-    for peer in tl.static_range(RANKS):
+    for peer in tl.static_range(RANKS):  # pyright: ignore[reportGeneralTypeIssues]
         if peer == RANK:
             summed += mine.to(tl.float32)
         else:
             place = here + (now * RANKS + peer) * size + row * columns + at
             bits = tl.load(place, mask=inside, other=0, cache_modifier=".cg")
             polls = 0
-            while tl.max((bits == NONE).to(tl.int32), 0) > 0:
+            while tl.max((bits == NONE).to(tl.int32), 0) > 0:  # pyright: ignore[reportOperatorIssue]
                 bits = tl.load(place, mask=inside, other=0, volatile=True)
                 polls += 1
-                if polls % POLLS == 0:  # noqa: SIM102  (Triton has no short circuit)
+                if polls % POLLS == 0:  # noqa: SIM102  # pyright: ignore[reportOperatorIssue]  (Triton has no short circuit)
                     if tl.load(stop, volatile=True) != 0:
                         bits = tl.zeros([BLOCK], tl.int16)
             summed += bits.to(x.dtype.element_ty, bitcast=True).to(tl.float32)
