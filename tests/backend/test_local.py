@@ -628,6 +628,16 @@ def test_a_pass_without_memory_says_what_needs_less_and_holds_none_of_it():
     engine.close()
 
 
+def test_a_closed_engine_holds_no_runner_and_gives_its_memory_back(monkeypatch):
+    engine, runner = backend()
+    assert answer(engine, "x", gen(2)).text
+    kept, seen = weakref.ref(runner), []
+    monkeypatch.setattr(type(runner), "freed", staticmethod(lambda: seen.append(kept())), raising=False)
+    del runner
+    engine.close()
+    assert seen == [None], "the device's memory goes back once nothing holds it"
+
+
 def test_one_bad_request_does_not_take_its_batch_along(monkeypatch):
     engine, core = stepped()
     bad = Gen(SamplingParams(max_new_tokens=4, temperature=0.0), Constraint("regex", "[0-9]{1,3}"))

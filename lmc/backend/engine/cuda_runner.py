@@ -87,6 +87,9 @@ class CudaRunner(ModelRunner):
                   docs/performance.md); groups that fit a narrow tile need an eighth of it; None: never
     """
 
+    freed = staticmethod(torch.cuda.empty_cache)
+    """Called when the last runner of an engine is gone: what its tensors had goes back to the device."""
+
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None) -> None:
         super().__init__(model, kv, sampler, str(model.device), eyes)
         c = model.config

@@ -381,10 +381,18 @@ class EngineCore:
         self._fail_all(self.broken)
         self._ended = True  # set before the last check: an action posted later is run by its poster
         self._take(wait=0.0, closing=True)
+        self._release()
+
+    def _release(self) -> None:
+        """Free weights, KV and graphs even while the engine object is still referenced, for other processes, too."""
         end: Callable[[], None] | None = getattr(self._runner, "close", None)
-        self._runner, self._flying = _Released(), None  # weights, KV, graphs: freed even while the engine object is still referenced
+        freed: Callable[[], None] | None = getattr(self._runner, "freed", None)
+        self._runner, self._flying = _Released(), None
         if end is not None:
             end()
+        del end  # it holds the runner
+        if freed is not None:
+            freed()
 
     def _take_kernels(self) -> None:
         """Adopt kernels compiled meanwhile, if nothing runs. Running requests keep those they began with."""
