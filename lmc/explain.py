@@ -15,12 +15,12 @@ from lmc import dollars, report
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
 from lmc.ir.ops import trait
-from lmc.ir.page import Expected, MeasuredAsk, Section, fragment, page
+from lmc.ir.page import Expected, MeasuredAsk, Section, folded, page
 from lmc.ir.text import print_op
 from lmc.pages import seconds, several
 from lmc.passes.manager import Planned
 from lmc.passes.predict import predict
-from lmc.runahead.measured import Measured, Total, counted, measured
+from lmc.runahead.measured import Measured, Total, counted, measured, runs_of
 
 if TYPE_CHECKING:
     from lmc.runahead.program import Program, Stats
@@ -39,8 +39,8 @@ def to_html(program: Program) -> str:
 
 
 def to_fragment(program: Program) -> str:
-    """Render the same as a fragment to embed, for notebooks."""
-    return fragment(program.function.name, sections(program), _facts(program), _of_runs(program))
+    """Render the graph in a line that opens to the same, as a fragment for notebooks."""
+    return folded(to_line(program), program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
 def to_json(program: Program) -> str:
@@ -72,6 +72,7 @@ def section(program: Program, planned: Planned) -> Section:
     """Render the planned graph, with what is known of its ops."""
     found = _measured(program, planned.graph)
     graph = counted(planned.graph, found.blocks) if found.runs else planned.graph
+    runs = runs_of(graph, found.blocks) if found.runs else {}
     measure = program.target.measure
     costs = predict(graph, measure)
     expected = {i: Expected(c.shared, c.computed, c.scored, c.answer, c.forced, c.group) for i, c in costs.items()}
@@ -87,7 +88,7 @@ def section(program: Program, planned: Planned) -> Section:
     how = f"{seconds(total)}, by measured averages" if seen else f"{total:.0f} passes of the model, as expected"
     facts = [f"The critical path of a run takes {how}."] if total > 0 else []
     if found.runs:
-        facts.append(f"The numbers are those of {found.runs} run{'s'[: found.runs != 1]}.")
+        facts.append(f"The numbers are those of {several(found.runs, 'run')}.")
     tables = {
         "What the passes did": dict(planned.stats),
         "Asked by lines that the graph does not show": dict(found.elsewhere),
@@ -95,7 +96,7 @@ def section(program: Program, planned: Planned) -> Section:
     }
     notes = [line for note in planned.notes for line in note.splitlines()]
     shown = ", ".join(f"{p.name}: {p.type}" for p in graph.params)
-    return Section(f"@{graph.name}({shown})", graph, expected, seen, critical, dict(found.blocks), [*facts, *notes], tables, measure.unit)
+    return Section(f"@{graph.name}({shown})", graph, expected, seen, critical, runs, [*facts, *notes], tables, measure.unit)
 
 
 def _planned(program: Program) -> Planned:

@@ -202,7 +202,7 @@ box-sizing:border-box;font:14px/1.45 system-ui,sans-serif;max-width:1600px;margi
 .lmc svg rect{fill:var(--box);stroke:var(--line)}.lmc svg .samples rect{fill:var(--ask)}.lmc svg .pinned rect{stroke:var(--pin);stroke-width:2}
 .lmc svg .critical rect{stroke:var(--crit);stroke-width:2.5}.lmc svg .idle rect{fill:light-dark(#fff,#16181c);stroke-dasharray:3 3}.lmc svg path{fill:none;stroke:var(--quiet);stroke-width:1.2}
 .lmc svg path.critical{stroke:var(--crit);stroke-width:2.5}.lmc svg path.data{stroke-dasharray:4 4;opacity:.8}
-.lmc svg text{font:12px ui-monospace,monospace;fill:var(--text)}.lmc svg text.quiet{font-size:10.5px;fill:var(--quiet)}.lmc svg text.case{font-size:10px;fill:var(--quiet)}
+.lmc svg text{font:12px ui-monospace,monospace;fill:var(--text)}.lmc svg text.quiet{font-size:10.5px;fill:var(--quiet)}.lmc svg text.case{font-size:10px;fill:var(--quiet);stroke:light-dark(#fff,#16181c);stroke-width:4;stroke-linejoin:round;paint-order:stroke}
 .lmc svg a:focus{outline:none}.lmc svg a:focus rect,.lmc svg a:hover rect,.lmc svg a.found rect{stroke:var(--link);stroke-width:3}
 .lmc .list{width:100%;table-layout:fixed}.lmc .c1{width:26%}.lmc .c3{width:17%}.lmc .c4{width:19%}
 .lmc .list td,.lmc .list th{font:12.5px/1.5 ui-monospace,monospace;white-space:pre-wrap;text-align:left;vertical-align:top}
@@ -212,7 +212,7 @@ box-sizing:border-box;font:14px/1.45 system-ui,sans-serif;max-width:1600px;margi
 .lmc tr.critical td:first-child{box-shadow:inset 4px 0 var(--crit)}.lmc .list td:first-child{padding-left:10px}
 .lmc tr:target td,.lmc tr:focus td{outline:2px solid var(--link);outline-offset:-2px}.lmc tr:focus{outline:none}
 .lmc .ops:has(input.few:checked) tr.pure,.lmc .ops:has(input.crit:checked) tr:not(.critical):not(.head),.lmc tr.missed{display:none}
-.lmc .block{margin-top:.7rem}.lmc .block>summary{font:600 13px ui-monospace,monospace}.lmc .block>summary .quiet{font-weight:400}.lmc .long summary{list-style-position:outside}
+.lmc .block{margin-top:.7rem}.lmc .block>summary{font:600 13px ui-monospace,monospace}.lmc .block>summary .quiet{font-weight:400}
 .lmc .filter label{margin-right:1.2rem;display:inline-block}.lmc .tools{display:flex;gap:.5rem;align-items:center;margin:.3rem 0;flex-wrap:wrap}.lmc .tools input{min-width:min(16rem,100%)}
 .lmc svg.fsm{text-anchor:middle}.lmc svg.fsm text{font-size:11px;stroke:light-dark(#fff,#16181c);stroke-width:6;stroke-linejoin:round;paint-order:stroke}
 .lmc svg.fsm circle{fill:light-dark(#fff,#16181c);stroke:var(--text);stroke-width:1.3}.lmc svg.fsm marker path{fill:var(--quiet);stroke:none}.lmc svg.fsm #chain-tip path{fill:var(--link)}

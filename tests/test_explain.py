@@ -94,7 +94,15 @@ def test_arms_have_the_counts_of_the_runs_that_took_them() -> None:
 def turning(s, docs):
     for doc in docs:
         s += doc + lmc.gen("x", max_tokens=2)
-    if "never" in s["x"]:
+    if "zz" in s["x"]:
+        return None
+    s += "end" + lmc.gen("y", max_tokens=2)
+
+
+@lmc.function
+def leaving(s, q):
+    s += q + lmc.gen("x", max_tokens=2)
+    if "zz" in s["x"]:
         return None
     s += "end" + lmc.gen("y", max_tokens=2)
 
@@ -103,10 +111,18 @@ def test_turns_of_a_loop_are_one_op_and_an_arm_that_asks_nothing_is_counted() ->
     program = lmc.compile(turning, backend=lmc.Mock(), ahead="off")
     program(docs=["a", "b", "c"])
     program(docs=["a"])
+    assert ", no runs</span>" in program.explain(format="html"), "of the silent arm, which no run took"
     turn, end = _asks(program)
     assert turn["measured"]["count"] == 4 and end["measured"]["count"] == 2
     found = json.loads(program.explain(format="json"))
     assert any("{taken = [0, 2]}" in op["text"] for op in found["ops"])
+    (silent,) = [op["block"] for op in found["ops"] if op["op"] == "return" and "%y" not in op["text"]]
+    assert found["blocks"][silent] == 0
+    mixed = lmc.compile(leaving, backend=lmc.Mock(answers={"x": lambda prompt, _: prompt[-2:]}), ahead="off")
+    mixed(q="zz").sync()
+    assert mixed.explain(format="html").count("1 op, 1 run</span>") == 1 and ", no runs</span>" in mixed.explain(format="html")
+    mixed(q="ab").sync()
+    assert ", no runs</span>" not in mixed.explain(format="html")
 
 
 def test_lines_that_the_graph_does_not_show_are_counted_apart() -> None:

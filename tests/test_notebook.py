@@ -74,7 +74,7 @@ def test_showing_waits_for_nothing_and_never_raises():
 
 def test_a_program_is_a_line_that_opens():
     html = lmc.compile(talk)._repr_html_()
-    assert html.startswith("<details><summary><b>talk</b>: 2 gens, 0 selects") and "<svg" in html and html.endswith("</details>")
+    assert "<details><summary><b>talk</b>: 2 gens, 0 selects" in html and "<svg" in html and html.endswith("</details></div>")
 
     @lmc.function
     def odd(s):

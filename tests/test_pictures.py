@@ -122,6 +122,23 @@ WIDE = """[...document.querySelectorAll("body *")].filter(e => {
 """Elements that stick out of the window, and are in no frame of their own that scrolls."""
 
 
+CROSSED = """[...document.querySelectorAll("svg.fsm text, svg text.case")].filter(t => {
+    const box = t.getBoundingClientRect(), paths = [...t.closest("svg").querySelectorAll("path")].filter(p => !p.closest("marker"));
+    if (paths.some(p => !(p.compareDocumentPosition(t) & Node.DOCUMENT_POSITION_FOLLOWING))) return true;
+    return t.closest(".fsm") && paths.some(p => { const ctm = p.getScreenCTM(), long = p.getTotalLength(); return [...Array(200).keys()].some(i => {
+        const {x, y} = p.getPointAtLength(long * i / 199).matrixTransform(ctm);
+        return box.left + 1 < x && x < box.right - 1 && box.top + 2 < y && y < box.bottom - 2; }); });
+}).map(t => t.textContent)"""
+"""Labels of edges that an edge is drawn over or, in an automaton, runs through; 2: the empty part of a line above and below its letters."""
+
+TINY = """[...document.querySelectorAll("svg[role=img] text")].filter(t =>
+    parseFloat(getComputedStyle(t).fontSize) * t.getScreenCTM().a < 8.9).map(t => t.textContent)"""
+"""Text of a drawing that is too small to read."""
+
+UNLIKE = """[...document.querySelectorAll("summary, summary *")].filter(e => !e.closest(".lmc")).map(e => e.textContent)"""
+"""Summaries that have another page's colours."""
+
+
 @lmc.pure
 def looked_up(word: str) -> str:
     return word.upper()
@@ -141,6 +158,23 @@ def whole(s, q):
 def journaled(s, q):
     s += q + lmc.gen("a_rather_long_name_of_a_variable_that_has_no_place_to_break", max_tokens=30)
     return looked_up(s["a_rather_long_name_of_a_variable_that_has_no_place_to_break"]), "x" * 200
+
+
+@lmc.function
+def branching(s, q):
+    s += lmc.user(q) + lmc.assistant(lmc.select("kind", ["question", "complaint", "praise", "other"]))
+    if s["kind"] == "question":
+        s += lmc.user("Answer it.") + lmc.assistant(lmc.gen("reply", max_tokens=8))
+    elif s["kind"] == "complaint":
+        s += lmc.user("Say sorry.") + lmc.assistant(lmc.gen("reply", max_tokens=8))
+    elif s["kind"] == "praise":
+        return "thanks"
+    else:
+        forks = s.fork(3)
+        for i, f in enumerate(forks):
+            f += lmc.user(f"Guess {i}.") + lmc.assistant(lmc.gen("guess", max_tokens=8))
+        s += lmc.user(" ".join(f["guess"] for f in forks)) + lmc.assistant(lmc.gen("reply", max_tokens=8))
+    return s["reply"]
 
 
 def priced(latency: float) -> lmc.Mock:
@@ -181,7 +215,14 @@ def _notebook(folder: Path) -> str:
     return f"<!doctype html><meta charset=utf-8>{style}{''.join(f'<div>{cell}</div>' for cell in cells)}"
 
 
-KINDS = {"notebook": _notebook, "program": _program, "run": _run, "replay": _replay, "automaton": _automaton}
+def _branches(folder: Path) -> str:
+    """A program whose arms ask, and are labelled."""
+    program = lmc.compile(branching, backend=lmc.Mock())
+    program(q="Why?").sync()
+    return program.explain(format="html")
+
+
+KINDS = {"notebook": _notebook, "program": _program, "branches": _branches, "run": _run, "replay": _replay, "automaton": _automaton}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,6 +238,9 @@ def test_a_page_fits_every_width_in_light_and_dark(window: Browser, tmp_path: Pa
                 assert window.value(WIDE) == []
                 assert window.value(FAINT) == []
                 assert window.value(OUTSIDE) == []
+                assert window.value(CROSSED) == []
+                assert window.value(TINY) == []
+                assert window.value(UNLIKE) == []
         bright = mean(max(c) for c in pixels(window.picture(scale=0.1)))
         assert bright > 200 if scheme == "light" else bright < 80
 

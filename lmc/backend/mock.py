@@ -248,7 +248,7 @@ class Mock:
     fault     `f(ask, index of the call)` that returns the exception a call fails with, or None
     """
 
-    counts_alone = "Beside each answer of the mock, only what stood before an earlier answer of the same conversation counts as cached, so that runs are repeatable."
+    counts_alone = "The mock counts as cached what came before an earlier answer of the same conversation, and nothing else, so that runs are repeatable."
     """The difference between an answer's `cached_tokens` and those that `counters` counts as a prefix cache would."""
 
     def __init__(

@@ -93,7 +93,7 @@ class Story:
         tokens = [step.tokens for step in self.steps if step.tokens is not None]
         calls = sum(step.kind == "effect" for step in self.steps)
         now = sum(step.source == "now" for step in self.steps)
-        return (f"{several(len(self.steps) - calls, 'answer')} ({sum(t[0] for t in tokens)} tokens of prompts, {sum(t[1] for t in tokens)} of answers), "
+        return (f"{several(len(self.steps) - calls, 'answer')} ({several(sum(t[0] for t in tokens), 'prompt token')}, {several(sum(t[1] for t in tokens), 'token')} generated), "
                 f"{several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}"
                 f"{f'; prompts as {self.written} writes them' if self.written else ''}")  # fmt: skip
 

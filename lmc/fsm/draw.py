@@ -67,6 +67,7 @@ def _mark(fsm: CompressedFSM, state: int) -> str:
 # -- the drawing: layers by distance from the start, left to right ---------------------------------------------------
 
 _ACROSS, _DOWN, _RADIUS = 210, 70, 16
+_LETTER = 6.6  # the width of one in a label
 
 
 def _svg(fsm: CompressedFSM) -> str:
@@ -138,7 +139,8 @@ def _arrow(edge: Edge, places: dict[int, tuple[int, int]]) -> tuple[str, str]:
         mx, my = (ax + bx) / 2 - uy * bend, (ay + by) / 2 + ux * bend
         start, end = _RADIUS + 1, _RADIUS + 5
         path = f"M{ax + ux * start:.0f} {ay + uy * start:.0f}Q{mx:.0f} {my:.0f} {bx - ux * end:.0f} {by - uy * end:.0f}"
-        label_x, label_y = round((ax + 2 * mx + bx) / 4), round((ay + 2 * my + by) / 4) - 6
+        slope = min(14.0, len(shown) * _LETTER / 2 * abs(uy / ux)) if ux > 0 else 0.0  # a sloped edge passes below the corner of its label
+        label_x, label_y = round((ax + 2 * mx + bx) / 4), round((ay + 2 * my + by) / 4 - slope) - 6
     title = f"<title>{escape(edge.label)}</title>"
     tip = "chain-tip" if edge.chain else "tip"
     return (

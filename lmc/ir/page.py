@@ -79,9 +79,14 @@ def page(title: str, sections: Sequence[Section], facts: Sequence[str] = (), abo
     return pages.page(title, _body(title, sections, facts, above), script=pages.KEYS + _SCRIPT)
 
 
-def fragment(title: str, sections: Sequence[Section], facts: Sequence[str] = (), above: str = "") -> str:
-    """Render the same without a script, to embed: everything but search and zoom works."""
-    return pages.fragment(_body(title, sections, facts, above))
+def fragment(title: str, sections: Sequence[Section]) -> str:
+    """Render sections without a script, to embed: everything but search and zoom works."""
+    return pages.fragment(_body(title, sections, (), ""))
+
+
+def folded(line: str, title: str, sections: Sequence[Section], facts: Sequence[str], above: str) -> str:
+    """Render the whole page as a fragment: its title and a line, which open to the rest."""
+    return pages.fragment(f"<details><summary><b>{escape(title)}</b>: {escape(line)}</summary>{_body(title, sections, facts, above)}</details>")
 
 
 def _body(title: str, sections: Sequence[Section], facts: Sequence[str], above: str) -> str:
@@ -123,10 +128,10 @@ def summary(graph: Graph) -> str:
 def _key(section: Section) -> str:
     unknown = "50" if section.unit == "tokens" else "200, four to a token"
     said = (
-        f"Expected: {section.unit} of the prompt that are shared with an op before, computed for this one, and at most so many tokens of "
-        f"answer; text that is known only in a run is taken to be {unknown}. "
+        f"Expected: {section.unit} of the prompt, shared with earlier ops or computed for this one, and the most tokens that its answer can "
+        f"have; each text that only a run knows counts as {unknown}. "
     ) if section.expected else ""
-    seen = "Measured: means of the runs that asked, in tokens; seconds from when the prompt was known to the answer." if section.seen else ""
+    seen = "Measured: means over the runs that made the request, in tokens, and the time from when the prompt was known to the answer." if section.seen else ""
     return f"<p class=quiet>{said}{seen}</p>" if said or seen else ""
 
 
@@ -149,11 +154,11 @@ def _listing(section: Section, id: str) -> Iterator[str]:
         ops = (*block.ops, block.terminator)
         marked = any(index + i in section.critical for i in range(len(ops)))
         here = section.runs.get(block.label)
-        runs = f", {here} runs" if here is not None else ", no runs" if section.runs else ""
+        runs = "" if here is None else f", {several(here, 'run') if here else 'no runs'}"
         opened = " open" if total <= MANY or block is graph.entry or marked or here else ""
         yield (
             f"<details{opened} class=block id={quoted(names[block.label])}><summary>^{escape(block.label)}{escape(_params(block))}"
-            f"<span class=quiet> {len(ops)} ops{runs}</span></summary><table class=list>"
+            f"<span class=quiet> {several(len(ops), 'op')}{runs}</span></summary><table class=list>"
             "<colgroup><col class=c1><col class=c2><col class=c3><col class=c4></colgroup>"
             "<tr class=head><th scope=col>source</th><th scope=col>op</th><th scope=col>expected</th><th scope=col>measured</th></tr>"
         )
@@ -189,7 +194,8 @@ def _seen(seen: MeasuredAsk, longest: float) -> str:
     parts = [f"{n}×", f"{_mean(seen.prompt, n)} in, {_mean(seen.cached, n)} cached"]
     if seen.generated:
         parts.append(f"{_mean(seen.generated, n)} out" + (f", {_mean(seen.forced, n)} forced" if seen.forced else ""))
-    parts += [f"{_mean(seen.passes, n)} passes", seconds(seen.seconds / n)]
+    passes = _mean(seen.passes, n)
+    parts += [f"{passes} pass{'es' * (passes != '1')}", seconds(seen.seconds / n)]
     return pages.bar(("shared", seen.cached / n / longest), ("computed", (seen.prompt - seen.cached) / n / longest)) + escape(" · ".join(parts))
 
 
@@ -255,10 +261,12 @@ def svg(section: Section, id: str = "s0") -> str:
     ops = list(graph.ops())
     pinned = {op.operands[0] for op in ops if op.kind == "prefill"}
     width, height = f"{drawn.width + 36:.0f}", f"{drawn.height:.0f}"  # room for curves on the right
-    parts = [_edge(a, b, drawn, section) for a in drawn.steps for b in a.children]
+    edges = [_edge(a, b, drawn, section) for a in drawn.steps for b in a.children]
+    parts = [edge for edge, _ in edges]
     home = {i: step for step in drawn.steps for i in step.ops}
     for index, put in answers_put(graph).items():
         parts += [_data_edge(home[i], home[index], section, i, index) for i in put if i in home and index in home and home[i] is not home[index]]
+    parts += [label for _, label in edges]  # no edge crosses a label
     parts += [_box(step, ops, section, id, any(v in pinned for i in step.ops for v in ops[i].results)) for step in drawn.steps]
     return (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
@@ -278,7 +286,7 @@ def _box(step: Box, ops: Sequence[Op], section: Section, id: str, pinned: bool) 
     style = "samples" if asks else "text"
     style += " pinned" if pinned else ""
     style += " critical" if any(i in section.critical for i in step.ops) else ""
-    style += " idle" if section.runs and not section.runs.get(step.block) else ""
+    style += " idle" if section.runs.get(step.block) == 0 else ""
     cost = _cost_line(step, section, last) + (", prefilled" if pinned else "")
     x, y = f"{step.x:.0f}", f"{step.y:.0f}"
     return (
@@ -303,10 +311,11 @@ def _cost_line(step: Box, section: Section, last: int | None) -> str:
         e = section.expected[last]
         unit = "" if section.unit == "tokens" else " ch"
         return f"{count(e.computed)}{unit} new" + (f" + ≤ {e.answer} out" if e.answer else f", {count(e.scored)}{unit} scored" if e.scored else "")
-    return f"{len(step.ops)} op{'s'[: len(step.ops) != 1]}"
+    return several(len(step.ops), "op")
 
 
-def _edge(a: Box, b: Box, drawn: GraphLayout, section: Section) -> str:
+def _edge(a: Box, b: Box, drawn: GraphLayout, section: Section) -> tuple[str, str]:
+    """Draw an edge and its label."""
     if drawn.down:
         x1, y1, x2, y2 = a.x + WIDTH / 2, a.y + HEIGHT, b.x + WIDTH / 2, b.y
         bend = f"M{x1:.0f} {y1:.0f} C{x1:.0f} {(y1 + y2) / 2:.0f} {x2:.0f} {(y1 + y2) / 2:.0f} {x2:.0f} {y2:.0f}"
@@ -314,10 +323,10 @@ def _edge(a: Box, b: Box, drawn: GraphLayout, section: Section) -> str:
     else:
         x1, y1, x2, y2 = a.x + WIDTH, a.y + HEIGHT / 2, b.x, b.y + HEIGHT / 2
         bend = f"M{x1:.0f} {y1:.0f} C{(x1 + x2) / 2:.0f} {y1:.0f} {(x1 + x2) / 2:.0f} {y2:.0f} {x2:.0f} {y2:.0f}"
-        tx, ty, anchor = x2 - 4, y2 - 5, "end"
+        tx, ty, anchor = x2 - 6, y2 - 6, "end"
     marked = section.critical.intersection(a.ops) and section.critical.intersection(b.ops)
     label = f'<text class="case" x="{tx:.0f}" y="{ty:.0f}" text-anchor="{anchor}">{escape(short(b.case, 8))}</text>' if b.case else ""
-    return f'<path class="{"critical" if marked else "plain"}" d="{bend}"/>{label}'
+    return f'<path class="{"critical" if marked else "plain"}" d="{bend}"/>', label
 
 
 def _data_edge(a: Box, b: Box, section: Section, i: int, j: int) -> str:
@@ -351,7 +360,7 @@ for (const tools of document.querySelectorAll('.tools')) {
     button('1 : 1', () => zoom(1));
     button('+', () => zoom(now() * 1.25)).setAttribute('aria-label', 'larger');
     button('\\u2212', () => zoom(now() / 1.25)).setAttribute('aria-label', 'smaller');
-    if (own.width > frame.clientWidth) zoom(Math.max(.6, (frame.clientWidth - 2) / own.width));
+    if (own.width > frame.clientWidth) zoom(Math.max(.9, (frame.clientWidth - 2) / own.width));  // smaller text cannot be read
   }
   tools.append(field, said);
   const rows = [...section.querySelectorAll('.list tr[id]')];

@@ -122,6 +122,17 @@ def counted(graph: Graph, blocks: Mapping[str, int]) -> Graph:
     return with_blocks(graph, tuple(with_counts(block) for block in graph.blocks))
 
 
+def runs_of(graph: Graph, blocks: Mapping[str, int]) -> dict[str, int]:
+    """Return how many runs came through each block of a `counted` graph, without those of which no request tells it."""
+    found = {label: n for label, n in blocks.items() if n}
+    for block in graph.blocks:
+        before = graph.predecessor.get(block.label)
+        if before is not None and found.get(before) == 0:
+            found.setdefault(block.label, 0)
+        found.update((label, n) for (_, label), n in zip(block.terminator.cases, block.terminator.attr("taken", ())))
+    return found
+
+
 def _asks(graph: Graph) -> list[tuple[Op, str]]:
     return [(op, block.label) for block in graph.blocks for op in block.ops if trait(op) == "samples"]
 

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field, replace
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -362,10 +361,10 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     def _repr_html_(self) -> str:
         """Return the notebook display: the program in a line, which opens to the page of `explain(format="html")`
         without its script."""
-        from lmc.explain import to_fragment, to_line
+        from lmc.explain import to_fragment
         from lmc.frontend.notebook import never_raising
 
-        return never_raising(self, lambda: f"<details><summary><b>{escape(self.function.name)}</b>: {escape(to_line(self))}</summary>{to_fragment(self)}</details>")
+        return never_raising(self, functools.partial(to_fragment, self))
 
     def close(self) -> None:
         """End the pins of the prefixes shared by all runs, in every backend it ran on. A later call pins them again."""

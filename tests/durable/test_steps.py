@@ -62,7 +62,7 @@ def test_steps_of_the_file_alone(path: Path) -> None:
     assert [s.kind for s in story.steps] == ["ask", "effect", "ask", "ask", "effect", "ask", "ask"] and story.end == "finished"
     assert story.steps[1].name == "search" and story.steps[1].prompt == "'<b>'" and story.steps[1].result == "raised LookupError: <b>"
     assert story.steps[0].result == " search" and story.steps[0].tokens == (9, 0)
-    assert story.title == "run 0 of agent(q='<b>') on mock: finished" and story.totals.endswith("of answers), 2 calls of host code")
+    assert story.title == "run 0 of agent(q='<b>') on mock: finished" and story.totals.endswith("generated), 2 calls of host code")
     assert steps.to_text([story]).splitlines()[0] == story.title and json.loads(steps.to_json([story]))["given"] == "q='<b>'"
 
 

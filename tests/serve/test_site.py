@@ -22,6 +22,11 @@ _WAIT = """new Promise(done => { const look = () => (WANTED) && done(true);
   new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true}); look(); })"""
 
 
+BROKEN = """[...document.querySelectorAll(".small td, .small th")].flatMap(cell => [...cell.childNodes].filter(n => n.nodeType === 3).flatMap(n =>
+    [...n.data.matchAll(/\\S+/g)].filter(w => { const r = document.createRange(); r.setStart(n, w.index); r.setEnd(n, w.index + w[0].length); return r.getClientRects().length > 1; }).map(w => w[0])))"""
+"""Words of a table that are broken into lines."""
+
+
 @lmc.function
 def greet(s: Any, name: str) -> Any:
     """Greets somebody."""
@@ -89,6 +94,12 @@ def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
                         until(ready)
                         assert tab.value("document.documentElement.scrollWidth") <= width
                         assert tab.value(WIDE) == [] and tab.value(FAINT) == [] and tab.complaints == []
+                        assert tab.value(BROKEN) == []
+        tab.visit(url)
+        until("document.querySelector('#requests polyline')?.getAttribute('points')")
+        assert tab.value("[...document.querySelectorAll('.card polyline')].filter(line => !line.getAttribute('points').split(' ').at(-1).startsWith('120.0,')).length") == 0, "the newest on the right"
+        tab.visit(f"{url}/docs")
+        until("document.querySelectorAll('.operation').length > 9")
         assert all(request.startswith((url, "data:")) for request in tab.requests)
 
         tab.value("document.querySelector('.operation summary').click()")

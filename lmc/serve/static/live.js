@@ -43,7 +43,7 @@ function sparkline(values) {
   const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg'), line = document.createElementNS('http://www.w3.org/2000/svg', 'polyline');
   const most = Math.max(...values, 1e-9);
   svg.setAttribute('viewBox', '0 0 120 28'); svg.setAttribute('preserveAspectRatio', 'none'); svg.setAttribute('aria-hidden', 'true');
-  line.setAttribute('points', values.map((v, i) => `${(120 * i / Math.max(values.length - 1, 9)).toFixed(1)},${(27 - 25 * v / most).toFixed(1)}`).join(' '));
+  line.setAttribute('points', values.map((v, i) => `${(120 - 120 * (values.length - 1 - i) / (KEPT - 2)).toFixed(1)},${(27 - 25 * v / most).toFixed(1)}`).join(' '));  // the newest on the right
   svg.append(line);
   return svg;
 }
