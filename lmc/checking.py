@@ -102,7 +102,8 @@ def _most(op: Op) -> int:
 def _too_long(section: Any, context: int | None) -> Iterator[Finding]:
     for op, prompt in _prompts(section):
         if context is not None and prompt + _most(op) > _NEAR * context:
-            yield Finding(f"the prompt of {_named(op)} has about {prompt} tokens and its answer up to {_most(op)}; the context has {context}", op.loc)
+            answer = f" and its answer up to {_most(op)}" if _most(op) else ""
+            yield Finding(f"the prompt of {_named(op)} has about {prompt} tokens{answer}; the context has {context}", op.loc)
 
 
 def _stops(graph: Graph) -> Iterator[Finding]:

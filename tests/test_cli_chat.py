@@ -6,7 +6,9 @@ import re
 import sys
 
 import pytest
+import typer
 
+from lmc.named import _SERVICES
 from lmc.pricelist import listed
 from tests.test_cli import COMMAND
 
@@ -252,3 +254,11 @@ def test_the_examples_have_nothing_to_look_at(lmc_cli):
 
 def test_shells_can_complete_commands():
     assert {"install_completion", "show_completion"} <= {p.name for p in COMMAND.params}
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "check", "bench", "trace", "serve", "dump-ir"])
+def test_shells_can_complete_backends(command):
+    (option,) = [p for p in COMMAND.commands[command].params if p.name == "backend"]
+    context = typer.Context(COMMAND.commands[command])
+    assert {item.value for item in option.shell_complete(context, "")} == {"mock", "smollm2", *(f"{kind}:" for kind in _SERVICES)}
+    assert [item.value for item in option.shell_complete(context, "an")] == ["anthropic:"]

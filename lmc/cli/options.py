@@ -14,9 +14,17 @@ Arguments = Annotated[list[str] | None, typer.Option(
     "--arg", "-a", metavar="NAME=VALUE", show_default=False,
     help="An argument of the program; repeatable. Text, or JSON if the parameter is annotated as int, list, …")]
 BACKENDS = ("smollm2 (the small model), mock (no model: made-up answers), the path of a model folder or GGUF file, a hub id, "
-            "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vllm:URL or sglang:URL.")
-BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS)]
-ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS)]
+            "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL.")
+_BEGINNINGS = ("smollm2", "mock", "openai:", "anthropic:", "litellm:", "vertexai:", "vllm:", "sglang:")
+
+
+def _backends(incomplete: str) -> list[str]:
+    """Complete a backend's name in a shell; without any, it completes files."""
+    return [name for name in _BEGINNINGS if name.startswith(incomplete)]
+
+
+BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS, autocompletion=_backends)]
+ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS, autocompletion=_backends)]
 TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metavar="N", show_default="LMC_TP, else 1",
                                                     help="Spread the model over N GPUs (docs/several-gpus.md).")]
 Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",

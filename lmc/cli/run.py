@@ -118,7 +118,8 @@ def run(
         return
     items = read_items(program, input_file)
     if items.extra_names:
-        say(f"note: {program.name} has no parameter {', '.join(items.extra_names)}; copied to the results as \"input\"")
+        parameters = "parameter" if len(items.extra_names) == 1 else "parameters"
+        say(f"note: {program.name} has no {parameters} {', '.join(items.extra_names)}; copied to the results as \"input\"")
     expected = userfiles.digests(program, items.arguments, items.places, options, name)
     results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:

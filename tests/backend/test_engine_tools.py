@@ -4,6 +4,7 @@ import pytest
 
 import lmc
 from lmc.backend.engine.chat_template import whole
+from lmc.backend.families import family_of
 from tests.serve.test_tools import HERMES_TEMPLATE
 
 pytestmark = pytest.mark.model
@@ -76,6 +77,42 @@ def test_the_models_own_template_writes_tools_where_it_has_them(engine, monkeypa
     assert call["name"] == "temperature"
     written = "".join(part for part in seen[0].run if isinstance(part, str))
     assert '"name": "temperature"' in written.partition("</tools>")[0] and '{"name": "temprature"' in written.partition("</tools>")[2]
+
+
+LLAMA3 = """{%- if tools %}<|im_start|>system
+Given the following functions, please respond with a JSON for a function call.
+Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.
+{% for t in tools %}{{ t | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{%- for message in messages %}
+{%- if message.role == 'tool' %}<|im_start|>user
+Result: {{ message.content }}<|im_end|>
+{%- elif message.tool_calls %}<|im_start|>assistant
+{% for call in message.tool_calls %}{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}{% endfor %}<|im_end|>
+{%- else %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{%- endif %}
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+MISTRAL = LLAMA3.replace('Respond in the format {"name": function name', 'Respond with [TOOL_CALLS] and a list: {"name": the name').replace(
+    '{"name": "{{', '[{"name": "{{').replace('"parameters": {{ call.function.arguments | tojson }}}', '"arguments": {{ call.function.arguments | tojson }}}]')  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "template"), [("llama3", LLAMA3), ("mistral", MISTRAL)])
+def test_other_families_have_their_own_form_of_calls(engine, monkeypatch, family, template):
+    monkeypatch.setattr(engine, "whole_template", whole(template, engine.tokenizer, name=family))
+    assert family_of(template).name == family
+
+    @lmc.function
+    def asked(s):
+        for i, (city, warm) in enumerate([("Oslo", 7), ("Lima", 19), ("Kyiv", 3), ("Bonn", 12)]):
+            s += lmc.user(f"How warm is it in {city}?") + lmc.assistant("")
+            s += lmc.tool_result({"id": f"call_{i}", "name": "temprature", "arguments": {"town": city}}, f"{warm} degrees") + lmc.assistant(f"It is {warm} degrees in {city}.")
+        s += lmc.user("How warm is it in Rome?") + lmc.assistant(lmc.gen("call", tools=[temperature], max_tokens=48))
+        return s.get_meta_info("call")["tool_calls"]
+
+    (call,) = asked.run(backend=engine, temperature=0).ret_value
+    assert call == {"id": "call_4", "name": "temperature", "arguments": {"city": "Rome"}}
 
 
 def test_what_cannot_be_asked_is_refused_with_its_place(engine):
