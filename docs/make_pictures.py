@@ -142,10 +142,10 @@ def ahead() -> str:
 
     picture.rect(left, 42, 12, 12, "ask")
     picture.text(left + 17, 53, "a request is made", "faint small")
-    picture.rect(left + 140, 42, 12, 12, "wait")
-    picture.text(left + 157, 53, "the model works, Python waits", "faint small")
-    picture.rect(left + 350, 42, 12, 12, "lmc")
-    picture.text(left + 367, 53, "made ahead, by lmc", "faint small")
+    picture.rect(left + 142, 42, 12, 12, "wait")
+    picture.text(left + 159, 53, "the model works, Python waits", "faint small")
+    picture.rect(left + 370, 42, 12, 12, "lmc")
+    picture.text(left + 387, 53, "made ahead, by lmc", "faint small")
     lane(72, "plain Python")
     for i in range(4):
         request(left + i * (wide + 6), 72, i + 1)

@@ -72,7 +72,7 @@ def test_another_lmc_that_is_installed_does_not_count(line, tmp_path):
 
 def test_the_extras_are_those_of_the_project():
     assert PROJECT["name"] == extras.DISTRIBUTION
-    assert set(extras.MODULES) | {"dev", "docs", "api-tests"} == set(PROJECT["optional-dependencies"])
+    assert set(extras.MODULES) | {"grammar", "dev", "docs", "api-tests"} == set(PROJECT["optional-dependencies"])
 
 
 def test_messages_take_their_install_lines_from_one_place():
@@ -97,7 +97,8 @@ def test_it_is_found_beside_a_folder_of_its_name(tmp_path):
 
 def test_constraints_need_no_extra():
     """EBNF and structural tags have xgrammar's notations, and run on automata of lmc's own."""
-    assert "xgrammar" not in {name for modules in extras.MODULES.values() for name in modules} and "grammar" not in extras.MODULES
+    assert "xgrammar" not in {name for modules in extras.MODULES.values() for name in modules}
+    assert PROJECT["optional-dependencies"]["grammar"] == []
     out = in_the_core("""
 for given in ({"ebnf": 'root ::= "b" "c"+'}, {"lark": 'start: "b" /c+/'}, {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "bc"}}}):
     print(lmc.function(lambda s, **given: s.__iadd__(lmc.gen("x", max_tokens=8, **given)))(backend=lmc.Mock(), **given)["x"])
