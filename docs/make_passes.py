@@ -140,7 +140,7 @@ If a pass fails, it leaves a file whose first line is the command that reproduce
 END = """
 ## Measured
 
-The table shows what each pass is worth, in counters. *Computed*, *unique* and *cached* are tokens of prompts; groups were submitted together (on
+The table shows what each pass is worth, in counters. *Computed*, *unique* and *cached* are prompt tokens; groups were submitted together (on
 the mock) or admitted in one pass (on the small model). The mock's tokens are bytes; it takes one pass for each token of an
 answer, one answer after another, and none for a prefill. There are two kinds of programs:
 

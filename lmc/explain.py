@@ -199,7 +199,7 @@ def _costs(section: Section) -> Iterator[str]:
 
 def _cost(section: Section, i: int) -> str:
     e = section.expected[i]
-    text = f"{e.shared} {section.unit} of prompt shared, {e.computed} computed"
+    text = f"{e.shared} prompt {section.unit} shared, {e.computed} computed"
     if i in section.seen:
         s = section.seen[i]
         text += (

@@ -313,9 +313,9 @@ def test_env_lists_several_gpus(lmc_cli, monkeypatch):
     (("--adapter", "=path"), "--adapter =path: expected NAME=PATH"),
     (("--adapter", "a=x", "--adapter", "a=y"), "two adapters have the name a"),
     (("--drafts", "many"), "drafts='many': must be auto, off or a number of tokens"),
-    (("--drafts", "4", "--backend", "mock"), "--drafts and --draft-model are about models of this machine, and mock is none"),
+    (("--drafts", "4", "--backend", "mock"), "--drafts and --draft-model are for models on this machine, and mock is not one"),
     (("--draft-model", "nowhere"), "no model 'nowhere'"),
-    (("--adapter", "a=x", "--backend", "mock"), "--adapter is about models of this machine, and mock is none"),
+    (("--adapter", "a=x", "--backend", "mock"), "--adapter is for models on this machine, and mock is not one"),
 ])  # fmt: skip
 def test_adapters_and_drafts_that_cannot_be_are_refused(lmc_cli, folder, options, says):
     for command in (("run", "prog.py:echo", "--arg", "text=x"), ("serve", "--port", "0")):

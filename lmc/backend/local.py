@@ -942,7 +942,7 @@ def _load_small(source: str, device: str, options: Mapping[str, Any], tp: int) -
         device = devices_of(device, tp)[0]
     found = load(source, device=device, **{**options, "quantization": None, "deterministic": False})
     if found.vision is not None or found.config.near_context is not None:
-        raise ParameterError(f"Engine: draft_model {found.name} sees, or turns positions of long texts otherwise; take another one")
+        raise ParameterError(f"Engine: draft_model {found.name} is a vision model, or scales positions in long texts; take another one")
     return found
 
 

@@ -51,7 +51,7 @@ def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) 
 def use_drafts(name: str, drafts: str | None, model: str | None) -> None:
     """`--drafts` and `--draft-model`: how models are opened from now on."""
     if (drafts or model) and not named.is_model(name):
-        raise UsageError(f"--drafts and --draft-model are about models of this machine, and {name} is none")
+        raise UsageError(f"--drafts and --draft-model are for models on this machine, and {name} is not one")
     with as_usage():
         if drafts is not None:
             config(drafts=drafts)
@@ -65,7 +65,7 @@ def use_adapters(name: str, given: Sequence[str] | None) -> None:
     if not given:
         return
     if not named.is_model(name):
-        raise UsageError(f"--adapter is about models of this machine, and {name} is none")
+        raise UsageError(f"--adapter is for models on this machine, and {name} is not one")
     found: dict[str, str] = {}
     for each in given:
         key, equals, path = each.partition("=")
@@ -80,7 +80,7 @@ def use_adapters(name: str, given: Sequence[str] | None) -> None:
 def use_devices(name: str, tp: int | None, dp: int | None) -> None:
     """Set `--tp` and `--dp` for models opened from now on."""
     if (tp or dp) and not named.is_model(name):
-        raise UsageError(f"--tp and --dp are about GPUs of this machine, and {name} is no model that runs on them")
+        raise UsageError(f"--tp and --dp are for models on this machine's GPUs, and {name} is not one")
     if tp is not None:
         config(tp=tp)
     if dp is not None:

@@ -125,7 +125,7 @@ def turns(messages: Sequence[BaseMessage]) -> list[ConversationTurn]:
         elif message.type in ("human", "system"):
             found.append(ConversationTurn("system" if isinstance(message, SystemMessage) else "user", _content(message)))
         else:
-            raise ArgumentError(f"a message of the type {message.type!r}: system, human, ai and tool are known")
+            raise ArgumentError(f"a message of the type {message.type!r}: only system, human, ai and tool are supported")
     return found
 
 
@@ -153,7 +153,7 @@ def _content(message: BaseMessage) -> str | list[Any]:
         elif block.get("type") == "image" and ("url" in block or "base64" in block):
             found.append(MessageImage(block.get("url") or f"data:{block.get('mime_type', 'image/png')};base64,{block['base64']}"))
         else:
-            raise ArgumentError(f"a message has a part of the type {block.get('type')!r}; text and images are known")
+            raise ArgumentError(f"a message has a part of the type {block.get('type')!r}; only text and images are supported")
     return found if any(isinstance(part, MessageImage) for part in found) else "".join(found)
 
 

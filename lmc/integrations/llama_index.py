@@ -121,7 +121,7 @@ def turns(messages: Sequence[ChatMessage]) -> list[ConversationTurn]:
     found: list[ConversationTurn] = []
     for message in messages:
         if message.role not in _ROLES:
-            raise ArgumentError(f"a message of the role {message.role.value!r}: system, user and assistant are known")
+            raise ArgumentError(f"a message of the role {message.role.value!r}: only system, user and assistant are supported")
         content: list[Any] = []
         for block in message.blocks:
             if isinstance(block, TextBlock):
@@ -129,7 +129,7 @@ def turns(messages: Sequence[ChatMessage]) -> list[ConversationTurn]:
             elif isinstance(block, ImageBlock):
                 content.append(MessageImage(str(block.url) if block.url else block.resolve_image().read()))
             else:
-                raise ArgumentError(f"a message has a {type(block).__name__}; text and images are known")
+                raise ArgumentError(f"a message has a {type(block).__name__}; only text and images are supported")
         found.append(ConversationTurn(_ROLES[message.role], "".join(content) if all(isinstance(b, TextBlock) for b in message.blocks) else content))
     return found
 

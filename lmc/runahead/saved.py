@@ -114,7 +114,7 @@ class SavedFile:
         compiled = data["compiled"]
         self.opt, self.outputs, self.aggressive, self.ahead = int(compiled["opt"]), compiled["outputs"], bool(compiled["aggressive"]), str(compiled["ahead"])
         if self.opt not in (0, 1) or not (self.outputs is None or all(type(name) is str for name in self.outputs)):
-            raise ValueError("options of the compiler that there are not")
+            raise ValueError("unknown options of the compiler")
         self.measured: Mapping[str, Any] = dict(data["measured"])
         self.graph: Graph = text.parse("\n".join(data["graph"]), path)
         verify(self.graph)

@@ -151,7 +151,7 @@ class Completions(ApiBackend):
         if select not in (None, "logprobs", "decisions", "constrained"):
             raise ParameterError(f"select={select!r}: must be 'logprobs', 'decisions' or 'constrained'")
         if select == "logprobs" and chat:
-            raise ParameterError("select='logprobs' needs a model of text: chat APIs do not score what they are given")
+            raise ParameterError("select='logprobs' needs a completions API: chat APIs do not score prompts")
         self.model, self.chat, self.server, self._own = model, chat, SERVERS[server], server
         self._select = select or ("constrained" if chat else "logprobs")
         self._served_as, self._extra = served_as, dict(extra_body or {})

@@ -234,10 +234,10 @@ def check_vocabulary(name: str, words: TokenizerProtocol, other: str, others: To
     """Refuses a small model whose tokens are not those of the engine's. `embedded`: tokens that it knows."""
     n = words.vocab_size
     if embedded < n:
-        raise ModelLoadError(f"draft_model {other}: it knows {embedded} tokens, and {name} has {n}; a draft model has the vocabulary of the model")
+        raise ModelLoadError(f"draft_model {other}: it knows {embedded} tokens, and {name} has {n}; a draft model must have the model's vocabulary")
     differs = None if others.vocab_size >= n else others.vocab_size
     if differs is None:
         differs = next((i for i in range(n) if words.token_bytes(i) != others.token_bytes(i)), None)
     if differs is not None or words.special_ids != others.special_ids & set(range(n)):
         which = "special tokens are" if differs is None else f"token {differs} is"
-        raise ModelLoadError(f"draft_model {other}: its {which} another than that of {name}; a draft model has the vocabulary of the model")
+        raise ModelLoadError(f"draft_model {other}: its {which} not that of {name}; a draft model must have the model's vocabulary")

@@ -264,7 +264,7 @@ class PipeBackend:
         elif kind == "fail":
             result.fail(wire.read_error(rest[1]))
         else:
-            raise ValueError(f"a message {kind!r:.40} that there is not")
+            raise ValueError(f"an unknown message {kind!r:.40}")
 
     def _end(self, why: str) -> None:
         if self._lost is None:

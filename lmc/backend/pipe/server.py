@@ -100,7 +100,7 @@ class PipeServer:
         elif kind == "call":
             self._return(number, rest[0], rest[1:])
         else:
-            raise ValueError(f"a message {kind!r:.40} that there is not")
+            raise ValueError(f"an unknown message {kind!r:.40}")
 
     def _enter(self, kind: str, number: int, parent: int | None, written: Any, hinted: Any, wait: int | None) -> None:
         try:

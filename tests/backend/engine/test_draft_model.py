@@ -360,7 +360,7 @@ def test_another_vocabulary_is_refused(pair, tmp_path):
     more = trained()
     more.add_special_tokens([AddedToken("<|more|>", special=True)])
     cases = {
-        "swapped": (folder_of(tmp_path / "swapped", other), r"its token 4\d is another than that of large"),
+        "swapped": (folder_of(tmp_path / "swapped", other), r"its token 4\d is not that of large"),
         "fewer": (folder_of(tmp_path / "fewer", vocab_size=300), r"300|vocabulary"),
         "missing": (folder_of(tmp_path / "nothing") + "/nowhere", r"nowhere: no such file"),
     }

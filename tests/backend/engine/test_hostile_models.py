@@ -240,9 +240,9 @@ def test_files_that_are_wrong_in_one_place_load_or_are_refused():
 
 
 @pytest.mark.parametrize("change, says", [
-    ({"model_type": "nonsense"}, r"config\.json: model_type 'nonsense' is no causal language model of this transformers"),
-    ({"model_type": "../gpt2"}, "model_type '../gpt2' is no causal"),
-    ({"model_type": 7}, "model_type 7 is no causal"),
+    ({"model_type": "nonsense"}, r"config\.json: model_type 'nonsense' is not a causal language model that this version of transformers knows"),
+    ({"model_type": "../gpt2"}, "model_type '../gpt2' is not a causal"),
+    ({"model_type": 7}, "model_type 7 is not a causal"),
     ({"model_type": "gpt2", "n_layer": 1 << 31}, "n_layer is 2147483648; expected a whole number from 0 to 10000"),
     ({"model_type": "gpt2", "vocab_size": -1}, "vocab_size is -1"),
     ({"model_type": "gemma3", "text_config": {"hidden_size": 1 << 40}}, "hidden_size is 1099511627776"),

@@ -226,7 +226,7 @@ class _LongRope:
         for module in model.modules():
             kind = getattr(module, "rope_type", None)
             if isinstance(kind, Mapping) and "longrope" in kind.values():
-                raise ModelLoadError("its RoPE (longrope) is another in some layers, which is not supported")
+                raise ModelLoadError("its RoPE (longrope) differs between layers, which is not supported")
             if kind != "longrope":
                 continue
             near = int(module.config.rope_parameters["original_max_position_embeddings"])
@@ -355,7 +355,7 @@ def check_cheaply(path: Path, raw: Mapping[str, Any]) -> None:
     seconds."""
     where, kind = path / "config.json", raw.get("model_type")
     if not isinstance(kind, str) or not _is_named(kind):
-        raise ModelLoadError(f"{where}: model_type {kind!r:.80} is no causal language model of this transformers; a newer one may have it. Others: {SUPPORTED}")
+        raise ModelLoadError(f"{where}: model_type {kind!r:.80} is not a causal language model that this version of transformers knows; a newer one may. Supported: {SUPPORTED}")
     for fields in (raw, raw.get("text_config")):
         if isinstance(fields, Mapping):
             claims = Claims(fields, str(where))
