@@ -153,7 +153,7 @@ def _explain_text(error: TypeError) -> None:
             case ast.Subscript(value=ast.Name(id=state), slice=ast.Constant(value=str() as name)) if state in states:
                 if isinstance(value := _value(states[state], name), str):
                     answer, number = f"{state}[{name!r}]", _as_number(value)
-                    remedy = f"; write {number}({answer})" if number else f"; gen({name!r}, dtype=int) makes it the text of a number"
+                    remedy = f"; write {number}({answer})" if number else f"; ask with gen({name!r}, dtype=int), and read {state}.parsed({name!r})"
                     note(error, f"({answer} is text, like everything a model writes: here {reprlib.repr(value)}{remedy})")
             case _:
                 pass

@@ -127,8 +127,8 @@ def other_mistake(s: Any) -> Any:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_arithmetic_on_an_answer_explains_itself(compiled):
-    def raised(program: Any) -> list[str]:
-        mock = lmc.Mock(answers={"n": "7", "k": "8"})
+    def raised(program: Any, n: str = "7") -> list[str]:
+        mock = lmc.Mock(answers={"n": n, "k": "8"})
         call = lmc.compile(program, backend=mock) if compiled else lambda: program.run(backend=mock)
         with pytest.raises(TypeError) as caught:
             call()
@@ -136,6 +136,7 @@ def test_arithmetic_on_an_answer_explains_itself(compiled):
 
     assert raised(adds) == ["(s['n'] is text, like everything a model writes: here '7'; write int(s['n']))"]
     assert raised(compares) == ["(s['n'] is text, like everything a model writes: here '7'; write int(s['n']))"]
+    assert raised(compares, "two") == ["(s['n'] is text, like everything a model writes: here 'two'; ask with gen('n', dtype=int), and read s.parsed('n'))"]
     assert raised(other_mistake) == []
 
 
