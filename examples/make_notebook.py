@@ -14,9 +14,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 CELLS = [
-    "# lmc in a notebook\n\nEach cell runs as it stands. The model is a mock, which answers at once and always the same; for the small real one, leave `set_default_backend` out.",
+    "# lmc in a notebook\n\nEach cell runs as it stands. The model is a mock: it answers at once, with the same text every time. For the small real one, leave out `set_default_backend`.",
     "import lmc\n\nlmc.set_default_backend(lmc.Mock())\n\n@lmc.function\ndef city(s, country: str) -> str:\n    s += lmc.user(f\"What is the capital of {country}?\")\n    s += lmc.assistant(lmc.gen(\"answer\", max_tokens=16))\n    return s[\"answer\"]\n\ncity(\"Peru\")",
-    "A state shows its conversation: answers coloured, and under each what it cost. A compiled program is a line that opens to its plan.",
+    "A state shows its conversation, with coloured answers and the cost of each below it. A compiled program is a line that opens to show its plan.",
     "program = lmc.compile(city)\nprogram",
     "A stream grows in its cell:",
     "program.stream(\"Chile\")",

@@ -155,6 +155,15 @@ addEventListener('keydown', event => {
 """Script: the keys j and k move between rows."""
 
 
+_THEMES = ("body[data-jp-theme-light={jupyter}]", "html[theme={name}]", "html[data-theme={name}]", "body.vscode-{name}")
+"""How pages around a fragment say that their theme is not the system's: JupyterLab, Colab, Sphinx, VS Code."""
+
+
+def _themes() -> str:
+    marks = {name: [mark.format(name=name, jupyter=jupyter) for mark in _THEMES] for name, jupyter in (("light", "true"), ("dark", "false"))}
+    return "".join(f"{','.join(f'{mark} .lmc' for mark in found)}{{color-scheme:{name}}}\n" for name, found in marks.items())
+
+
 STYLE = """
 .lmc{color-scheme:light dark;--line:light-dark(#d4d4d8,#42454c);--ask:light-dark(#fff1d6,#4a3a14);--act:light-dark(#ffe3e3,#4d2020);
 --end:light-dark(#e6ecff,#232c4d);--pin:light-dark(#0a7d36,#4fd483);--quiet:light-dark(#5d6066,#a2a6ad);--crit:light-dark(#c2185b,#ff7aa8);
@@ -228,5 +237,5 @@ box-sizing:border-box;font:14px/1.45 system-ui,sans-serif;max-width:1600px;margi
 .lmc .gantt .row{grid-template-columns:minmax(0,1fr) auto;gap:2px .6em}.lmc .gantt .axis{grid-template-columns:minmax(0,1fr);padding:0 4px}.lmc .gantt .what{grid-column:1;grid-row:1}.lmc .gantt .note{grid-column:1/-1;grid-row:2}.lmc .gantt .row .track{grid-column:1/-1;grid-row:3}.lmc .gantt .axis .track{grid-column:1}}
 @media(max-width:800px){.lmc .gantt .axis span:nth-child(even) i{display:none}}
 @media print{.lmc .scroll{max-height:none}.lmc .tools,.lmc .filter,.lmc nav{display:none}}
-"""
+""" + _themes()
 """Style of all lmc pages, under the class `lmc`, so that a surrounding page keeps its own."""

@@ -245,6 +245,21 @@ def test_a_page_fits_every_width_in_light_and_dark(window: Browser, tmp_path: Pa
         assert bright > 200 if scheme == "light" else bright < 80
 
 
+@pytest.mark.parametrize("mark", ["data-jp-theme-light", "class", "data-theme", "theme"])
+def test_a_cell_has_the_theme_of_its_notebook(window: Browser, tmp_path: Path, mark: str) -> None:
+    cells = _notebook(tmp_path)
+    said = {"data-jp-theme-light": ("true", "false"), "class": ("vscode-light", "vscode-dark")}.get(mark, ("light", "dark"))
+    place = "documentElement" if "theme" in mark and "jp" not in mark else "body"
+    file = tmp_path / "page.html"
+    file.write_text(cells, encoding="utf-8")
+    for scheme in ("light", "dark"):
+        window.open(file, scheme)
+        for theme, value in zip(("light", "dark"), said):
+            window.value(f"document.{place}.setAttribute('{mark}', '{value}')")
+            shades = window.value("[...document.querySelectorAll('.lmc')].map(e => parseInt(getComputedStyle(e).backgroundColor.match(/[0-9]+/)[0]))")
+            assert len(shades) == 5 and all(shade > 200 if theme == "light" else shade < 80 for shade in shades), (scheme, theme)
+
+
 def test_a_page_of_runs_has_its_parts_in_order(window: Browser, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(_program(tmp_path), encoding="utf-8")
