@@ -72,7 +72,7 @@ def _messages() -> Iterator[str]:
     if asks:
         with suppress(ImportError):
             import readline  # noqa: F401  # the input's own history and editing, where Python has it
-        say("a conversation; /help says what else there is")
+        say("type a message, or /help for a list of commands")
     while True:
         try:
             line = input("> " if asks else "")
