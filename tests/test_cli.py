@@ -750,6 +750,7 @@ def test_no_folder_is_made_for_an_output(lmc_cli, folder):
     [
         ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--html", "otu/page.html"), ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--journal", "otu/run"),
         ("trace", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/trace.json"), ("bench", "prog.py:echo", "-a", "text=x", "-b", "mock", "--json", "otu/bench.json"),
+        ("dump-ir", "prog.py:echo", "--output", "otu/echo.lmir"), ("dump-fsm", "a|b", "--output", "otu/fsm.txt"), ("new-key", "ann", "--file", "otu/keys"),
         ("replay", "run", "--html", "otu/page.html"), ("serve", "prog.py:echo", "-b", "mock", "--journals", "otu/runs"),
     ],
     ids=lambda command: " ".join((command[0], command[-2])),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lmc.userfiles import UsageError
+from lmc.userfiles import UsageError, check_folder
 
 
 def say(message: str) -> None:
@@ -65,6 +65,7 @@ def write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
+    check_folder(output)
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -186,11 +186,15 @@ def new_key(
 
     if not name or len(name.split()) != 1 or name.startswith("#"):
         raise UsageError(f"the name {name!r} is not one word")
+    userfiles.check_folder(file, "--file")
     key = made()
     line = line_of(Key.of(key, name, KeyLimits(requests, tokens, concurrency, None if program is None else frozenset(program), priority))) + "\n"
     if file is None:
         sys.stdout.write(line)
     else:
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(line)
+        try:
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(line)
+        except OSError as error:
+            raise UsageError(f"cannot write {file}: {error.strerror}; choose another file") from None
     say(f"the key of {name}, shown only this once: {key}")

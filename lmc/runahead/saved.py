@@ -60,7 +60,8 @@ def write(path: Path, program: Program) -> None:
         os.replace(beside, path)
     except (OSError, ValueError) as error:
         beside.unlink(missing_ok=True)
-        raise ProgramError(f"{str(path)!r} cannot be written: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
+        why = getattr(error, "strerror", None) or error if path.parent.is_dir() else f"there is no folder {path.parent}"
+        raise ProgramError(f"{str(path)!r} cannot be written: {why}", loc=caller_loc()) from None
 
 
 def _function(function: Function) -> dict[str, Any]:

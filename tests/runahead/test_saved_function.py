@@ -35,3 +35,9 @@ def test_options_belong_to_calls_and_not_to_the_file(tmp_path):
     lmc.compile(kept).save(path)
     loaded = lmc.load(path, backend=lmc.Mock()).options(temperature=0, seed=3)
     assert loaded().ret_value == kept.run(temperature=0, seed=3, backend=lmc.Mock()).ret_value
+
+
+def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
+    with pytest.raises(lmc.ProgramError, match=r"cannot be written: there is no folder \S+otu"):
+        lmc.compile(kept).save(tmp_path / "otu" / "kept.lmcp")
+    assert not (tmp_path / "otu").exists()
