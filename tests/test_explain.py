@@ -67,6 +67,7 @@ def test_runs_on_the_default_backend_are_counted() -> None:
     lmc.set_default_backend(lmc.Mock())
     try:
         program = lmc.compile(ask)
+        assert "so far: not run" in program.explain()
         program.batch([{"q": "1"}, {"q": "2"}])
     finally:
         lmc.set_default_backend(None)

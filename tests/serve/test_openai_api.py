@@ -303,6 +303,7 @@ def test_metrics_count_requests_and_tokens():
         text = (await client.get("/metrics")).text
         assert 'lmc_requests_total{endpoint="completions",status="200"} 1.0' in text
         assert 'lmc_requests_total{endpoint="completions",status="400"} 1.0' in text
+        assert 'lmc_request_seconds_count{endpoint="completions"} 1.0' in text, "a refused request has no latency"
         assert "lmc_prompt_tokens_total 4.0" in text
         assert "lmc_completion_tokens_total 2.0" in text
         assert "lmc_backend_calls_total 1.0" in text
