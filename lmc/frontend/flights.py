@@ -108,7 +108,7 @@ class Flights(Generic[R]):
             self._stop(stop)
             self._over.wait(LINGER)
             raise
-        self._stop(stop)
+        self._end()
         self._over.wait()
 
     async def aresults(self, stop: Callable[[], object]) -> AsyncGenerator[tuple[int, R]]:
@@ -122,7 +122,7 @@ class Flights(Generic[R]):
         except BaseException:
             self._stop(stop)
             raise
-        self._stop(stop)
+        self._end()
         await is_set(self._over)
 
     def _is_there(self) -> bool:
@@ -144,13 +144,16 @@ class Flights(Generic[R]):
         else:
             self._over.set()
 
-    def _stop(self, stop: Callable[[], object]) -> None:
-        """Begin no further item and end the running ones."""
+    def _end(self) -> bool:
+        """Begin no further item. Return whether a worker has yet to end: inside an item, or on its way out."""
         self._share.give_up()
         with self._lock:
             self._stopped = True
-            running = self._workers > 0
-        if running:
+            return self._workers > 0
+
+    def _stop(self, stop: Callable[[], object]) -> None:
+        """Begin no further item and end the running ones."""
+        if self._end():
             stop()
 
     # -- turns

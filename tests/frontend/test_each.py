@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import lmc
 from lmc.backend.mock import Mock
+from lmc.frontend.flights import Flights
 from tests.backend.gated import Gated
 
 USER: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
@@ -190,3 +192,22 @@ def test_a_time_out_around_it_ends_it_and_not_the_run():
         return s["x"]
 
     assert program.run(backend=backend).ret_value
+
+
+def test_workers_that_end_late_do_not_cancel_the_run(monkeypatch: pytest.MonkeyPatch):
+    next_item = Flights._next_item
+
+    def late(self: Flights[Any], worker: Any) -> int | None:
+        while self._next >= self._count and not self._stopped:  # all results are taken before it sees that there is no more
+            time.sleep(0.001)
+        return next_item(self, worker)
+
+    monkeypatch.setattr(Flights, "_next_item", late)
+
+    @lmc.function
+    def program(s: Any) -> Any:
+        found = s.fork(3).each(judge, ["a", "b", "c"])
+        s += "after" + lmc.gen("z", max_tokens=3)
+        return found, s["z"]
+
+    assert len(program.run(backend=Mock()).ret_value[0]) == 3
