@@ -376,7 +376,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             backend = options.backend or (_run_of(caller).backend if caller else default_backend())
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and _journal_of_run(own, item)
-            run = Run(backend, options.defaults(inherited), fresh_seed(backend, options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, None, options.begin, self._whole(options, caller))
+            ledger = None if caller is None or options.begin or options.batch else _run_of(caller).ledger
+            run = Run(backend, options.defaults(inherited), fresh_seed(backend, options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, ledger, options.begin, self._whole(options, caller))
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend

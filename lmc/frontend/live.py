@@ -48,7 +48,7 @@ class RunLedger(Protocol):
     """Receives the requests and waits of a run whose requests are made ahead (lmc/runahead/ledger.py)."""
 
     usage: Usage
-    stream: str
+    root: tuple[int, int, str]
     calls: Any
 
     def ask(self, address: Any, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
@@ -286,7 +286,7 @@ class LiveEmitter:
             if answer.error is None:
                 total += answer.output().usage
         ledger = self.run.ledger
-        return total if ledger is None or stream != ledger.stream else total + ledger.usage
+        return total if ledger is None or (self.run.seed, self.run.item, stream) != ledger.root else total + ledger.usage
 
 
 @host(ordered=False, idempotent=True)

@@ -68,7 +68,8 @@ class OpenTelemetry:
                 yield
             finally:
                 _RUN.reset(token)
-                if (ledger := state.emitter.run.ledger) is not None and ledger.stream == state.stream:  # type: ignore[attr-defined]
+                ledger = state.emitter.run.ledger  # type: ignore[attr-defined]
+                if ledger is not None and ledger.root == (run.seed, run.item, state.stream):
                     usage = ledger.usage
                     span.set_attributes({f"lmc.usage.{name}": getattr(usage, name) for name in ("ahead_asked", "ahead_used", "ahead_wasted")})
                 self._sweep()

@@ -134,6 +134,11 @@ class Ledger:
         self._waiting: set[Signal] = set()
         self._bound = 0.0  # tokens that open and wasted guesses may cost
 
+    @property
+    def root(self) -> tuple[int, int, str]:
+        """Return the run's own place: seed, item and stream. A sub-program with a seed of its own has the stream, but another seed."""
+        return self.run.seed, self.run.item, self.stream
+
     # -- Python's own requests
 
     def ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
