@@ -70,8 +70,23 @@ def _found(fn: types.FunctionType) -> SourceFunction:
     if not nodes or not any(_same_code(code, c) for c in (*module.codes.get(place, ()), *_of_statement(module, code))):
         raise NoSource(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
     if len(nodes) > 1:
+        nodes = [found for found in nodes if isinstance(found.node, ast.Lambda) and _span(found.node.body) == _covered(code)]
+    if len(nodes) != 1:
         raise NoSource(f"several functions named {code.co_name} start at {where}")
     return nodes[0]
+
+
+_Span = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _span(node: ast.expr) -> _Span:
+    return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+
+
+def _covered(code: types.CodeType) -> _Span | None:
+    """Return the part of its file that the instructions of a code object cover: of a lambda, its body. None if CPython keeps no columns."""
+    found = [p for p in code.co_positions() if p[3]]  # of the instructions before the body, and the last one, the column is None or 0
+    return (min((p[0] or 0, p[2] or 0) for p in found), max((p[1] or 0, p[3] or 0) for p in found)) if found else None
 
 
 def _of_statement(module: _Module, code: types.CodeType) -> Iterator[types.CodeType]:
