@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from lmc.frontend import primitives
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
-from lmc.frontend.capture.outside import is_plain, is_plain_enum
+from lmc.frontend.capture.outside import LRU, is_plain, is_plain_enum
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
     NOTHING,
@@ -68,8 +68,8 @@ class CallEvaluator:
             return self._of_table(fn, args, kwargs)
         if isinstance(fn, Function):
             return self.sub_program(fn, args, kwargs)
-        if type(fn) is _LRU:
-            return self.call(fn.__wrapped__, args, kwargs)
+        if type(fn) is LRU:
+            return self.cached(fn.__wrapped__, self._results.setdefault(id(fn), {}), args, kwargs)
         if type(fn) in op.ATOMS or type(fn) in op.CONTAINERS:
             raise Raised(TypeError(f"{type(fn).__name__!r} object is not callable"))
         return self.unknown_code(fn, args, kwargs)
@@ -85,6 +85,7 @@ class CallEvaluator:
         try:
             return rule(self, args, kwargs)
         except Undecided as undecided:
+            self.left_off([*args, *kwargs.values()], undecided.deps)
             return self.operation(name, (*args, *kwargs.values()), undecided.deps)
         except IndexError:
             raise Raised(TypeError(f"{name}() is missing arguments")) from None
@@ -119,7 +120,7 @@ class CallEvaluator:
 
     def _join(self: Evaluation, separator: str, items: Any) -> Any:
         try:
-            found = list(op.iterate(self, items))
+            found = op.all_of(self, items)
         except Undecided as undecided:
             return self.operation("join", (separator, items), undecided.deps)
         op.fits(sum([len(item) for item in found if type(item) is str]))
@@ -167,6 +168,24 @@ class CallEvaluator:
             return self.unknown_code(fn, args, kwargs)
         return self.apply(closure, args, kwargs)
 
+    def cached(self: Evaluation, fn: Any, results: dict[Any, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a function behind `functools.cache`: for equal arguments once. What earlier runs left in a cache is not looked up."""
+        call = lambda: self.apply(fn, args, kwargs) if type(fn) is Closure else self.call(fn, args, kwargs)
+        key = (*args, _END, *kwargs.items())
+        try:
+            op.native(hash, key)
+            if key in results:
+                return results[key]
+        except Undecided:
+            code, inner = self._callee(fn)
+            if code is None or inner is None or self.may_ask(inner, code.effects):
+                self.shifted = True  # it makes requests, or it does not
+            return call()
+        found = call()
+        if not self.exploring:
+            results[key] = found
+        return found
+
     def apply(self: Evaluation, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any], program: State | None = None) -> Any:
         """Call a function of the program's; for a program, `program` is its state."""
         code = fn.code
@@ -180,7 +199,7 @@ class CallEvaluator:
 
             frame.generator = GeneratorBody(frame)
             self.generators.append(frame.generator)
-            return LazyItems(self, frame.generator, frame.generator)
+            return LazyItems(self, frame.generator, frame.generator, of=(frame, code.effects))
         if code.is_async and program is None:
             return Coroutine(lambda: self._run(frame))
         frame.is_program = program is not None
@@ -324,9 +343,9 @@ class CallEvaluator:
             return own(self, x, *args, **kwargs)
         if name == "each" and type(x) is StateGroup:
             body, *items = args or kwargs.values()
-            made = [self.call(body, list(given), {}) for given in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)]
+            made = [self._in_fork(f, lambda f=f, more=more: self.call(body, [f, *more], {})) for f, *more in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)]
             awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
-            return Coroutine(lambda: [self.awaited_or(one) for one in made]) if awaited else made
+            return Coroutine(lambda: [self._in_fork(f, lambda one=one: self.awaited_or(one)) for f, one in zip(x.states, made, strict=False)]) if awaited else made
         if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
             return Unknown(self.lost[id(x)])
         unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
@@ -343,6 +362,14 @@ class CallEvaluator:
         if name == "fork":
             self.states.extend(found.states)
         return self._entered(found) if type(found).__name__ == "_GeneratorContextManager" else found
+
+    def _in_fork(self: Evaluation, fork: State, run: Callable[[], Any]) -> Any:
+        """Run a body of `forks.each`: sub-programs inherit from its fork."""
+        outer, self.current = self.current, fork
+        try:
+            return run()
+        finally:
+            self.current = outer
 
     def _entered(self: Evaluation, manager: Any) -> Manager:
         """A context manager of lmc's."""
@@ -363,6 +390,8 @@ class CallEvaluator:
         if self.tries:
             self.risks.append(None)
         self.hand_over([*args, *kwargs.values()])
+        if isinstance(fn, Unknown):
+            self.called_one_of(fn.among)
         return self.domain.call(self, fn, args, kwargs)
 
     def hand_over(self: Evaluation, values: Sequence[Any], depth: int = 0) -> None:
@@ -380,11 +409,29 @@ class CallEvaluator:
                 self.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
             self.lose(x, None)
 
-    def called_elsewhere(self: Evaluation, fn: Closure) -> None:
-        frame = self.frame({}, fn.outer, fn.code, fn.module)
-        self.havoc(frame, fn.code.effects, None)
-        for name in fn.code.nonlocals:
-            frame.store(name, Unknown(None), "outer")
+    def called_elsewhere(self: Evaluation, fn: Any, deps: Deps = None) -> None:
+        """Assume that a function may have been called, if it is one of the program's."""
+        code, frame = self._callee(fn)
+        if code is not None and frame is not None:
+            self.havoc(frame, code.effects, deps)
+            for name in code.nonlocals:
+                frame.store(name, Unknown(deps), "outer")
+
+    def left_off(self: Evaluation, values: Sequence[Any], deps: Deps) -> None:
+        """Assume that these iterators may have gone on, and these functions may have been called, in native code that stopped at something undecided."""
+        for x in values:
+            if type(x) is LazyItems and not x.over:
+                x.abandon(deps)
+        self.called_one_of([x for x in values if type(x) in (Closure, BoundMethod, types.FunctionType, LRU)])
+
+    def called_one_of(self: Evaluation, functions: Sequence[Any]) -> None:
+        """Assume that any of these functions may have been called."""
+        for fn in functions:
+            if isinstance(fn, BoundMethod):
+                self.hand_over([fn.receiver])
+                fn = fn.function
+            self.called_elsewhere(fn)
+            self.shifted |= isinstance(fn, Function)
 
     def call_with_unknown(self: Evaluation, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:
         """Evaluate a call whose arguments, or even their number, are unknown."""
@@ -481,7 +528,7 @@ def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
 _MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess, reportDeprecated]
 _NO_OPTIONS = Options()
 _ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
-_LRU = type(functools.lru_cache(len))
+_END = object()
 _STATE_METHODS = frozenset("system user assistant var_scope fork copy get_meta_info text messages sync error join".split())
 _STATE_RULES: Mapping[str, Any] = {
     "__iadd__": lambda ev, x, item: op.append(ev, "add", x, item), "parsed": lambda ev, x, *args, **kwargs: ev._parsed(x, *args, **kwargs),
@@ -506,7 +553,7 @@ def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 _CALLS: dict[type, Any] = {
-    Closure: lambda ev, fn, args, kwargs: ev.apply(fn, args, kwargs),
+    Closure: lambda ev, fn, args, kwargs: ev.apply(fn, args, kwargs) if fn.results is None else ev.cached(fn, fn.results, args, kwargs),
     types.FunctionType: lambda ev, fn, args, kwargs: ev.call_function(fn, args, kwargs),
     BoundMethod: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),

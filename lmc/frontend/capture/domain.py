@@ -96,6 +96,9 @@ PASSES = 8
 class Domain:
     """Run-ahead's treatment of unknown values."""
 
+    skips = True
+    """Whether a comprehension goes on behind items of which it is undecided whether they are in it."""
+
     def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some
         unknown operands."""

@@ -27,6 +27,8 @@ from lmc.frontend.primitives import place
 from lmc.frontend.state import State
 
 _MISSING = object()
+_MOST_AMONG = 100
+"""Most items of a container of which an unknown one is remembered to be one."""
 
 
 class Frame:
@@ -173,6 +175,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         self._globals: dict[tuple[int, str], Any] = {}
         self._functions: dict[int, Any] = {}
         self._asks: dict[int, bool] = {}
+        self._results: dict[int, dict[Any, Any]] = {}  # of outside functions behind `functools.cache`
 
     def run(self) -> Outcome:
         """Evaluates. Raises nothing of the program's: what it raises is a fault of the evaluator."""
@@ -234,7 +237,10 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             self.outcome.entire = False
         if self.tries and name not in SAFE:
             self.risks.append(deps)
-        return self.domain.operation(self, name, operands, deps)
+        found = self.domain.operation(self, name, operands, deps)
+        if name in ("item", ".get") and isinstance(found, Unknown) and type(x := operands[0]) in op.CONTAINERS and len(x) <= _MOST_AMONG:
+            found.among = [i for i in (*(x.values() if type(x) in op.MAPPINGS else x), *operands[2:]) if type(i) not in op.ATOMS]
+        return found
 
     @contextmanager
     def handling(self, frame: Frame, name: str | None, value: Any) -> Generator[None]:

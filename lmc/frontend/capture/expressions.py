@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.values import NOTHING, Closure, Deps, LazyItems, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.values import (
+    NOTHING,
+    Closure,
+    Deps,
+    LazyItems,
+    Raised,
+    Undecided,
+    UndecidedItems,
+    Unknown,
+    join,
+)
 from lmc.frontend.scopes import Bindings, Comprehension
 
 if TYPE_CHECKING:
@@ -362,56 +372,73 @@ def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
 # -- comprehensions --------------------------------------------------------------------------------------------------
 
 
-def _levels(node: Any, scope: Scope, elements: Sequence[ast.expr]) -> tuple[Callable[[Frame], Any], Callable[[Frame, Any], Iterator[Frame]], list[Eval], LoopStatement]:
-    """Return the first iterable, the frames of the innermost level for its items, the elements, and the loop that it
-    is."""
-    from lmc.frontend.capture.statements import target
+class Comprehended:
+    """A comprehension, compiled: its first iterable, the frames of its innermost level for those items, and its elements.
 
-    bound = {x.id for g in node.generators for x in ast.walk(g.target) if isinstance(x, ast.Name)}
-    inner = Scope(Comprehension(bound), scope, scope.file, class_name=scope.class_name)
-    first = expression(node.generators[0].iter, scope)
-    iterables = [None, *(expression(g.iter, inner) for g in node.generators[1:])]
-    targets = [target(g.target, inner) for g in node.generators]
-    conditions = [[expression(c, inner) for c in g.ifs] for g in node.generators]
-    last = len(targets) - 1
+    site  the loop that it is
+    rest  what it leaves out for items of which it is undecided whether they are in it
+    """
 
-    def level(frame: Frame, items: Any, k: int) -> Iterator[Frame]:
-        ev, bind, tests = frame.ev, targets[k], conditions[k]
-        for x in op.iterate(ev, items):
+    def __init__(self, node: Any, scope: Scope, elements: Sequence[ast.expr]) -> None:
+        from lmc.frontend.capture.statements import target
+
+        loops: Sequence[ast.comprehension] = node.generators
+        bound = {x.id for loop in loops for x in ast.walk(loop.target) if isinstance(x, ast.Name)}
+        inner = Scope(Comprehension(bound), scope, scope.file, class_name=scope.class_name)
+        self.first = expression(loops[0].iter, scope)
+        self.elements = [expression(e, inner) for e in elements]
+        self._iterables = [None, *(expression(loop.iter, inner) for loop in loops[1:])]
+        self._targets = [target(loop.target, inner) for loop in loops]
+        self._conditions = [[expression(c, inner) for c in loop.ifs] for loop in loops]
+        tests, later = [c for loop in loops for c in loop.ifs], [loop.iter for loop in loops[1:]]
+        body = Arm(self.elements[0], effects([*elements, *tests, *later]), scope.loc(node))
+        self.site = LoopStatement(body.loc, self._targets[0], body, Arm(lambda _: None, NO_EFFECTS, body.loc), body.effects)
+        always = 1 if loops[0].ifs else 0  # the first test; without one, the second iterable
+        self.rest = effects([*elements, *tests[always:], *later[1 - always :]])
+
+    def frames(self, frame: Frame, items: Any, undecided: UndecidedItems) -> Iterator[Frame]:
+        yield from self._level(frame.inner(), op.iterate(frame.ev, items), 0, undecided)
+
+    def _level(self, frame: Frame, items: Iterator[Any], k: int, undecided: UndecidedItems) -> Iterator[Frame]:
+        ev, bind, tests = frame.ev, self._targets[k], self._conditions[k]
+        for x in items:
             bind(frame, x)
             for test in tests:
                 known = op.truth(ev, test(frame))
                 if isinstance(known, Unknown):
-                    raise Undecided(known.deps)
+                    undecided.skip(known.deps)
+                    break
                 if not known:
                     break
             else:
-                if k == last:
+                if k == len(self._targets) - 1:
                     yield frame
-                else:
-                    yield from level(frame, iterables[k + 1](frame), k + 1)  # pyright: ignore[reportOptionalCall]
-
-    def frames(frame: Frame, items: Any) -> Iterator[Frame]:
-        return level(frame.inner(), items, 0)
-
-    values = [expression(e, inner) for e in elements]
-    what = effects([*elements, *(c for g in node.generators for c in g.ifs), *(g.iter for g in node.generators[1:])])
-    body = Arm(values[0], what, scope.loc(node))
-    return first, frames, values, LoopStatement(scope.loc(node), targets[0], body, Arm(lambda _: None, NO_EFFECTS, scope.loc(node)), what)
+                    continue
+                try:
+                    inner = op.iterate(ev, self._iterables[k + 1](frame))  # pyright: ignore[reportOptionalCall]
+                except Undecided as unknown:
+                    undecided.skip(unknown.deps)
+                    continue
+                yield from self._level(frame, inner, k + 1, undecided)
 
 
-def _comprehension(kind: Callable[[Iterator[Any]], Any]) -> Callable[[Any, Scope], Eval]:
+def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope], Eval]:
     def compiled(node: Any, scope: Scope) -> Eval:
-        first, frames, values, site = _levels(node, scope, [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
+        made = Comprehended(node, scope, [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
+        values = made.elements
         each = values[0] if len(values) == 1 else lambda inner: tuple([value(inner) for value in values])
 
         def run(frame: Frame) -> Any:
-            items = first(frame)
+            ev, items = frame.ev, made.first(frame)
+            undecided = UndecidedItems(ev)
+            undecided.skips = ev.domain.skips
             try:
-                return op.native(kind, map(each, frames(frame, items)))
-            except Undecided as undecided:
-                unknown = items if isinstance(items, Unknown) else Unknown(undecided.deps)
-                return frame.ev.domain.comprehension(frame.ev, frame, unknown, site)
+                found = [each(inner) for inner in made.frames(frame, items, undecided)]
+            except Undecided as unknown:
+                return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(unknown.deps), made.site)
+            if undecided.deps:
+                return Unknown(ev.left_out(frame, made.rest, undecided.deps))
+            return found if kind is list else op.apply(ev, kind.__name__, kind, found)
 
         return run
 
@@ -419,8 +446,14 @@ def _comprehension(kind: Callable[[Iterator[Any]], Any]) -> Callable[[Any, Scope
 
 
 def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
-    first, frames, (value,), _ = _levels(node, scope, [node.elt])
-    return lambda frame: LazyItems(frame.ev, map(value, frames(frame, first(frame))))
+    made = Comprehended(node, scope, [node.elt])
+    value = made.elements[0]
+
+    def run(frame: Frame) -> LazyItems:
+        undecided = UndecidedItems(frame.ev)
+        return LazyItems(frame.ev, map(value, made.frames(frame, made.first(frame), undecided)), of=(frame, made.site.effects), rest=(made.rest, undecided))
+
+    return run
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {

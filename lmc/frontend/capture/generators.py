@@ -53,7 +53,7 @@ class GeneratorBody:
             return None
         while True:
             try:
-                item = next(x.generator)
+                item = next(x)
             except StopIteration as over:
                 return over.value
             self.give(item)

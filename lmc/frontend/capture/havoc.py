@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ast
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, NotUnderstood
+from lmc.frontend.capture.outside import LRU
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
-from lmc.frontend.capture.values import BoundMethod, Closure, Deps, Object, Unknown
+from lmc.frontend.capture.values import BoundMethod, Closure, Deps, Object, Unknown, join
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.state import State, StateGroup
@@ -41,6 +43,14 @@ class Havoc:
             held = frame.peek(name)
             if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
                 self._unbind(frame, name, deps)
+
+    def left_out(self: Evaluation, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps:
+        """Assume that code with these effects may have run for some items; return the dependencies of knowing for which."""
+        deps = join(*undecided)
+        for each in undecided if self.may_ask(frame, effects) else (deps,):
+            self.blocked(each)
+        self.havoc(frame, effects, deps)
+        return deps
 
     def _unbind(self: Evaluation, frame: Frame, name: str, deps: Deps) -> None:
         code = frame.code
@@ -106,6 +116,7 @@ class Havoc:
 
         if isinstance(fn, BoundMethod) and isinstance(fn.function, Closure):
             fn = fn.function
+        fn = fn.__wrapped__ if type(fn) is LRU else fn
         if type(fn) is types.FunctionType and not is_known(fn):
             try:
                 fn = self.closure_of(fn)

@@ -265,6 +265,11 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
     return _counted(ev, native(iter, x))
 
 
+def all_of(ev: Evaluation, x: Any) -> list[Any]:
+    """Return the items of a value for what goes through all of them. Raises Undecided where they are not known."""
+    return x.all() if type(x) is LazyItems else list(iterate(ev, x))
+
+
 def _live(ev: Evaluation, x: list[Any]) -> Iterator[Any]:
     i = 0
     while i < len(x):

@@ -40,6 +40,7 @@ SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 MAPPINGS = frozenset({dict, Counter, OrderedDict, defaultdict})
 CONTAINERS = SEQUENCES | MAPPINGS
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, HostFunction, Expr, types.MethodDescriptorType)
+LRU: type[Any] = type(functools.lru_cache(len))
 LARGEST = 20_000
 """Most items copied of one container; larger ones are unknown."""
 
@@ -190,7 +191,7 @@ class Outside:
 
 
 _OPAQUE = frozenset({
-    types.ModuleType, types.MethodType, functools.partial, type(functools.lru_cache(len)), staticmethod, classmethod, property,
+    types.ModuleType, types.MethodType, functools.partial, LRU, staticmethod, classmethod, property,
     types.GenericAlias, types.UnionType, slice, object, types.WrapperDescriptorType, types.GetSetDescriptorType,
 })  # fmt: skip
 
@@ -274,6 +275,8 @@ def is_plain(cls: type) -> bool:
         if base.__module__ == "builtins" or not base.__flags__ & _HEAP_TYPE:
             return False
         names = vars(base)
+        if any(type(held) in _OF_C and held.__objclass__ is base for name, held in names.items() if name not in ("__dict__", "__weakref__")):
+            return False
         hooks = [name for name in _FORBIDDEN if name in names and not (name in ("__setattr__", "__delattr__") and "__dataclass_fields__" in names)]
         if hooks or type(names.get("__dict__")) not in (types.NoneType, types.GetSetDescriptorType):
             return False
@@ -281,6 +284,8 @@ def is_plain(cls: type) -> bool:
 
 
 _HEAP_TYPE = 1 << 9
+_OF_C = frozenset({types.MethodDescriptorType, types.ClassMethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType})
+"""What only a class out of C has of its own; such a class may be a heap type, too."""
 
 
 @functools.lru_cache(1024)

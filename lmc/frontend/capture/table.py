@@ -32,7 +32,7 @@ import statistics
 import textwrap
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import primitives, tools
@@ -43,6 +43,7 @@ from lmc.frontend.capture.values import (
     NOTHING,
     Closure,
     Coroutine,
+    Deps,
     LazyItems,
     Manager,
     Object,
@@ -50,6 +51,7 @@ from lmc.frontend.capture.values import (
     Raised,
     Stop,
     Undecided,
+    UndecidedItems,
     Unknown,
     join,
 )
@@ -114,7 +116,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
-    given = [list(op.iterate(ev, a)) if type(a) is LazyItems else a for a in args]
+    given = [a.all() if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
         return ev.operation(name, (*args, *kwargs.values()), deps)
@@ -182,32 +184,44 @@ def callback(ev: Evaluation, fn: Any) -> Any:
 # -- what takes iterables and functions ----------------------------------------------------------------------------------
 
 _TAKING: Mapping[Any, str] = {
-    list: "i", tuple: "i", set: "i", collections.deque: "iv", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "i",
-    collections.defaultdict: "dm", sum: "ix", any: "i", all: "i", sorted: "i", functools.reduce: "fix", reversed: "r", zip: "i", enumerate: "ix", map: "fi",
-    filter: "fi", itertools.filterfalse: "fi", itertools.takewhile: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
+    list: "a", tuple: "a", set: "a", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "a",
+    collections.defaultdict: "dm", sum: "ax", sorted: "a", functools.reduce: "fax", reversed: "r", zip: "i", enumerate: "ix", map: "fi",
+    itertools.takewhile: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
     itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i",
-    itertools.product: "i", itertools.permutations: "iv", itertools.combinations: "iv", itertools.combinations_with_replacement: "iv",
-    itertools.accumulate: "if", itertools.groupby: "if", next: "xx", heapq.nlargest: "vi", heapq.nsmallest: "vi",
+    itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av", itertools.combinations_with_replacement: "av",
+    itertools.accumulate: "if", itertools.groupby: "if", heapq.nlargest: "va", heapq.nsmallest: "va",
 }  # fmt: skip
-"""Kinds of their arguments: i iterables, r sequences, m mappings or iterables, f and d functions, v known values, x
+"""Kinds of their arguments: i iterables, a iterables that are taken to their end, r sequences, m mappings or iterables, f and d functions, v known values, x
 anything; the last letter stands for all arguments that follow."""
 
 
 def _natively(fn: Any, letters: str) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        given = [_TAKEN[letters[min(i, len(letters) - 1)]](ev, a) for i, a in enumerate(args)]
+        kinds = [letters[min(i, len(letters) - 1)] for i in range(len(args))]
+        given = [_TAKEN[kind](ev, a) for kind, a in zip(kinds, args, strict=True)]
+        if "a" in kinds:
+            kwargs = _keyed(ev, given[kinds.index("a")], kwargs)
         found = op.native(fn, *given, **{k: callback(ev, v) if k in ("key", "func") else v for k, v in kwargs.items()})
-        return LazyItems(ev, _each(ev, found)) if hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown) else found
+        return LazyItems(ev, _each(ev, found), sources=args) if hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown) else found
 
     return made
 
 
+def _keyed(ev: Evaluation, items: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Compute the keys by which items are sorted or compared: each once, in order, whatever the others are."""
+    if kwargs.get("key") is None:
+        return kwargs
+    keys = iter([ev.call(kwargs["key"], [x], {}) for x in items])
+    del kwargs["key"]  # it is called no more
+    return {**kwargs, "key": Callback(ev, Partial(lambda *_: next(keys)))}
+
+
 def _mapping(ev: Evaluation, x: Any) -> Any:
-    return x if type(x) in op.MAPPINGS and not ev.is_lost(x) else [tuple(op.iterate(ev, i)) if type(i) in (list, LazyItems) else i for i in op.iterate(ev, x)]
+    return x if type(x) in op.MAPPINGS and not ev.is_lost(x) else [tuple(op.iterate(ev, i)) if type(i) in (list, LazyItems) else i for i in op.all_of(ev, x)]
 
 
 _TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
-    "i": lambda ev, x: op.iterate(ev, x), "m": _mapping, "f": callback, "x": lambda _, x: x, "r": lambda ev, x: list(op.iterate(ev, x)),
+    "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "m": _mapping, "f": callback, "x": lambda _, x: x, "r": op.all_of,
     "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
 _END = object()
@@ -235,8 +249,65 @@ def _by_count(fn: Any, one: str, more: str) -> Rule:
     return lambda ev, args, kwargs: (alone if len(args) == 1 else several)(ev, args, kwargs)
 
 
-for _fn, _more in ((min, "x"), (max, "x"), (iter, "fx")):
-    rule(_fn)(_by_count(_fn, "i", _more))
+for _fn, _one, _more in ((min, "a", "x"), (max, "a", "x"), (iter, "i", "fx")):
+    rule(_fn)(_by_count(_fn, _one, _more))
+
+
+def _quantifier(ends: bool) -> Rule:
+    """Return the rule of `any` (ends at True) or `all`. Likely requests are those as if no undecided item ended it."""
+
+    def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        (items,), certain, undecided = args, ev.certain, list[Deps]()
+        for x in op.iterate(ev, items):
+            known = op.truth(ev, x)
+            if known is ends:
+                break
+            if known is not (not ends):
+                undecided.append(known.deps)
+                if not ev.explores:
+                    break
+                ev.certain = False
+        else:
+            known = not ends
+        if not undecided:
+            return known
+        ev.certain = certain
+        if type(items) is LazyItems:
+            items.abandon(join(*undecided))
+        raise Undecided(join(*undecided))
+
+    return made
+
+
+rule(any)(_quantifier(True))
+rule(all)(_quantifier(False))
+
+
+def _filter(wanted: bool) -> Rule:
+    def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        test, items = args
+        undecided = UndecidedItems(ev)
+
+        def kept() -> Iterator[Any]:
+            for x in op.iterate(ev, items):
+                known = op.truth(ev, x if test is None else ev.call(test, [x], {}))
+                if isinstance(known, Unknown):
+                    undecided.skip(known.deps)
+                elif known is wanted:
+                    yield x
+
+        return LazyItems(ev, kept(), sources=args, rest=(None, undecided))
+
+    return made
+
+
+rule(filter)(_filter(True))
+rule(itertools.filterfalse)(_filter(False))
+
+
+@rule(next)
+def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return op.native(args[0].first if type(args[0]) is LazyItems else functools.partial(next, args[0]), *args[1:])
 
 
 def _changing(fn: Any) -> Rule:
@@ -284,6 +355,7 @@ _GIVES = frozenset({"pop", "popitem", "popleft", "setdefault"})
 _READS: Mapping[str, int] = {"append": 0, "appendleft": 0, "insert": 1, "get": 1, "pop": 1, "setdefault": 1}
 """Number of their arguments that are read; the others are irrelevant."""
 _VIEWS = frozenset({"keys", "values", "items"})
+_TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference"})
 
 
 def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -295,7 +367,10 @@ def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: d
     deps = join(op.known(ev, x), *(op.known(ev, a) for a in args[: _READS.get(name)]))
     if deps == NOTHING:
         try:
-            found = op.native(getattr(x, name), *args, **{k: callback(ev, v) for k, v in kwargs.items()})
+            if name in _TAKES_ALL:
+                args = [a.all() if type(a) is LazyItems else a for a in args]
+            named = _keyed(ev, x, kwargs) if name == "sort" else kwargs
+            found = op.native(getattr(x, name), *args, **{k: callback(ev, v) for k, v in named.items()})
             return list(found) if name in _VIEWS else LazyItems(ev, found) if name == "elements" else found
         except Undecided as undecided:
             deps = undecided.deps
@@ -339,6 +414,14 @@ def _wraps(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return more[0]
 
     return Partial(wrap)
+
+
+def _cached(ev: Evaluation, fn: Any) -> Any:
+    """Return a function behind `functools.cache`."""
+    if type(fn) is Closure:
+        return fn.cached()
+    results: dict[Any, Any] = {}
+    return Partial(lambda args, kwargs: ev.cached(fn, results, args, kwargs))
 
 
 def deep_copy(ev: Evaluation, x: Any) -> Any:
@@ -420,8 +503,7 @@ _SHORT: Mapping[Any, Rule] = {
     setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
     functools.partial: lambda ev, args, kwargs: Partial(lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named})),
-    **dict.fromkeys(  # called anew each time: that costs steps alone
-        (functools.cache, functools.lru_cache), lambda ev, args, kwargs: args[0] if args and type(args[0]) in (Closure, Partial) else Partial(lambda more, _: more[0])),
+    **dict.fromkeys((functools.cache, functools.lru_cache), lambda ev, args, kwargs: _cached(ev, args[0]) if args and not isinstance(args[0], int | None) else Partial(lambda more, _: _cached(ev, more[0]))),
     operator.itemgetter: lambda ev, args, kwargs: Partial(lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
     copy.copy: lambda ev, args, kwargs: op.apply(ev, "copy", copy.copy, args[0]) if type(args[0]) in op.CONTAINERS or type(args[0]) in op.ATOMS else Unknown(None),

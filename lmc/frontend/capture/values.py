@@ -7,7 +7,7 @@ program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmc.errors import Loc
@@ -39,12 +39,14 @@ class Unknown(Symbolic):
 
     note    the domain's data: a value of the graph
     begins  known beginning of its text, if it is a concatenation
+    among   what it is one of, if it is an item of a container under an unknown key
     """
 
-    __slots__ = ("begins", "deps", "note")
+    __slots__ = ("among", "begins", "deps", "note")
 
     def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
         self.deps, self.note, self.begins = deps, note, begins
+        self.among: Sequence[Any] = ()
 
     def __deepcopy__(self, _: Any) -> Unknown:
         return self
@@ -101,9 +103,9 @@ class Abandoned(BaseException):
 
 class Closure:
     """A function of the program: its code, its defining frame, its defaults. `own` is the outside function that it
-    represents."""
+    represents, `results` those of one behind `functools.cache`, by its arguments."""
 
-    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own")
+    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own", "results")
 
     def __init__(
         self, code: Code, outer: Frame | None, name: str, defaults: tuple[Any, ...], kwdefaults: Mapping[str, Any], *, module: dict[str, Any], own: Any = None
@@ -111,6 +113,13 @@ class Closure:
         self.code, self.outer, self.name, self.defaults, self.kwdefaults, self.own = code, outer, name, defaults, kwdefaults, own
         self.module = module  # its globals
         self.attributes: dict[str, Any] = {}
+        self.results: dict[Any, Any] | None = None
+
+    def cached(self) -> Closure:
+        """Return it behind `functools.cache`."""
+        made = Closure(self.code, self.outer, self.name, self.defaults, self.kwdefaults, module=self.module)
+        made.attributes, made.results = {**self.attributes, "__wrapped__": self}, {}
+        return made
 
 
 class Object:
@@ -216,14 +225,44 @@ class Partial:
         self.call = call
 
 
+class UndecidedItems:
+    """The items of a comprehension of which it is undecided whether they are in it.
+
+    skips  it goes on behind them: all its items are taken, or (`predicts`) likely requests are wanted
+    """
+
+    __slots__ = ("_ev", "deps", "predicts", "skips")
+
+    def __init__(self, ev: Evaluation) -> None:
+        self._ev, self.skips, self.predicts, self.deps = ev, False, False, list[Deps]()
+
+    def skip(self, deps: Deps) -> None:
+        if not self.skips:
+            raise Undecided(deps)
+        self.deps.append(deps)
+        if self.predicts:
+            self._ev.certain = False
+
+
 class LazyItems:
-    """An iterator: items of a generator or of `map`, `zip`, `iter` …, made on demand."""
+    """An iterator: items of a generator or of `map`, `zip`, `iter` …, made on demand.
 
-    __slots__ = ("_ev", "_items", "generator")
+    of       its code, if it is of the program: a frame and effects
+    sources  the iterators and functions that it is made of
+    rest     of a generator expression: the effects of what it leaves out for undecided items, and those
+    """
 
-    def __init__(self, ev: Evaluation, items: Iterable[Any], generator: Any = None) -> None:
+    __slots__ = ("_ev", "_items", "_of", "_rest", "_sources", "_stuck", "generator", "over")
+
+    def __init__(
+        self, ev: Evaluation, items: Iterable[Any], generator: Any = None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
+        rest: tuple[Any, UndecidedItems] | None = None,
+    ) -> None:  # fmt: skip
         self._ev, self._items = ev, iter(items)
         self.generator = generator  # whose items they are
+        self._of, self._sources, self._rest = of, sources, rest
+        self._stuck: Undecided | None = None
+        self.over = False
 
     def __del__(self) -> None:
         if self.generator is not None:
@@ -234,7 +273,51 @@ class LazyItems:
 
     def __next__(self) -> Any:
         self._ev.count(1)  # native code may go through it, too
-        return next(self._items)
+        if self._stuck is not None:
+            raise self._stuck
+        try:
+            return next(self._items)
+        except StopIteration:
+            self.over = True
+            raise
+        except Undecided as undecided:
+            self.abandon(undecided.deps)
+            raise
+
+    def abandon(self, deps: Deps) -> None:
+        """Take no more items: it is undecided how many Python takes."""
+        self._stuck = Undecided(deps)
+        if self._of is not None:
+            self._ev.havoc(*self._of, deps)
+        self._ev.left_off(self._sources, deps)
+
+    def all(self) -> list[Any]:
+        """Return all its items, for what goes on to their end. Raises Undecided after the last one, if it is undecided which are in it."""
+        if self._rest is None:
+            return list(self)
+        effects, undecided = self._rest
+        undecided.skips = self._ev.domain.skips
+        found = list(self)
+        if undecided.deps:
+            deps = join(*undecided.deps) if self._of is None else self._ev.left_out(self._of[0], effects, undecided.deps)
+            raise Undecided(deps)
+        return found
+
+    def first(self, *default: Any) -> Any:
+        """Evaluate `next`. Likely requests are those as if undecided items were not in it."""
+        if self._rest is None or not self._ev.explores or self._stuck is not None:
+            return next(self, *default)
+        undecided, certain = self._rest[1], self._ev.certain
+        undecided.skips = undecided.predicts = True
+        try:
+            found = next(self, *default)
+        finally:
+            self._ev.certain = certain
+            undecided.skips = undecided.predicts = False
+        if not undecided.deps:
+            return found
+        self.abandon(join(*undecided.deps))
+        raise Undecided(join(*undecided.deps))
 
 
 class Coroutine:

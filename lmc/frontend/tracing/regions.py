@@ -75,6 +75,8 @@ ARMS_COST = 200
 class GraphDomain(Domain):
     """Makes regions of undecided control flow."""
 
+    skips = False
+
     def __init__(self, emitter: GraphEmitter) -> None:
         self.emitter, self.builder = emitter, emitter.builder
         self.turns: list[UnknownIteration] = []

@@ -1,0 +1,218 @@
+"""What an evaluation asks through code that goes over items: builtins that take them all, quantifiers, filters, keys; and functions chosen, cached and handed on."""
+
+# ruff: noqa: C401 (programs are written as people write them)
+
+from __future__ import annotations
+
+import ast
+import collections
+import csv
+import functools
+import heapq
+import io
+import itertools
+import operator
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.frontend.source import find
+
+from .recording import Asked, evaluate
+
+ITEMS = ["a", "b", "c", "d"]
+
+
+@lmc.function
+def score(s, text):
+    s += text + lmc.gen("n")
+    return int(s["n"])
+
+
+def scored(text):
+    return score(text).ret_value
+
+
+def asked_by(run: Callable[[], Any], answers: Any = None, **options: Any) -> list[Asked]:
+    """What a program asks that calls `run`, and then asks itself."""
+
+    @lmc.function
+    def program(s):
+        run()
+        s += "then" + lmc.gen("then")
+
+    return evaluate(program, answers, options=options)[0]
+
+
+def seen(asked: list[Asked]) -> list[tuple[str | None, bool, bool]]:
+    return [(a.prompt, a.certain, a.shifted) for a in asked]
+
+
+ALL = [(text, True, False) for text in (*ITEMS, "then")]
+
+TAKES_ALL: dict[str, Callable[[], Any]] = {
+    "sum": lambda: sum(scored(t) for t in ITEMS),
+    "max": lambda: max(scored(t) for t in ITEMS),
+    "min of pairs": lambda: min((scored(t), t) for t in ITEMS),
+    "max by key": lambda: max(ITEMS, key=scored),
+    "sorted by key": lambda: sorted(ITEMS, key=lambda t: -scored(t)),
+    "sort by key": lambda: list(ITEMS).sort(key=scored),
+    "nlargest": lambda: heapq.nlargest(2, ITEMS, key=scored),
+    "set": lambda: set(scored(t) for t in ITEMS),
+    "set comprehension": lambda: {scored(t) for t in ITEMS},
+    "dict comprehension": lambda: {scored(t): t for t in ITEMS},
+    "update": lambda: set().update(scored(t) for t in ITEMS),
+    "Counter": lambda: collections.Counter(scored(t) for t in ITEMS),
+    "reduce": lambda: functools.reduce(operator.add, (scored(t) for t in ITEMS)),
+    "mean": lambda: statistics.mean(scored(t) for t in ITEMS),
+    "map": lambda: list(map(scored, ITEMS)),
+    "filter": lambda: list(filter(lambda t: scored(t) > 4, ITEMS)),
+    "filterfalse": lambda: list(itertools.filterfalse(scored, ITEMS)),
+    "condition": lambda: [t for t in ITEMS if scored(t) > 4],
+    "condition of a generator": lambda: sum(1 for t in ITEMS if scored(t) > 4),
+    "condition that binds": lambda: [n for t in ITEMS if (n := scored(t)) > 4],
+    "inner loop": lambda: [w for t in ITEMS for w in str(scored(t)).split()],
+    "joined": lambda: ", ".join(t for t in ITEMS if scored(t) > 4),
+    "arguments": lambda: (lambda *args: args)(*(scored(t) for t in ITEMS)),
+    "extend": lambda: [].extend(t for t in ITEMS if scored(t) > 4),
+}
+
+
+@pytest.mark.parametrize("name", TAKES_ALL)
+def test_what_takes_all_items_asks_for_each(name: str):
+    assert seen(asked_by(TAKES_ALL[name])) == ALL
+
+
+def test_an_element_that_asks_for_undecided_items_shifts_what_follows():
+    asked = asked_by(lambda: [scored(t + t) for t in ITEMS if scored(t) > 4])
+    assert seen(asked) == [*ALL[:4], ("then", True, True)]
+    found: list[Any] = []
+    asked = asked_by(lambda: found.append([w for t in ITEMS[:2] for w in str(scored(t)) if scored(w)]))
+    assert seen(asked) == [*ALL[:2], ("then", True, True)]
+
+
+QUANTIFIERS: dict[str, Callable[[], Any]] = {
+    "any": lambda: any(scored(t) > 8 for t in ITEMS),
+    "all": lambda: all(scored(t) < 8 for t in ITEMS),
+    "of map": lambda: any(map(scored, ITEMS)),
+    "next": lambda: next((t for t in ITEMS if scored(t) > 8), None),
+    "next of filter": lambda: next(filter(scored, ITEMS), None),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIFIERS)
+def test_what_ends_early_asks_likely_for_the_rest(name: str):
+    run = QUANTIFIERS[name]
+    assert seen(asked_by(run)) == [("a", True, False), ("then", True, True)]
+    assert seen(asked_by(run, explores=True)) == [("a", True, False), *[(t, False, False) for t in "bcd"], ("then", True, True)]
+
+
+def test_what_ends_early_ends_at_what_is_known():
+    assert seen(asked_by(lambda: any(scored(t) > 8 for t in ITEMS), {"n": "9"})) == [("a", True, False), ("then", True, False)]
+    assert seen(asked_by(lambda: all(scored(t) > 8 for t in ITEMS), {"n": "9"})) == ALL
+    assert seen(asked_by(lambda: any(scored(t) > 8 for t in ITEMS), {("/c1", 0): "9"}, explores=True))[:3] == [("a", True, False), ("b", False, False), ("then", True, True)]
+
+
+def test_an_iterator_that_stopped_at_something_undecided_has_not_ended():
+    def run():
+        numbers = (scored(t) for t in ITEMS if scored(t))
+        next(numbers)
+        for n in numbers:
+            scored(f"never {n}")
+
+    assert [a.prompt for a in asked_by(run)] == ["a", "then"]
+
+
+# -- functions that are chosen, cached, handed on
+
+
+@lmc.function
+def routes_by_an_answer(s, q):
+    routes = {"one": lambda t: s.__iadd__(t + lmc.gen("routed")), "two": lambda t: t}
+    for _ in range(2):
+        s += q + lmc.gen("route")
+        routes.get(s["route"], len)(q)
+
+
+def test_a_function_chosen_by_an_answer_may_be_any_of_those():
+    asked, _ = evaluate(routes_by_an_answer, q="q")
+    assert [(a.prompt is None, a.shifted) for a in asked] == [(False, False), (True, True)]
+
+
+@lmc.function
+def calls_a_program_chosen_by_an_answer(s, q):
+    s += q + lmc.gen("route")
+    {"score": score, "other": score}[s["route"]](q)
+    score("next")
+
+
+def test_a_program_chosen_by_an_answer_shifts_those_behind_it():
+    asked, _ = evaluate(calls_a_program_chosen_by_an_answer, q="q")
+    assert [(a.prompt, a.shifted) for a in asked] == [("q", False), ("next", True)]
+
+
+@functools.lru_cache
+def cached(text):
+    return scored(text)
+
+
+CACHED: dict[str, Callable[[], Any]] = {
+    "of the outside": lambda: [cached(t) for t in "abab"],
+    "nested": lambda: (lambda fn: [fn(t) for t in "abab"])(functools.cache(lambda t: scored(t))),
+    "with a size": lambda: (lambda fn: [fn(t) for t in "abab"])(functools.lru_cache(maxsize=None)(scored)),
+    "a function of the outside": lambda: (lambda fn: [fn(t) for t in "abab"])(functools.cache(scored)),
+}
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_a_cached_function_asks_once_for_equal_arguments(name: str):
+    assert seen(asked_by(CACHED[name])) == [("a", True, False), ("b", True, False), ("then", True, False)]
+
+
+def test_whether_a_cached_function_asks_for_an_unknown_argument_is_undecided():
+    assert seen(asked_by(lambda: cached(scored("a")))) == [("a", True, False), (None, True, True), ("then", True, True)]
+
+
+@lmc.function
+def children_of_bodies(s, q):
+    def body(f, text):
+        return scored(text)
+
+    s.fork(2).each(body, ["a", "b"])
+    return scored("c")
+
+
+@lmc.function
+async def children_of_async_bodies(s, q):
+    async def body(f, text):
+        return (await score.arun(text)).ret_value
+
+    await s.fork(2).each(body, ["a", "b"])
+    return scored("c")
+
+
+@pytest.mark.parametrize("program", [children_of_bodies, children_of_async_bodies])
+def test_sub_programs_in_bodies_of_forks_inherit_from_them(program: Any):
+    asked, _ = evaluate(program, q="q")
+    assert [(a.address, a.prompt) for a in asked] == [(("/0.0/c0", 0), "a"), (("/0.1/c0", 0), "b"), (("/c0", 0), "c")]
+
+
+@lmc.function
+def uses_an_object_of_c(s, writer):
+    score("a")
+    writer.writerow(["x"])
+    score("b")
+
+
+def test_an_object_of_a_class_out_of_c_is_unknown():
+    asked, outcome = evaluate(uses_an_object_of_c, writer=csv.writer(io.StringIO()))
+    assert [a.prompt for a in asked] == ["a", "b"] and outcome.raised is None
+
+
+def test_lambdas_on_one_line_are_told_apart():
+    first, (second, third) = (lambda a: [a, (lambda: a)]), [lambda b: b + 1, lambda b: b * 2]
+    bodies: list[Any] = [find(fn).node.body for fn in (first, second, third, first(1)[1])]
+    assert [ast.unparse(body) for body in bodies] == ["[a, lambda: a]", "b + 1", "b * 2", "a"]
