@@ -62,6 +62,7 @@ def find(fn: types.FunctionType) -> SourceFunction:
 def _found(fn: types.FunctionType) -> SourceFunction:
     code = fn.__code__
     where = Loc(code.co_filename, code.co_firstlineno)
+    linecache.lazycache(code.co_filename, fn.__globals__)  # of a module that is no file, such as one in a zip archive, its loader has the source
     module = _module(code.co_filename)
     if module is None:
         raise NoSource(f"{fn.__qualname__} has no readable source ({where})")

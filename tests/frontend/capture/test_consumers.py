@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import csv
 import functools
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.frontend.source import find
 
 from .recording import Asked, evaluate
 
@@ -210,9 +208,3 @@ def uses_an_object_of_c(s, writer):
 def test_an_object_of_a_class_out_of_c_is_unknown():
     asked, outcome = evaluate(uses_an_object_of_c, writer=csv.writer(io.StringIO()))
     assert [a.prompt for a in asked] == ["a", "b"] and outcome.raised is None
-
-
-def test_lambdas_on_one_line_are_told_apart():
-    first, (second, third) = (lambda a: [a, (lambda: a)]), [lambda b: b + 1, lambda b: b * 2]
-    bodies: list[Any] = [find(fn).node.body for fn in (first, second, third, first(1)[1])]
-    assert [ast.unparse(body) for body in bodies] == ["[a, lambda: a]", "b + 1", "b * 2", "a"]

@@ -1,0 +1,30 @@
+"""The source of functions: lambdas beside each other, and modules that are no files."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.frontend.source import find
+
+
+def test_lambdas_on_one_line_are_told_apart():
+    first, (second, third) = (lambda a: [a, (lambda: a)]), [lambda b: b + 1, lambda b: b * 2]
+    bodies: list[Any] = [find(fn).node.body for fn in (first, second, third, first(1)[1])]
+    assert [ast.unparse(body) for body in bodies] == ["[a, lambda: a]", "b + 1", "b * 2", "a"]
+
+
+def test_a_module_in_a_zip_archive_has_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with zipfile.ZipFile(tmp_path / "programs.zip", "w") as archive:
+        archive.writestr("zipped_program.py", "import lmc\n\n@lmc.function\ndef program(s, q):\n    s += q + lmc.gen('x', max_tokens=2)\n    return s['x']\n")
+    monkeypatch.syspath_prepend(tmp_path / "programs.zip")
+    program = importlib.import_module("zipped_program").program
+    assert lmc.compile(program).dump_ir().count("gen(") == 1
+    journaled = program.run(q="a", backend=lmc.Mock(), seed=1, journal=tmp_path / "journal")
+    assert journaled.ret_value == program.run(q="a", backend=lmc.Mock(), seed=1).ret_value
