@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -397,7 +398,11 @@ class Comprehended:
         self.rest = effects([*elements, *tests[always:], *later[1 - always :]])
 
     def frames(self, frame: Frame, items: Any, undecided: UndecidedItems) -> Iterator[Frame]:
-        yield from self._level(frame.inner(), op.iterate(frame.ev, items), 0, undecided)
+        try:
+            yield from self._level(frame.inner(), op.iterate(frame.ev, items), 0, undecided)
+        except Undecided:
+            undecided.stopped = True
+            raise
 
     def _level(self, frame: Frame, items: Iterator[Any], k: int, undecided: UndecidedItems) -> Iterator[Frame]:
         ev, bind, tests = frame.ev, self._targets[k], self._conditions[k]
@@ -430,15 +435,20 @@ def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope
 
         def run(frame: Frame) -> Any:
             ev, items = frame.ev, made.first(frame)
-            undecided = UndecidedItems(ev)
+            undecided = UndecidedItems(ev, lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
             undecided.skips = ev.domain.skips
+            taken = map(each, made.frames(frame, items, undecided))
             try:
-                found = [each(inner) for inner in made.frames(frame, items, undecided)]
+                try:
+                    found = op.native(kind, taken)
+                except Undecided as unknown:
+                    if undecided.stopped or not (undecided.skips and undecided.asks()):
+                        raise
+                    deque(taken, 0)  # a key is unknown: Python goes on to the end
+                    found = ev.operation(kind.__name__, (), unknown.deps)
             except Undecided as unknown:
                 return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(unknown.deps), made.site)
-            if undecided.deps:
-                return Unknown(ev.left_out(frame, made.rest, undecided.deps))
-            return found if kind is list else op.apply(ev, kind.__name__, kind, found)
+            return Unknown(ev.left_out(frame, made.rest, undecided.deps)) if undecided.deps else found
 
         return run
 
@@ -450,8 +460,9 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
     value = made.elements[0]
 
     def run(frame: Frame) -> LazyItems:
-        undecided = UndecidedItems(frame.ev)
-        return LazyItems(frame.ev, map(value, made.frames(frame, made.first(frame), undecided)), of=(frame, made.site.effects), rest=(made.rest, undecided))
+        ev, items = frame.ev, made.first(frame)
+        undecided = UndecidedItems(ev, lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
+        return LazyItems(ev, map(value, made.frames(frame, items, undecided)), of=(frame, made.site.effects), sources=[items], rest=(made.rest, undecided))
 
     return run
 

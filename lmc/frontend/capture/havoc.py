@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
@@ -16,7 +16,7 @@ from lmc.frontend.capture.code import Code, NotUnderstood
 from lmc.frontend.capture.outside import LRU
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
-from lmc.frontend.capture.values import BoundMethod, Closure, Deps, Object, Unknown, join
+from lmc.frontend.capture.values import BoundMethod, Closure, Deps, LazyItems, Object, Unknown, join
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.state import State, StateGroup
@@ -104,6 +104,14 @@ class Havoc:
                     return True
         appended = any(isinstance(frame.peek(name), (State, StateGroup)) for name in effects.appends)
         return appended and any(_asks(frame.peek(name)) for name in effects.loads)
+
+    def may_ask_in(self: Evaluation, values: Iterable[Any]) -> bool:
+        """Return whether going through these iterators, or calling these functions, may make requests."""
+        for x in values:
+            code, inner = self._callee(x)
+            if x.may_ask() if type(x) is LazyItems else isinstance(x, Function) or (code is not None and inner is not None and self.may_ask(inner, code.effects)):
+                return True
+        return False
 
     def may_skip(self: Evaluation, frame: Frame, target: Any) -> bool:
         """Return whether a loop, or the helper function of a frame, may be skipped as a whole: it makes no requests."""

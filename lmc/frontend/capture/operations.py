@@ -265,9 +265,13 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
     return _counted(ev, native(iter, x))
 
 
+def each_of(ev: Evaluation, x: Any) -> Iterator[Any]:
+    """Yield the items of a value for what goes through all of them. Raises Undecided where it is not known which they are."""
+    return x.each() if type(x) is LazyItems else iterate(ev, x)
+
+
 def all_of(ev: Evaluation, x: Any) -> list[Any]:
-    """Return the items of a value for what goes through all of them. Raises Undecided where they are not known."""
-    return x.all() if type(x) is LazyItems else list(iterate(ev, x))
+    return list(each_of(ev, x))
 
 
 def _live(ev: Evaluation, x: list[Any]) -> Iterator[Any]:

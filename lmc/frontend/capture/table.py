@@ -116,7 +116,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
-    given = [a.all() if type(a) is LazyItems else a for a in args]
+    given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
         return ev.operation(name, (*args, *kwargs.values()), deps)
@@ -184,14 +184,14 @@ def callback(ev: Evaluation, fn: Any) -> Any:
 # -- what takes iterables and functions ----------------------------------------------------------------------------------
 
 _TAKING: Mapping[Any, str] = {
-    list: "a", tuple: "a", set: "a", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "a",
-    collections.defaultdict: "dm", sum: "ax", sorted: "a", functools.reduce: "fax", reversed: "r", zip: "i", enumerate: "ix", map: "fi",
+    list: "a", tuple: "a", set: "u", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "u",
+    collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "r", zip: "i", enumerate: "ix", map: "fi",
     itertools.takewhile: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
     itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i",
     itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av", itertools.combinations_with_replacement: "av",
-    itertools.accumulate: "if", itertools.groupby: "if", heapq.nlargest: "va", heapq.nsmallest: "va",
+    itertools.accumulate: "if", itertools.groupby: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
 }  # fmt: skip
-"""Kinds of their arguments: i iterables, a iterables that are taken to their end, r sequences, m mappings or iterables, f and d functions, v known values, x
+"""Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, r sequences, m mappings or iterables, f and d functions, v known values, x
 anything; the last letter stands for all arguments that follow."""
 
 
@@ -199,9 +199,17 @@ def _natively(fn: Any, letters: str) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         kinds = [letters[min(i, len(letters) - 1)] for i in range(len(args))]
         given = [_TAKEN[kind](ev, a) for kind, a in zip(kinds, args, strict=True)]
-        if "a" in kinds:
-            kwargs = _keyed(ev, given[kinds.index("a")], kwargs)
-        found = op.native(fn, *given, **{k: callback(ev, v) if k in ("key", "func") else v for k, v in kwargs.items()})
+        if "u" in kinds and kwargs.get("key") is not None and ev.may_ask_in([kwargs["key"]]):
+            at = kinds.index("u")
+            given[at] = list(given[at])
+            kwargs = _keyed(ev, given[at], kwargs)
+        try:
+            found = op.native(fn, *given, **{k: callback(ev, v) if k in ("key", "func") else v for k, v in kwargs.items()})
+        except Undecided:
+            for items, kind in zip(given, kinds, strict=True):
+                if kind == "u" and ev.may_ask_in(args):  # Python goes on to their end
+                    collections.deque(items, 0)
+            raise
         return LazyItems(ev, _each(ev, found), sources=args) if hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown) else found
 
     return made
@@ -209,8 +217,6 @@ def _natively(fn: Any, letters: str) -> Rule:
 
 def _keyed(ev: Evaluation, items: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Compute the keys by which items are sorted or compared: each once, in order, whatever the others are."""
-    if kwargs.get("key") is None:
-        return kwargs
     keys = iter([ev.call(kwargs["key"], [x], {}) for x in items])
     del kwargs["key"]  # it is called no more
     return {**kwargs, "key": Callback(ev, Partial(lambda *_: next(keys)))}
@@ -221,7 +227,7 @@ def _mapping(ev: Evaluation, x: Any) -> Any:
 
 
 _TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
-    "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "m": _mapping, "f": callback, "x": lambda _, x: x, "r": op.all_of,
+    "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x, "r": op.all_of,
     "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
 _END = object()
@@ -249,7 +255,7 @@ def _by_count(fn: Any, one: str, more: str) -> Rule:
     return lambda ev, args, kwargs: (alone if len(args) == 1 else several)(ev, args, kwargs)
 
 
-for _fn, _one, _more in ((min, "a", "x"), (max, "a", "x"), (iter, "i", "fx")):
+for _fn, _one, _more in ((min, "u", "x"), (max, "u", "x"), (iter, "i", "fx")):
     rule(_fn)(_by_count(_fn, _one, _more))
 
 
@@ -264,7 +270,7 @@ def _quantifier(ends: bool) -> Rule:
                 break
             if known is not (not ends):
                 undecided.append(known.deps)
-                if not ev.explores:
+                if not (ev.explores and ev.may_ask_in(args)):
                     break
                 ev.certain = False
         else:
@@ -286,7 +292,7 @@ rule(all)(_quantifier(False))
 def _filter(wanted: bool) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         test, items = args
-        undecided = UndecidedItems(ev)
+        undecided = UndecidedItems(ev, lambda: ev.may_ask_in(args))
 
         def kept() -> Iterator[Any]:
             for x in op.iterate(ev, items):
@@ -368,8 +374,8 @@ def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: d
     if deps == NOTHING:
         try:
             if name in _TAKES_ALL:
-                args = [a.all() if type(a) is LazyItems else a for a in args]
-            named = _keyed(ev, x, kwargs) if name == "sort" else kwargs
+                args = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
+            named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
             found = op.native(getattr(x, name), *args, **{k: callback(ev, v) for k, v in named.items()})
             return list(found) if name in _VIEWS else LazyItems(ev, found) if name == "elements" else found
         except Undecided as undecided:

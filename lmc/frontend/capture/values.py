@@ -228,16 +228,19 @@ class Partial:
 class UndecidedItems:
     """The items of a comprehension of which it is undecided whether they are in it.
 
-    skips  it goes on behind them: all its items are taken, or (`predicts`) likely requests are wanted
+    asks     whether it may make requests: else there is nothing to find behind them
+    skips    it goes on behind them: all its items are taken, or (`predicts`) likely requests are wanted
+    stopped  it has not, or it is undecided how many there are
     """
 
-    __slots__ = ("_ev", "deps", "predicts", "skips")
+    __slots__ = ("_ev", "asks", "deps", "predicts", "skips", "stopped")
 
-    def __init__(self, ev: Evaluation) -> None:
-        self._ev, self.skips, self.predicts, self.deps = ev, False, False, list[Deps]()
+    def __init__(self, ev: Evaluation, asks: Callable[[], bool]) -> None:
+        self._ev, self.asks, self.deps = ev, asks, list[Deps]()
+        self.skips = self.predicts = self.stopped = False
 
     def skip(self, deps: Deps) -> None:
-        if not self.skips:
+        if not (self.skips and (self.deps or self.asks())):
             raise Undecided(deps)
         self.deps.append(deps)
         if self.predicts:
@@ -291,17 +294,20 @@ class LazyItems:
             self._ev.havoc(*self._of, deps)
         self._ev.left_off(self._sources, deps)
 
-    def all(self) -> list[Any]:
-        """Return all its items, for what goes on to their end. Raises Undecided after the last one, if it is undecided which are in it."""
+    def may_ask(self) -> bool:
+        """Return whether making its items may make requests."""
+        return (self._of is not None and self._ev.may_ask(*self._of)) or self._ev.may_ask_in(self._sources)
+
+    def each(self) -> Iterator[Any]:
+        """Yield all its items, for what goes on to their end. Raises Undecided after the last one, if it is undecided which are in it."""
         if self._rest is None:
-            return list(self)
+            yield from self
+            return
         effects, undecided = self._rest
         undecided.skips = self._ev.domain.skips
-        found = list(self)
+        yield from self
         if undecided.deps:
-            deps = join(*undecided.deps) if self._of is None else self._ev.left_out(self._of[0], effects, undecided.deps)
-            raise Undecided(deps)
-        return found
+            raise Undecided(join(*undecided.deps) if self._of is None else self._ev.left_out(self._of[0], effects, undecided.deps))
 
     def first(self, *default: Any) -> Any:
         """Evaluate `next`. Likely requests are those as if undecided items were not in it."""
