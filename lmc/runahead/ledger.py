@@ -9,6 +9,7 @@ malicious guess changes nothing but counters and time.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
@@ -133,6 +134,7 @@ class Ledger:
         self._lock = threading.RLock()
         self._waiting: set[Signal] = set()
         self._bound = 0.0  # tokens that open and wasted guesses may cost
+        self._useless: dict[Loc | None, bool] = {}  # by request site with guesses: whether all of them were wasted, and it is not told yet
 
     @property
     def root(self) -> tuple[int, int, str]:
@@ -183,7 +185,7 @@ class Ledger:
             for guess in [g for g in there if g is not found and (g.in_arm or not _repeatable(ask))]:
                 self._drop(guess)
                 if guess.in_arm:
-                    self.profile.wrong(guess.ask.loc)
+                    self._wrong(guess.ask.loc)
             if found is None and _repeatable(ask):  # an address may have moved after an unpredicted retry: the content counts
                 equal = self._by_content.get(content(before), ())
                 found = next((g for g in equal if not g.used and not g.dropped and self._answers(g, before, ask)), None)
@@ -191,8 +193,8 @@ class Ledger:
                 self._drop(found)
                 found = None
             if found is None:
-                if any(not guess.in_arm for guess in there):
-                    self.profile.wrong(ask.loc)
+                for site in {guess.ask.loc for guess in there if not guess.in_arm}:
+                    self._wrong(site)
                 return None
             found.used = True
             self._remove(found)
@@ -200,7 +202,8 @@ class Ledger:
                 needed()
             self._count(ahead_used=1)
             self._settle(found, used=True)
-            self.profile.right(ask.loc)
+            self.profile.right(found.ask.loc)
+            self._useless[found.ask.loc] = False
             return found
 
     def _answers(self, guess: Guess, before: Prompt, ask: Gen | Select) -> bool:
@@ -318,6 +321,7 @@ class Ledger:
         if guess.used or guess.dropped:
             return
         guess.dropped = True
+        self._useless.setdefault(guess.ask.loc, True)
         self._settle(guess, used=False)
         spent = guess.result.usage
         tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
@@ -326,6 +330,10 @@ class Ledger:
         self.records.append(Record(guess.address, kind, guess.ask.name, guess.ask.loc, guess.result, "wasted"))
         if not guess.result.done and guess.after.handle is not None:
             guess.after.handle.cancel()
+
+    def _wrong(self, site: Loc | None) -> None:
+        self.profile.wrong(site)
+        self._useless[site] = False
 
     def _settle(self, guess: Guess, *, used: bool) -> None:
         if (watching := observer()) is not None:
@@ -468,6 +476,9 @@ class Ledger:
             self.closed, self.ended = True, perf_counter()
             for guess in self._all():
                 self._drop(guess)
+            if sys.exception() is None:  # which alone may keep Python from making certain requests
+                for site in [site for site, useless in self._useless.items() if useless]:
+                    self.profile.wrong(site)
             self._by_content.clear()
             self._prefilled.clear()
             self.asked.clear()
