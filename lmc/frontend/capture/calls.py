@@ -38,6 +38,7 @@ from lmc.frontend.capture.values import (
     Undecided,
     Unknown,
     join,
+    raised,
 )
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
@@ -88,7 +89,7 @@ class CallEvaluator:
             self.left_off([*args, *kwargs.values()], undecided.deps)
             return self.operation(name, (*args, *kwargs.values()), undecided.deps)
         except IndexError:
-            raise Raised(TypeError(f"{name}() is missing arguments")) from None
+            raise raised(TypeError) from None
 
     def call_method(self: Evaluation, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Evaluate `x.name(*args, **kwargs)`."""
@@ -451,7 +452,7 @@ class CallEvaluator:
         if (deps := op.known(self, x)) != NOTHING:
             raise Undecided(deps)
         if type(x) not in op.MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
-            raise Raised(TypeError("argument after ** must be a mapping of new names"))
+            raise raised(TypeError)
         kwargs.update(x)
 
     def _host(self: Evaluation, fn: HostFunction, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -516,11 +517,14 @@ def _inert(x: Any) -> Any:
 
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Bind the parameters of a call by name. Raises Python's error for a wrong call."""
+    """Bind the parameters of a call by name. Raises a TypeError for a wrong call."""
     code = fn.code
     if not kwargs and code.is_simple and len(args) == len(code.positional):
         return dict(zip(code.positional, args, strict=True))
-    bound = op.native(code.signature(fn.defaults, fn.kwdefaults).bind, *args, **kwargs)
+    try:
+        bound = code.signature(fn.defaults, fn.kwdefaults).bind(*args, **kwargs)
+    except TypeError:
+        raise raised(TypeError) from None
     bound.apply_defaults()
     return {**bound.arguments, code.more: dict(bound.arguments[code.more])} if code.more else bound.arguments
 
@@ -548,7 +552,7 @@ def _bound_method(ev: Evaluation, fn: types.MethodType, args: list[Any], kwargs:
 
 def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not args or not isinstance(args[0], (Unknown, fn.__objclass__)):
-        raise Raised(TypeError(f"descriptor '{fn.__name__}' for '{fn.__objclass__.__name__}' objects doesn't apply"))
+        raise raised(TypeError)
     return ev.call_method(args[0], fn.__name__, args[1:], kwargs)
 
 

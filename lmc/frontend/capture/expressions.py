@@ -26,6 +26,7 @@ from lmc.frontend.capture.values import (
     UndecidedItems,
     Unknown,
     join,
+    raised,
 )
 from lmc.frontend.scopes import Bindings, Comprehension
 
@@ -203,7 +204,10 @@ def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[An
         found: list[Any] = []
         for starred, part in parts:
             x = part(frame)
-            found += op.iterate(frame.ev, x) if starred else (x,)
+            try:
+                found += op.each_of(frame.ev, x) if starred else (x,)
+            except Raised as error:
+                raise raised(TypeError) if type(error.value) is TypeError else error from None
         return found
 
     return run

@@ -28,6 +28,7 @@ from lmc.frontend.capture.values import (
     Super,
     Undecided,
     Unknown,
+    raised,
 )
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr
@@ -226,9 +227,9 @@ class Objects:
             elif field.default is not dataclasses.MISSING:
                 made.attributes[field.name] = self.adopt(field.default)
             elif field.init:
-                raise Raised(TypeError(f"{made.cls.__name__}.__init__() missing 1 required positional argument: {field.name!r}"))
+                raise raised(TypeError)
         if given:
-            raise Raised(TypeError(f"{made.cls.__name__}.__init__() got an unexpected keyword argument"))
+            raise raised(TypeError)
         after = self.special(made, "__post_init__")
         if after is not None:
             self.call(after, [], {})

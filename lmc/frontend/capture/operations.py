@@ -29,6 +29,7 @@ from lmc.frontend.capture.values import (
     Undecided,
     Unknown,
     join,
+    raised,
 )
 from lmc.frontend.primitives import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
@@ -84,10 +85,12 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if interrupts(error) or (frames[-1].f_code.co_filename.startswith(_HERE) and frames[-1].f_code not in (native.__code__, _in.__code__)):
             raise  # the evaluator's own fault
         error.__traceback__ = None
-        raise Raised(error) from None
+        raise Raised(error) if _STAND_IN.search(str(error)) is None else raised(type(error)) from None
 
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
+_STAND_IN = re.compile("'(Object|Closure|BoundMethod|Partial|LazyItems|Coroutine|Manager|Super|Callback|method-wrapper)'")
+"""In a message: a class of the evaluator's, instead of the program's."""
 
 
 def _in(x: Any, items: Any) -> bool:
@@ -193,7 +196,7 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
 def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
     """Evaluate `state += …`, `group += …`."""
     if name != "add":
-        raise Raised(TypeError(f"unsupported operand type(s) for {name}"))
+        raise raised(TypeError)
     if ev.is_lost(b):
         b = Unknown(ev.lost[id(b)])
     if isinstance(a, StateGroup):

@@ -19,7 +19,7 @@ from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStat
 from lmc.frontend.capture.expressions import expression, function
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
-from lmc.frontend.capture.values import NOTHING, Abandoned, NotFollowed, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.values import NOTHING, Abandoned, NotFollowed, Raised, Undecided, Unknown, join, raised
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
@@ -111,12 +111,15 @@ def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
 
 
 def _unpacked(ev: Evaluation, x: Any, n: int, star: int | None) -> list[Any]:
-    items = op.iterate(ev, x)
+    try:
+        items = op.iterate(ev, x)
+    except Raised:
+        raise raised(TypeError) from None
     found = list(items if star is not None else islice(items, n + 1))  # of what has no end, one too many
     if star is None and len(found) == n:
         return found
     if star is None or len(found) < n - 1:
-        raise Raised(ValueError(f"cannot unpack {len(found)} values into {n}"))
+        raise raised(ValueError)
     after = len(found) - (n - star - 1)
     return [*found[:star], found[star:after], *found[after:]]
 

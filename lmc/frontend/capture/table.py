@@ -313,7 +313,12 @@ rule(itertools.filterfalse)(_filter(False))
 
 @rule(next)
 def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return op.native(args[0].first if type(args[0]) is LazyItems else functools.partial(next, args[0]), *args[1:])
+    if type(args[0]) is not LazyItems:
+        return op.native(next, *args)
+    try:
+        return args[0].first(*args[1:])
+    except StopIteration as over:
+        raise Raised(over.with_traceback(None)) from None
 
 
 def _changing(fn: Any) -> Rule:

@@ -84,6 +84,11 @@ class Raised(BaseException):
         self.value = value
 
 
+def raised(kind: type[Exception]) -> Raised:
+    """Return an exception that Python raises with a message of its own, which is unknown."""
+    return Raised(kind(Unknown(None)))
+
+
 class Undecided(BaseException):
     """A value that must be known is not: a key that decides an order, a length, the next item of an iterator, the
     `test` of a loop."""
@@ -131,7 +136,7 @@ class Object:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, cls, attributes, args, outside
 
     def _refused(self, *_: Any) -> NoReturn:
-        raise Raised(TypeError(f"unsupported operation on {self.cls.__name__!r}"))
+        raise raised(TypeError)
 
     def _equal(self, other: Any) -> Any:
         names = self.ev.dataclass_fields(self.cls)
