@@ -25,6 +25,7 @@ import os
 import pathlib
 import random
 import re
+import string
 import sys
 import threading
 import time
@@ -130,7 +131,7 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.AGAIN
     if isinstance(owner, StateGroup):
         return CallKind.CALLS_BACK
-    if is_language(owner) or is_of_lmc(type(owner)) or is_of_lmc(function) or isinstance(owner, BaseException) or type(owner) in _TURNS:
+    if is_language(owner) or is_of_lmc(type(owner)) or is_of_lmc(function) or isinstance(owner, BaseException) or type(owner) in _TURNS or type(owner) in _OWN_DATA:
         return CallKind.EITHER if isinstance(owner, asyncio.TaskGroup) else CallKind.AGAIN
     if _is_of_pydantic(fn) or _is_of_pydantic(function):
         return CallKind.CALLS_BACK
@@ -148,9 +149,9 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.EFFECT
     if type(owner) in _OWN_DATA and owner is not None:
         return CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
-    if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
+    if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, type(_cached), *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
         return CallKind.AGAIN
-    if getattr(fn, "__objclass__", None) in _OWN_DATA or (isinstance(owner, type) and owner in _OWN_DATA):
+    if getattr(fn, "__objclass__", None) in _OWN_DATA or (isinstance(owner, type) and (owner in _OWN_DATA or owner.__module__ in _COMPUTE)):
         return CallKind.CALLS_BACK
     if fn.__module__ == "builtins":
         return CallKind.EFFECT if name in _OUTSIDE else CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
@@ -159,7 +160,7 @@ def _of_builtin(fn: Any) -> CallKind:
     return CallKind.CALLS_BACK if _only_computes(fn) else CallKind.EITHER
 
 
-_BUILTINS = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+_BUILTINS = frozenset({types.BuiltinFunctionType, type(re.compile("").finditer), types.MethodDescriptorType, types.ClassMethodDescriptorType})
 _DESCRIPTORS = frozenset({types.MethodWrapperType, types.WrapperDescriptorType})
 _MANAGING = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__"})
 MANAGERS = {
@@ -167,12 +168,12 @@ MANAGERS = {
     contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
 }
 """Decorators that make managers of generator functions, by the code of the manager factory."""
-_LOGS = frozenset({"logging", "warnings", "_warnings"})
-"""Functions that record the calling line, so that nothing may stand in between; a resumed run calls them again."""
+_LOGS = frozenset({"logging", "warnings", "_warnings", "traceback"})
+"""Functions that record the calling line or frames, so that nothing may stand in between; a resumed run calls them again."""
 BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
 
 
-_OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match}
+_OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match, string.Template}
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
 """Builtins with effects outside of the run, or possible ones."""
 _TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
@@ -180,7 +181,7 @@ _TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, a
 """Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
 _MADE_AGAIN = frozenset({copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
                asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe, sys.exc_info, sys.exception,  # pyright: ignore[reportPrivateUsage]
-               inspect.currentframe, *_TURNS})  # fmt: skip
+               inspect.currentframe, inspect.stack, inspect.getgeneratorstate, *_TURNS})  # fmt: skip
 _RANDOM = frozenset({random.Random, random.SystemRandom})
 _CHANGE_NOTHING = frozenset({
     asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
