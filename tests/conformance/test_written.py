@@ -863,7 +863,11 @@ def _ways(program: Any, tmp: Path) -> dict[str, Callable[..., lmc.State]]:
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_means_the_same(name: str, tmp_path: Path):
-    found: Case = TABLE[name]
+    means_the_same(TABLE[name], tmp_path)
+
+
+def means_the_same(found: Case, tmp_path: Path) -> None:
+    """Assert that a case gives the same in every execution, on the answers of this module."""
     found.options.setdefault("backend", backend)
     found.check()
     reset = found.options.get("reset", lambda: None)
