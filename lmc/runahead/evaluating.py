@@ -29,6 +29,9 @@ from lmc.runahead.frames import frames
 from lmc.runahead.ledger import Address, AheadPolicy, Ledger
 from lmc.waiting import idle
 
+MOST_MISSED = 128
+"""Requests of one evaluation that it does not make: a loop may go on for ever, and what is open is bounded (`MAX_OPEN`)."""
+
 
 class Hole:
     """A partly known prompt: `deps` are the answers it depends on, None: only Python can tell it. `known`: its known
@@ -51,10 +54,13 @@ class Pending:
 class AheadEmitter:
     """The emitter of an evaluation: requests go to the ledger, as guesses."""
 
-    def __init__(self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None, missed: list[int] | None = None
+    ) -> None:
         self.ledger, self.run, self.evaluation = ledger, run, evaluation
         self._template = run.backend.chat_template
         self._places: dict[Result, Address] = {} if places is None else places
+        self._missed = [0] if missed is None else missed
 
     def nested(self, options: Options) -> AheadEmitter | None:
         if options.budget is not None or options.timeout is not None or options.stream or options.journal is not None:
@@ -62,7 +68,7 @@ class AheadEmitter:
         run = self.run._replace(defaults=options.defaults(self.run.defaults), backend=options.backend or self.run.backend)
         if options.seed is not None:
             run = run._replace(seed=options.seed, item=0)
-        return AheadEmitter(self.ledger, run, self.evaluation, self._places)
+        return AheadEmitter(self.ledger, run, self.evaluation, self._places, self._missed)
 
     # -- prompts
 
@@ -137,22 +143,32 @@ class AheadEmitter:
             elif evaluation.exploring:  # Python has taken another arm
                 raise Undecided(None)
             return after, self._pending(address, after)
-        here: Deps = frozenset([address])
+        try:
+            after = self._guessed(ctx, make, deps, address)
+        except LmcError:  # Python raises it here; no request is made
+            return Hole(None), Pending(address, None)
+        if after is not None:
+            return after, self._pending(address, after)
+        self._missed[0] += 1
+        if self._missed[0] > MOST_MISSED and not evaluation.exploring:
+            evaluation.end(f"{MOST_MISSED} requests that are not made ahead")
+        return Hole(frozenset([address])), Pending(address, None)
+
+    def _guessed(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
+        """Make a request ahead, if it is known and allowed."""
+        run, evaluation = self.run, self.evaluation
+        assert evaluation is not None
         if isinstance(ctx, Hole) or deps is None or deps:
             evaluation.blocked(join(_deps(ctx), deps))
             known = ctx.known if isinstance(ctx, Hole) else ctx
             if known is not None and evaluation.certain and not evaluation.exploring:
                 self.ledger.prefill(known, run)
-            return Hole(here), Pending(address, None)
-        try:
-            ask = make(Origin(*address))
-        except LmcError:  # Python raises it here; no request is made
-            return Hole(None), Pending(address, None)
+            return None
+        ask = make(Origin(*address))
         sampled = (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) > 0
         if evaluation.shifted and sampled:
-            return Hole(here), Pending(address, None)
-        after = self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
-        return (Hole(here), Pending(address, None)) if after is None else (after, self._pending(address, after))
+            return None
+        return self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
 
     def _pending(self, address: Address, after: Prompt) -> Pending:
         assert after.result is not None

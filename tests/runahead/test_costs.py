@@ -11,10 +11,13 @@ import pytest
 
 import lmc
 from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.frontend.capture.evaluation import Evaluation, Outcome
 from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
 from lmc.waiting import Signal, idle
+from tests.backend.gated import Gated
+from tests.conformance.harness import eager
 
 
 @lmc.function
@@ -152,3 +155,26 @@ def test_nothing_is_idle_while_items_may_begin(kind: Callable[..., Any]) -> None
     found: list[bool] = []
     list(kind(lambda i: found.append(idle()), 3, limit=2).results(lambda: None))
     assert found == [False, False, True]
+
+
+@lmc.function
+def chats(s: Any, q: str) -> str:
+    while True:
+        s += q + lmc.gen("a", max_tokens=8)
+        if s["a"] == "stop":
+            return s["a"]
+        s += "observed " + s["a"]
+
+
+@pytest.mark.parametrize("ahead", ["certain", "likely"])
+def test_a_loop_without_a_known_end_is_not_followed_for_ever(ahead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, run, outcomes = Gated(answers={"a": "stop"}), Evaluation.run, list[Outcome]()
+
+    def opens(self: Evaluation) -> Outcome:
+        outcomes.append(run(self))
+        backend.open()
+        return outcomes[-1]
+
+    monkeypatch.setattr(Evaluation, "run", opens)
+    eager(lmc.compile(chats, ahead=ahead))("q", backend=backend)
+    assert outcomes and "not made ahead" in outcomes[0].reason and outcomes[0].steps < 5000

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from lmc.errors import Loc
 from lmc.frontend.capture import operations as op
@@ -218,6 +218,11 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             if self.paused():
                 self.outcome.paused = True
                 raise Stop("paused")
+
+    def end(self, reason: str) -> NoReturn:
+        """End the whole evaluation: there is no use in going on."""
+        self._budget = min(self._budget, self.steps - 1)
+        raise Stop(reason)
 
     def blocked(self, deps: Deps) -> None:
         """Record that these answers would let the evaluation see more."""

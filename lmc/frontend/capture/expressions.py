@@ -10,6 +10,7 @@ import ast
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
@@ -173,6 +174,12 @@ def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval
         known = op.truth(frame.ev, x)
         if known is True or known is False:
             return x if known is is_or else rest(frame)
+        if frame.ev.domain.skips and frame.ev.only_looks(frame, behind.effects):
+            with suppress(Raised, Undecided):
+                if op.truth(frame.ev, rest(frame)) is is_or:  # whatever the unknown operand is
+                    found = Unknown(known.deps)
+                    found.truth = is_or
+                    return found
         decided = Arm(lambda _: x, NO_EFFECTS, loc)
         site = BranchStatement(loc, decided, behind) if is_or else BranchStatement(loc, behind, decided)
         return frame.ev.domain.choice(frame.ev, frame, known, site)

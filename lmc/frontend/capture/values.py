@@ -40,13 +40,15 @@ class Unknown(Symbolic):
     note    the domain's data: a value of the graph
     begins  known beginning of its text, if it is a concatenation
     among   what it is one of, if it is an item of a container under an unknown key
+    truth   whether it is true, if that is known: of `answer == "yes" or n > 3` with a large n
     """
 
-    __slots__ = ("among", "begins", "deps", "note")
+    __slots__ = ("among", "begins", "deps", "note", "truth")
 
     def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
         self.deps, self.note, self.begins = deps, note, begins
         self.among: Sequence[Any] = ()
+        self.truth: bool | None = None
 
     def __deepcopy__(self, _: Any) -> Unknown:
         return self
