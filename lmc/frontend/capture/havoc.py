@@ -129,9 +129,10 @@ class Havoc:
     def _callee(self: Evaluation, fn: Any) -> tuple[Code | None, Frame | None]:
         from lmc.frontend.capture.evaluation import Frame
 
-        if isinstance(fn, BoundMethod) and isinstance(fn.function, Closure):
+        if type(fn) is LRU:
+            fn = fn.__wrapped__
+        elif isinstance(fn, BoundMethod) and isinstance(fn.function, Closure):
             fn = fn.function
-        fn = fn.__wrapped__ if type(fn) is LRU else fn
         if type(fn) is types.FunctionType and not is_known(fn):
             try:
                 fn = self.closure_of(fn)
