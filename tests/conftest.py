@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """What importing the tests made stays to the end: a garbage collection within a test need not walk it again."""
+    """A full collection within a test walks the objects of its file, and not what importing the tests made."""
+    _freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Neither does it walk what the files before left in caches: dozens of tests collect, and there are millions of those."""
+    yield
+    if (nextitem is None or nextitem.path != item.path) and "torch" not in sys.modules:  # frozen cycles would keep a model's memory
+        _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture
