@@ -27,6 +27,7 @@ from lmc.prompt import Constraint, Gen, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through
+from tests.searching import some
 
 CASES = cases(vars(test_programs))
 
@@ -87,7 +88,7 @@ def requests(backend: Replicas) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@pytest.mark.parametrize("name", CASES)
+@some("name", CASES, 3)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager
