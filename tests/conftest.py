@@ -33,8 +33,10 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m TIER` does not read files that say of all their tests that they are of others: what those import takes seconds."""
+    """`-m TIER` does not read files that say of all their tests that they are of others, `-m search` no files without searches: what those import takes seconds."""
     asked = config.option.markexpr
+    if asked == "search" and collection_path.name.startswith("test_"):
+        return not re.search(r"\bsearch", collection_path.read_text("utf-8")) or None
     if asked not in TIERS or collection_path.suffix != ".py":
         return None
     said = re.search(r"^pytestmark = .*", collection_path.read_text("utf-8"), re.MULTILINE)
