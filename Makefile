@@ -24,19 +24,20 @@ check: $(VENV)/.dev $(VENV)/.model  ## before each commit, some two minutes: sty
 unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (about a minute), on all cores
 	$(PYTEST) -q -n auto -m unit
 
-conformance: $(VENV)/.dev  ## 500 random programs in every execution, and the other random searches, on all cores
+conformance: $(VENV)/.dev $(VENV)/.model  ## 500 random programs in every execution, and the other random searches, on all cores
 	$(PY) -m tests.conformance --programs 500
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
-nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted, 2,000 wrong model files, every kill point of journals; SEED=n for others
+nightly: $(VENV)/.dev $(VENV)/.model  ## 20,000 random programs, going on where it was interrupted, 2,000 wrong model files, every kill point of journals, hundreds of forced answers; SEED=n for others
 	$(PY) -m tests.durable.kill_points
+	LMC_SEARCH=1 $(MODEL) $(PYTEST) -q -n 2 -m model tests/test_forcing.py tests/backend/engine/test_forced_runs.py
 	$(PY) -m tests.fuzzing --files 2000 --seed $(or $(SEED),1000000)
 	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000) --done build/nightly-$$(git rev-parse --short HEAD).txt
 
 # Two processes of one thread each are faster than one of two threads. Above the threshold, glibc gives memory back at once: half the peak.
 MODEL := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=4000000
 model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
-	$(MODEL) $(PYTEST) -q -n 2 --dist loadfile -m model
+	$(MODEL) $(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m model
 
 api: $(VENV)/.dev  ## API backends against stand-ins of their servers on this machine; no key, no network
 	$(PYTEST) -q -n auto -m api

@@ -33,14 +33,16 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m TIER` does not read files that say of all their tests that they are of others, `-m search` no files without searches: what those import takes seconds."""
+    """`-m TIER` does not read files that say of all their tests that they are of others, and `-m search` none without a search: what those import takes
+    seconds."""
     asked = config.option.markexpr
-    if asked == "search" and collection_path.name.startswith("test_"):
-        return not re.search(r"\bsearch", collection_path.read_text("utf-8")) or None
-    if asked not in TIERS or collection_path.suffix != ".py":
+    if asked not in (*TIERS, "search") or not collection_path.match("test_*.py"):
         return None
-    said = re.search(r"^pytestmark = .*", collection_path.read_text("utf-8"), re.MULTILINE)
-    tiers = set(re.findall(r"pytest\.mark\.(\w+)", said[0])).intersection(TIERS) if said else set()
+    text = collection_path.read_text("utf-8")
+    if asked == "search":
+        return None if re.search(r"\bsearch", text) else True
+    said = re.search(r"^pytestmark = .*", text, re.MULTILINE)
+    tiers = set(re.findall(r"pytest\.mark\.(\w+)", said[0])).intersection(TIERS) if said else set[str]()
     return True if tiers and asked not in tiers else None
 
 
@@ -48,6 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)  # stable: files stay together
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, where it is installed
