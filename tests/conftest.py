@@ -73,7 +73,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
     """Neither does it walk what the files before left in caches: dozens of tests collect, and there are millions of those."""
     yield
-    if (nextitem is None or nextitem.path != item.path) and "torch" not in sys.modules:  # frozen cycles would keep a model's memory
+    if (nextitem is None or nextitem.path != item.path) and item.get_closest_marker("model") is None:  # frozen cycles would keep a model's memory
         _freeze()
 
 
