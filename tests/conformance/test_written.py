@@ -25,6 +25,7 @@ import lmc
 from lmc import assistant, gen, select, system, user
 from lmc.backend.mock import Mock
 from lmc.runahead.program import Program
+from tests.searching import some
 
 from .harness import EFFECTS, Case, Seen, case, cases, differences, eager, effect, observe
 
@@ -862,7 +863,7 @@ def _ways(program: Any, tmp: Path, compiled: Program) -> dict[str, Callable[...,
     }
 
 
-@pytest.mark.parametrize("name", TABLE)
+@some("name", TABLE, 2)
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_means_the_same(name: str, tmp_path: Path):
     found: Case = TABLE[name]
