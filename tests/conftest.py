@@ -66,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_finish() -> None:
     """A full collection within a test walks the objects of its file, and not what importing the tests made."""
     _freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)

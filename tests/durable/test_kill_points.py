@@ -24,7 +24,7 @@ for what, names, how, every in json.loads(sys.argv[1]):
     loaded = [name for name in ("torch", "transformers") if name in sys.modules]
     print(json.dumps([seen.doubled, seen.lost, seen.wrong, seen.kills, loaded]))
 """
-KILLS = [("as it is", "plain checks", "power", 6), ("as it is", "retries asks", "kill", 15), ("as it is", "gathers each", "power", 25), ("unsynced", "checks plain", "power", 12)]
+KILLS = [("as it is", "plain asks", "power", 6), ("as it is", "gathers", "kill", 15), ("unsynced", "plain", "power", 6)]
 """What is killed how at each how manieth point; `make nightly` takes all points of all programs."""
 
 
