@@ -7,7 +7,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit conformance nightly model api clients lint docs house bench setup clean
+.PHONY: help demo test check unit conformance nightly model api clients lint style types docs house bench setup clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -17,29 +17,39 @@ demo: $(VENV)/.model  ## a compiled program on the small model: answers, what th
 
 test: unit conformance model api  ## all tests that need neither a GPU nor an API key
 
-unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (under a minute), on all cores
+check: $(VENV)/.dev $(VENV)/.model  ## before each commit, some two minutes: style, unit tests, and of slower tests those of what the branch changed
+	$(MAKE) style unit
+	files=$$($(PY) -m tests.changed model api); [ -z "$$files" ] || $(MODEL) $(PYTEST) -q -n 2 --dist loadfile -m "model or api" $$files
+
+unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (about a minute), on all cores
 	$(PYTEST) -q -n auto -m unit
 
-conformance: $(VENV)/.dev  ## 500 random programs in every execution, and the other random searches, on all cores
+conformance: $(VENV)/.dev $(VENV)/.model  ## 500 random programs in every execution, and the other random searches, on all cores
 	$(PY) -m tests.conformance --programs 500
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 
-nightly: $(VENV)/.dev  ## 20,000 random programs, going on where it was interrupted, 2,000 wrong model files, every kill point of journals; SEED=n for others
+nightly: $(VENV)/.dev $(VENV)/.model  ## 20,000 random programs, going on where it was interrupted, 2,000 wrong model files, every kill point of journals, hundreds of forced answers; SEED=n for others
 	$(PY) -m tests.durable.kill_points
+	LMC_SEARCH=1 $(MODEL) $(PYTEST) -q -n 2 -m model tests/test_forcing.py tests/backend/engine/test_forced_runs.py
 	$(PY) -m tests.fuzzing --files 2000 --seed $(or $(SEED),1000000)
 	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000) --done build/nightly-$$(git rev-parse --short HEAD).txt
 
 # Two processes of one thread each are faster than one of two threads. Above the threshold, glibc gives memory back at once: half the peak.
+MODEL := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=4000000
 model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
-	OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=4000000 $(PYTEST) -q -n 2 --dist loadfile -m model
+	$(MODEL) $(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m model
 
 api: $(VENV)/.dev  ## API backends against stand-ins of their servers on this machine; no key, no network
 	$(PYTEST) -q -n auto -m api
 
-lint: $(VENV)/.dev  ## ruff, pyright, import contracts
+lint: style types  ## ruff, import contracts, pyright
+
+style: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/pyright --pythonpath $(PY)
 	$(VENV)/bin/lint-imports
+
+types: $(VENV)/.dev
+	$(VENV)/bin/pyright --pythonpath $(PY)
 
 docs: $(VENV)/.docs  ## the documentation as a site, in build/site; `make docs && python3 -m http.server -d build/site` shows it
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,16 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m TIER` does not read files that say of all their tests that they are of others: what those import takes seconds."""
+    """`-m TIER` does not read files that say of all their tests that they are of others, and `-m search` none without a search: what those import takes
+    seconds."""
     asked = config.option.markexpr
-    if asked not in TIERS or collection_path.suffix != ".py":
+    if asked not in (*TIERS, "search") or not collection_path.match("test_*.py"):
         return None
-    said = re.search(r"^pytestmark = .*", collection_path.read_text("utf-8"), re.MULTILINE)
-    tiers = set(re.findall(r"pytest\.mark\.(\w+)", said[0])).intersection(TIERS) if said else set()
+    text = collection_path.read_text("utf-8")
+    if asked == "search":
+        return None if re.search(r"\bsearch", text) else True
+    said = re.search(r"^pytestmark = .*", text, re.MULTILINE)
+    tiers = set(re.findall(r"pytest\.mark\.(\w+)", said[0])).intersection(TIERS) if said else set[str]()
     return True if tiers and asked not in tiers else None
 
 
@@ -45,6 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)  # stable: files stay together
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist, where it is installed
@@ -58,10 +64,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """What importing the tests made stays to the end: a garbage collection within a test need not walk it again."""
+    """A full collection within a test walks the objects of its file, and not what importing the tests made."""
+    _freeze()
+    gc.set_threshold(200_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Neither does it walk what the files before left in caches: dozens of tests collect, and there are millions of those."""
+    yield
+    if (nextitem is None or nextitem.path != item.path) and item.get_closest_marker("model") is None:  # frozen cycles would keep a model's memory
+        _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture

@@ -26,9 +26,15 @@ def examples(few: int, many: int) -> settings:
     )  # fmt: skip
 
 
+APART = (pytest.mark.search, pytest.mark.skipif(not TIMES, reason="runs in make conformance"))
+"""The marks of a case that runs in `make conformance` alone: it takes long, and others of its table show the same in short."""
+
+
 def apart(test: Any) -> Any:
     """Marks a test that runs in `make conformance` alone: it takes seconds, and what it holds up is other tests' power to find faults."""
-    return pytest.mark.search(pytest.mark.skipif(not TIMES, reason="runs in make conformance")(test))
+    for mark in APART:
+        test = mark(test)
+    return test
 
 
 def some(names: str, values: Iterable[Any], every: int, **options: Any) -> Callable[[Any], Any]:

@@ -76,7 +76,7 @@ def lmc_cli(folder, monkeypatch, capsys):
 
     def call(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["lmc", *args])
-        monkeypatch.setattr(cli, "app", COMMAND)
+        monkeypatch.setattr("lmc.cli.command.app", COMMAND)
         monkeypatch.setattr(sys, "path", list(sys.path))
         try:
             cli.main()

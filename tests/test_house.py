@@ -9,6 +9,8 @@ from types import ModuleType
 import networkx as nx
 import pytest
 
+from tests.searching import apart
+
 DOCS = Path(__file__).parent.parent / "docs"
 MOST = 48  # modules of the largest circle, imports under TYPE_CHECKING and in functions counted
 CIRCLES = 11
@@ -28,6 +30,7 @@ def house() -> ModuleType:
     return module
 
 
+@apart
 def test_circles_among_modules_become_fewer(house: ModuleType, graph: nx.DiGraph):
     found = house.circles(graph)
     assert len(found[0]) <= MOST, f"{len(found[0])} modules import each other; at most {MOST} did"
@@ -39,6 +42,7 @@ def test_a_circle_is_found(house: ModuleType):
     assert house.circles(ring) == [["a", "b", "c"], ["e", "f"]]
 
 
+@apart
 def test_the_picture_has_every_package(house: ModuleType, graph: nx.DiGraph):
     svg = house.draw(graph).svg()
     folders = {p.parent.relative_to(DOCS.parent / "lmc").as_posix() for p in house.modules().values()}

@@ -462,6 +462,8 @@ class SteppedCore(EngineCore):
 
     def launch(self) -> None: ...
 
+    def give_way(self) -> None: ...  # there is no loop to wait for
+
     def _record(self, work: Pass, seconds: float) -> None:
         super()._record(work, self._runner.seconds(work))  # pyright: ignore
 

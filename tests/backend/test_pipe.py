@@ -34,6 +34,7 @@ from lmc.prompt import ChoicesMethod, Constraint, Gen, Given, Image, Mark, Sampl
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through
+from tests.searching import size, some
 
 CASES = cases(vars(test_programs))
 
@@ -66,7 +67,7 @@ def gen(most: int = 4, **how: Any) -> Gen:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@pytest.mark.parametrize("name", CASES)
+@some("name", CASES, 3)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager
@@ -348,11 +349,12 @@ def test_a_constraint_that_was_accepted_is_not_waited_for_again():
             client.submit(None, [Text(("a",)), gen(constraint=Constraint("regex", "(?=a)b"))])
 
 
+@pytest.mark.search
 def test_a_line_that_ends_does_not_cut_another() -> None:
     """Which may have its file descriptor at once."""
 
     def often(_: int) -> None:
-        for _ in range(60):
+        for _ in range(size(15, 60)):
             with piped(lmc.Mock()) as (client, _):
                 assert client.submit(None, [Text(("a",)), gen(1)]).results[0].output().text
 

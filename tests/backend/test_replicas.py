@@ -27,6 +27,7 @@ from lmc.prompt import Constraint, Gen, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through
+from tests.searching import some
 
 CASES = cases(vars(test_programs))
 
@@ -87,7 +88,7 @@ def requests(backend: Replicas) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@pytest.mark.parametrize("name", CASES)
+@some("name", CASES, 3)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager
@@ -156,7 +157,8 @@ def test_what_goes_on_stays_where_its_kv_is():
         assert sum(process.engine.counters().prefilled_tokens for process in processes) < 3 * 2200
 
 
-def test_siblings_go_together():
+def test_siblings_go_together(monkeypatch):
+    monkeypatch.setattr("lmc.backend.engine.engine._MOMENT", 30.0)  # so long a group waits for its members, however busy the machine is
     with replicated(*(engine_fakes.backend(2000)[0] for _ in range(2))) as (backend, processes):
         root = backend.submit(None, [Text(("abc",))])
         forks = [ask(backend, str(i), parent=root, group=(7,), members=4, has_more=i < 3) for i in range(4)]

@@ -1,4 +1,4 @@
-"""A pool of a twentieth of what a batch needs finishes everything, with the same text."""
+"""A pool of a twentieth of what a batch needs (a tenth on the small model, which takes its time) finishes everything, with the same text."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def needed(engine) -> tuple[int, int]:
     return engine.stats()["cached_tokens"], longest
 
 
-def compare(workload: Workload, n: int, make) -> None:
+def compare(workload: Workload, n: int, make, share: int = 20) -> None:
     with make(200_000) as engine:
         expected = texts(workload, n, engine)
         every, longest = needed(engine)
         engine.check()
-    capped = every // 20
+    capped = every // share
     assert capped > longest, f"too few items for a pool of {capped} to be enough for {longest}"
     with make(capped) as engine:
         found = texts(workload, n, engine)
@@ -69,6 +69,6 @@ def test_answers_of_unknown_length_are_preempted_and_go_on():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("name", "n"), [("agents", 40), ("chat-short", 24)])
+@pytest.mark.parametrize(("name", "n"), [("agents", 20), ("chat-short", 12)])
 def test_on_the_small_model(name, n):
-    compare(WORKLOADS[name], n, lambda slots: lmc.Engine("smollm2", dtype="float32", max_tokens=min(slots, 30_000)))
+    compare(WORKLOADS[name], n, lambda slots: lmc.Engine("smollm2", dtype="float32", max_tokens=min(slots, 30_000)), share=10)

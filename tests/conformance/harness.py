@@ -13,6 +13,7 @@ from typing import Any
 
 import lmc
 from lmc.backend.mock import Mock
+from lmc.runahead.planning import Planner
 from lmc.runahead.program import Program
 from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.runahead.liars import Liar, Recorder
@@ -168,7 +169,7 @@ def conform(
     compiled = lmc.compile(program)
     executions: list[tuple[str, Callable[..., Any]]] = [("compiled", compiled)]
     if ahead and not _scripted_in_order(backend()):
-        executions += [("compiled again", compiled), *_ahead(program, items, backend, options)]
+        executions += [("compiled again", compiled), *_ahead(compiled, items)]
     for how, call in executions:
         for item, (expected, log) in zip(items, reference, strict=True):
             reset()
@@ -204,17 +205,17 @@ def _scripted_in_order(mock: Mock) -> bool:
     return mock.answers_in_order or mock._fault is not None
 
 
-def _ahead(program: Any, items: Sequence[dict[str, Any]], backend: Callable[..., Mock], options: dict[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Executions that are asked ahead: as far as what is certain, what is likely, and by a plan that lies."""
+def _ahead(compiled: Program, items: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Executions that are asked ahead: as far as what is certain, what is likely, and by a plan that lies. All share the plan of `compiled`."""
+    program = compiled.function
     for policy in ("certain", "likely"):
-        ahead = lmc.compile(program, ahead=policy)
-        eager(ahead)
-        yield policy, ahead
-    yield "lies", lying(program, random.Random(f"{program.name} {len(items)}"))
+        yield policy, eager(lmc.compile(program, ahead=policy), compiled.planner)
+    yield "lies", lying(program, random.Random(f"{program.name} {len(items)}"), compiled.planner)
 
 
-def eager(program: Program) -> Program:
-    """Let a program evaluate at every wait, at once and wherever it reads."""
+def eager(program: Program, planner: Planner | None = None) -> Program:
+    """Let a program evaluate at every wait, at once and wherever it reads; by the plan of `planner`, if given, so that it is not made again."""
+    program.planner = planner or program.planner
     profile = program.profile
     profile.cost = 0.0
     profile.evaluated = lambda *_: None  # type: ignore[method-assign]
@@ -227,9 +228,9 @@ def _raised(fault: Exception) -> None:
     raise AssertionError("a fault of the evaluator") from fault
 
 
-def lying(program: Any, choose: random.Random) -> Callable[..., Any]:
+def lying(program: Any, choose: random.Random, planner: Planner | None = None) -> Callable[..., Any]:
     """A call of a program whose plan is lies about what the run before it asked."""
-    liar = eager(lmc.compile(program, ahead="likely"))
+    liar = eager(lmc.compile(program, ahead="likely"), planner)
     known: list[Any] = []
 
     def call(**given: Any) -> Any:

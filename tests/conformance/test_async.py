@@ -20,6 +20,7 @@ import lmc
 from lmc.backend.mock import Mock
 from tests.backend.gated import Gated
 from tests.conformance.harness import Case, case, cases, effect, opaque, scripted
+from tests.searching import some
 
 TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 
@@ -559,7 +560,7 @@ async def awaits_a_program_that_is_not_async(s: Any, q: str) -> Any:
     s += (await inner_sync.arun(tip=q))["x"]
 
 
-@pytest.mark.parametrize("name", cases(globals()))
+@some("name", cases(globals()), 2)
 def test_means_the_same_in_every_execution(name: str) -> None:
     one: Case = cases(globals())[name]
     one.check()

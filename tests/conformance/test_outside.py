@@ -11,6 +11,7 @@ import pytest
 
 import lmc
 from lmc import gen
+from tests.searching import some
 
 from .harness import Case, case, cases, conform, effect
 
@@ -129,7 +130,7 @@ SEEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", SEEN)
+@some("name", SEEN, 3)
 def test_what_a_loop_has_seen(name: str):
     conform(lmc.function(collects(*SEEN[name])), [{"q": q} for q in "abc"])
 

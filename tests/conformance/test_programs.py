@@ -12,11 +12,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pytest
 from pydantic import BaseModel, Field, ValidationError
 
 import lmc
 from lmc import gen, user
+from tests.searching import some
 
 from .harness import Case, case, cases, conform, effect, scripted
 from .outside import shout, tool
@@ -451,7 +451,7 @@ def sub_programs(s: Any, q: str) -> Any:
 CASES = cases(dict(globals()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@some("name", CASES, 2)
 def test_program(name: str):
     CASES[name].check()
 

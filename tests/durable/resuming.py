@@ -11,6 +11,7 @@ import lmc
 from lmc.durable import records
 from lmc.durable.files import Sidecar
 from lmc.durable.groups import journal_of
+from tests.searching import TIMES
 
 CALLS: list[tuple[Any, ...]] = []
 """What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""
@@ -41,7 +42,7 @@ def done(path: Path) -> Counter[str]:
 def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path, backend: Callable[[], Any] = lmc.Mock, *, doubtful: bool = False) -> None:
     """Asserts that a run is what it is without a journal, wherever and however it is taken up, and that nothing known is asked or called again.
 
-    The functions that the program calls note it in `CALLS`, and their names are those in the journal. `doubtful`: they are not idempotent, so behind the
+    In the unit tier behind each third record, so a test that calls this is marked as a search. The functions that the program calls note it in `CALLS`, and their names are those in the journal. `doubtful`: they are not idempotent, so behind the
     intent of one the run raises InDoubtEffect.
     """
     ways = [program.run, lmc.compile(program)]
@@ -52,7 +53,7 @@ def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path
         whole, asked = directory / str(n), backend()
         CALLS.clear()
         assert (seen(way(**arguments, backend=asked, seed=1, journal=whole)), Counter(CALLS)) == (expected, calls)
-        for count, data in enumerate(prefixes(whole)):
+        for count, data in list(enumerate(prefixes(whole)))[:: 1 if TIMES else 3]:
             lay(path, data)
             known, before = records.read(path).runs[0], done(path)
             again, left = ways[count % 2], [e for e in known.effects.values() if e.outcome is None]

@@ -129,15 +129,18 @@ def effects(path: Path) -> list[str]:
     return [effect.name for effect in records.read(path).runs[0].effects.values()]
 
 
+@pytest.mark.search
 def test_an_extractor_that_tries_again(tmp_path: Path) -> None:
     resumes_anywhere(extracts, {}, tmp_path, lambda: lmc.Mock(script))
     assert [effects(tmp_path / str(n)) for n in range(2)] == [["save"] * 4] * 2
 
 
+@pytest.mark.search
 def test_what_a_tool_refuses_is_known(tmp_path: Path) -> None:
     resumes_anywhere(handles_what_a_tool_refuses, {}, tmp_path, doubtful=True)
 
 
+@pytest.mark.search
 def test_making_data_is_no_effect_unless_it_runs_code(tmp_path: Path) -> None:
     resumes_anywhere(makes_data, {}, tmp_path, doubtful=True)
     assert [effects(tmp_path / str(n)) for n in range(2)] == [["Counted"]] * 2
@@ -162,6 +165,7 @@ def computes(s: Any) -> Any:
     return found
 
 
+@pytest.mark.search
 def test_functions_that_only_compute_are_no_effects(tmp_path: Path) -> None:
     resumes_anywhere(computes, {}, tmp_path)
     for n in range(2):

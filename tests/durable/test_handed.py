@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lmc
 from tests.durable.resuming import CALLS, resumes_anywhere
 
@@ -31,5 +33,6 @@ def explains(s: Any, one: str) -> Any:
     return [error.labels for error in kept], s["why"]
 
 
+@pytest.mark.search
 def test_what_a_tool_puts_on_an_exception_is_there_again(tmp_path: Path) -> None:
     resumes_anywhere(explains, {"one": "x"}, tmp_path)

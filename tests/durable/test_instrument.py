@@ -271,6 +271,7 @@ def goes_into_helpers(s: Any) -> Any:
     return listed, noted.notes, asker("y"), asks(s), list(map(asks, forks)), [f["each"] for f in forks]
 
 
+@pytest.mark.search
 def test_helpers_of_the_program_are_gone_into(tmp_path: Path) -> None:
     resumes_anywhere(goes_into_helpers, {}, tmp_path, doubtful=True)
     assert set(effects(tmp_path / "0")) == {"tool"}
@@ -315,6 +316,7 @@ def programs_in_tools(s: Any) -> Any:
     return s.text()
 
 
+@pytest.mark.search
 def test_programs_that_a_tool_runs_keep_the_places_of_those_behind_it(tmp_path: Path) -> None:
     resumes_anywhere(programs_in_tools, {}, tmp_path, doubtful=True)
 
@@ -393,6 +395,7 @@ async def enters_later(s: Any) -> Any:
 
 
 @pytest.mark.parametrize("program", [enters_and_decorates, enters_later], ids=lambda p: p.name)
+@pytest.mark.search
 def test_what_statements_call_of_the_program_is_recorded(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path, doubtful=True)
 

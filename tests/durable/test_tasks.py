@@ -177,6 +177,7 @@ PROGRAMS = [gathers_tools, tasks_of_tools, cancels_one_that_comes, group_of_tool
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@pytest.mark.search
 def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 
@@ -191,6 +192,7 @@ async def gathers_charges(s: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
+@pytest.mark.search
 def test_of_several_tools_only_those_without_a_result_are_in_doubt(tmp_path: Path) -> None:
     resumes_anywhere(gathers_charges, {}, tmp_path, doubtful=True)
 

@@ -74,6 +74,7 @@ def careful(s: Any) -> Any:
 
 
 @pytest.mark.parametrize("program, doubtful", [(plain, True), (careful, False)], ids=["plain", "idempotent"])
+@pytest.mark.search
 def test_what_call_tool_calls_is_called_once(program: Any, doubtful: bool, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path, wants("temperature", "sing"), doubtful=doubtful)
 
@@ -89,6 +90,7 @@ async def awaits_careful(s: Any) -> Any:
 
 
 @pytest.mark.parametrize("program, doubtful", [(awaits_plain, True), (awaits_careful, False)], ids=["plain", "idempotent"])
+@pytest.mark.search
 def test_async_tools_that_call_tool_calls_are_called_once(program: Any, doubtful: bool, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path, wants("humidity"), doubtful=doubtful)
 
@@ -137,6 +139,7 @@ async def waits_in_time(s: Any) -> Any:
     return s["b"], await asyncio.to_thread(safe, "Rome")
 
 
+@pytest.mark.search
 def test_functions_that_are_awaited_are_called_once(tmp_path: Path) -> None:
     """Those with a time-out, marked methods, and functions on a thread."""
     resumes_anywhere(waits_in_time, {}, tmp_path)

@@ -8,12 +8,12 @@ import re
 from typing import Any
 
 import pydantic
-import pytest
 
 import lmc as sgl
 from lmc import assistant, assistant_begin, assistant_end, function, gen, system, user
 from tests.conformance.harness import effect, scripted
 from tests.frontend.kinds import Kinds
+from tests.searching import some
 
 kind = KINDS = Kinds()
 
@@ -453,6 +453,6 @@ def inhabitants_with_memories(s, topic):
 # -- all of them -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", KINDS)
+@some("name", KINDS, 2)
 def test_means_the_same_in_every_execution(name):
     KINDS[name].check()

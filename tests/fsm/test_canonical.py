@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 
@@ -19,6 +20,7 @@ from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE
 from tests.fsm.small_vocabulary import TEXT
+from tests.searching import size
 
 MORE = [*TEXT, "xxx", CHARACTER_TEXT, "we'll see, don't they're I'VE 'set' —'s \"it's\" 12 345 6789 ½²", "aa aaa aaaa   a\n\n\n b\t\tc --- -- ===", "été école naïve ﷽ Привет привет"]
 
@@ -37,7 +39,12 @@ CUTS = {
 }
 
 
+@functools.cache
 def words(name: str, size: int = 700) -> Words:
+    return trained(name, size)
+
+
+def trained(name: str, size: int = 700) -> Words:
     """A tokenizer of that kind, trained on a few lines."""
     raw = Tokenizer(models.BPE())
     pieces = name in ("spaces", "none")
@@ -117,7 +124,7 @@ def test_several_ways_to_make_a_token_are_told_apart():
 
 
 def test_a_tokenizer_that_is_not_understood_has_none():
-    of = words("gpt2")
+    of = trained("gpt2")
     of.raw.pre_tokenizer = pre_tokenizers.Whitespace()
     assert of.canonical(of.vocab_size) is None
     of.raw.pre_tokenizer, of.raw.normalizer = CUTS["gpt2"], normalizers.Lowercase()
@@ -135,6 +142,7 @@ def parts(name: str, pattern: str, forced: bool):
     return of, lambda: AutomatonMatcher(automaton, runs, canonical=rows)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("pattern", [*FINITE, r'"(student|teacher|auror|minister)", "\w{1,3}"', r"—'s|''s", r"( |\n){1,6}[a-c']{1,4}", r"[ab' sl]{1,9}"])
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "none"])
@@ -143,7 +151,7 @@ def test_every_answer_can_be_given_and_no_answer_gets_stuck(name, pattern, force
     of, matcher = parts(name, pattern, forced)
     rng = random.Random(pattern)
     texts: set[bytes] = set()
-    for _ in range(40):
+    for _ in range(size(8, 40)):
         m, out = matcher(), []
         while not m.done and len(out) < 60:
             if m.forced():

@@ -7,12 +7,11 @@ import random
 import warnings
 from collections.abc import Iterator
 
-import pytest
-
 from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm import lazy
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.sources import machine_of
+from tests.searching import some
 
 
 def nested(levels: int, key: str) -> dict:
@@ -96,7 +95,7 @@ def test_there_are_many():
     assert len(SOURCES) >= 300
 
 
-@pytest.mark.parametrize("part", range(10))
+@some("part", range(10), 5)
 def test_every_source_ends_in_steps_within_the_budget_or_in_an_error(part):
     for kind, source in SOURCES[part::10]:
         try:

@@ -107,8 +107,7 @@ def _parsed(text: str, schema):
     return json.loads(text, parse_float=Decimal if exact else float)
 
 
-@pytest.mark.search
-@pytest.mark.parametrize("name", SCHEMAS)
+@some("name", SCHEMAS, 2)
 def test_texts_that_belong_and_texts_that_do_not(name):
     schema, good, bad = SCHEMAS[name]
     dfa, valid = automaton(schema), validator(schema)

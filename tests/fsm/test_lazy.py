@@ -30,7 +30,7 @@ from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import regexes
 from tests.fsm.schemas import RECURSIVE, SCHEMAS
 from tests.fsm.small_vocabulary import small
-from tests.searching import search
+from tests.searching import search, some
 
 
 def lazy_regex(pattern: str) -> LazyDFA:
@@ -399,7 +399,7 @@ def test_the_language_of_python_is_that_of_the_machine():
             assert made.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
 
 
-@pytest.mark.parametrize("name", [*SCHEMAS, *RECURSIVE])
+@some("name", [*SCHEMAS, *RECURSIVE], 3)
 def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(name):
     """White space of each style and level; and each step that is nearest to the end leads nearer."""
     from lmc.fsm.sources import grammar_of

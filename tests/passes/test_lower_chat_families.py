@@ -180,10 +180,15 @@ TRAPS = {
 }
 
 
+@cache
+def trapped(source: str) -> ChatTemplate:
+    return cut(source, tokenizer("chatml"), name="trap")
+
+
 @pytest.mark.search
 @pytest.mark.parametrize("trap", TRAPS)
 def test_what_cannot_be_cut_is_never_written_wrong(trap: str) -> None:
-    template = cut(TRAPS[trap], tokenizer("chatml"), name=trap)
+    template = trapped(TRAPS[trap])
     for roles in islice(product(["user", "assistant", "system"], repeat=4), 0, None, 1 if TIMES else 4):
         messages = [(role, f"Text {i}") for i, role in enumerate(roles)]
         try:
@@ -204,7 +209,7 @@ _whole = cache(lambda source: Environment(trim_blocks=True, lstrip_blocks=True).
 @pytest.mark.parametrize("trap", [*TRAPS, "none"])
 def test_long_conversations_and_odd_contents_are_never_written_wrong(trap: str) -> None:
     source = TRAPS.get(trap, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ")
-    template = cut(source, tokenizer("chatml"), name="trap")
+    template = trapped(source)
     for content, length in product(CONTENTS, (1, 2, 9, 11, 33) if TIMES else (2, 11)):
         messages = [(("user", "assistant")[i % 2], content) for i in range(length)]
         try:
@@ -264,10 +269,11 @@ def test_an_empty_message_that_is_left_out_is_noted() -> None:
     assert template.notes == ("writes messages without content in another way; lmc writes them like others",)
 
 
+@pytest.mark.search
 def test_looking_for_traps_costs_few_renderings() -> None:
     """Each is well below a millisecond."""
     counted: list[int] = []
-    for family in FAMILIES:
+    for family in list(FAMILIES)[:: 1 if TIMES else 4]:
         source, tok = FAMILIES[family], tokenizer(family)
         cutter = chat_template._Cutter(lambda m, a: "", tok, family, *chat_template._sandbox(source, tok).open())  # pyright: ignore[reportPrivateUsage]
         counted.append(len(list(cutter._conversations())))  # pyright: ignore[reportPrivateUsage]

@@ -24,7 +24,7 @@ from tests.backend.engine_fakes import (
     promising_little,
     stepped,
 )
-from tests.searching import size
+from tests.searching import TIMES
 
 WORDS = FakeWords()
 
@@ -160,7 +160,7 @@ def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
         return [seen_of(r) for handle in kept for r in handle.results]
 
     preempted: list[int] = []
-    for seed in range(size(12, 400)):
+    for seed in range(400) if TIMES else (0, 1, 2, 3, 11):  # the last one is preempted
         rng = Random(seed)
         chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(4, 12))]
         cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]

@@ -11,6 +11,7 @@ from benchmarks.xgrammar_oracle import normalise_regex
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.errors import ConstraintError, Loc
 from lmc.prompt import Constraint
+from tests.searching import some
 
 REGEXES = [
     r"\(?up",
@@ -149,7 +150,7 @@ def accepts(compiler, pattern: str, text: str) -> bool:
     return matcher.complete
 
 
-@pytest.mark.parametrize("pattern", REGEXES)
+@some("pattern", REGEXES, 2)
 def test_the_matcher_accepts_what_python_matches(compiler, pattern):
     for text in samples(pattern, 80):
         assert accepts(compiler, pattern, text) == bool(re.fullmatch(pattern, text, re.ASCII)), text

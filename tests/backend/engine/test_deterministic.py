@@ -33,6 +33,7 @@ def llama(tmp_path_factory):
     return make_base("llama", tmp_path_factory.mktemp("llama")).path
 
 
+FEW = tuple(range(0, 64, 5))  # of all kinds
 PROMPTS = [("the order of " + "things and a brown cat " * (i % 9)) + str(i) for i in range(64)]
 
 
@@ -70,20 +71,19 @@ def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, request):
     for batch, more in ((7, {}), (64, {"chunk": 37}), (64, {"drafts": 5})):
         with lmc.Engine(path, **options, **more) as engine:
             assert numbers(engine, batch) == alone
-            assert numbers(engine, 7) == alone, "behind what is cached"
+            assert numbers(engine, 7, FEW) == [alone[i] for i in FEW], "behind what is cached"
             assert engine.counters().cached_tokens > 1000
 
 
 def test_computed_again_in_a_small_pool_and_for_several_samples(llama):
     options = {"device": "cpu", "dtype": "float32", "deterministic": True}
-    few = tuple(range(0, 64, 4))
     with lmc.Engine(llama, max_tokens=8000, **options) as engine:
-        alone = numbers(engine, 1, few)
+        alone = numbers(engine, 1, FEW)
         gen = Gen(SamplingParams(max_new_tokens=60, n=3, temperature=1.0, ignore_eos=True, return_logprob=True), seed=1)
         several = engine.submit(None, [Text((PROMPTS[3],)), gen]).results[0].output()
     with lmc.Engine(llama, max_tokens=190, chunk=24, **options) as engine:
         handles = [engine.submit(None, [Text((PROMPTS[3],)), gen]) for _ in range(3)]
-        assert numbers(engine, 16, few) == alone
+        assert numbers(engine, 16, FEW) == alone
         outputs = [handle.results[0].output() for handle in handles]
         counters = engine.counters()
         assert counters.prefilled_tokens > 2 * counters.unique_tokens, "some was evicted, and computed again"

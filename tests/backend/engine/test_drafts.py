@@ -14,7 +14,7 @@ from lmc.errors import ParameterError
 from lmc.prompt import Gen, Loc, Text
 from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
 from tests.backend.engine_fakes import Copies, CopiesAhead, automata, backend, run_cancelling, stepped
-from tests.searching import size
+from tests.searching import TIMES, some
 
 RUNS = [Copies, CopiesAhead]
 
@@ -25,7 +25,7 @@ def drain(core) -> None:
 
 
 @pytest.mark.parametrize("runs", RUNS)
-@pytest.mark.parametrize("drafts", [1, 5, 16, "auto"])
+@some("drafts", [5, 1, "auto", 16], 2)
 def test_answers_are_those_without_drafts(runs, drafts):
     """Sampled, stopped, penalised, scored, constrained, forced; texts, ids, log-probabilities, why each ended."""
     expected = [answers(Copies, [chain])[0] for chain in CHAINS]
@@ -64,7 +64,7 @@ def test_random_answers_are_those_without_drafts(monkeypatch):
         return [seen_of(r) for handle in kept for r in handle.results]
 
     counted: list[tuple[int, int]] = []
-    for seed in range(size(10, 400)):
+    for seed in range(400) if TIMES else (3, 5, 8, 11):  # some of these are preempted
         rng = Random(seed)
         chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.choice([rng.randint(1, 7), rng.randint(9, 16)]))]
         cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]

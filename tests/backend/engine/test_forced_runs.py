@@ -25,7 +25,7 @@ from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, logpro
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import CHARACTER, JUDGE, word_of
 from tests.fsm.small_vocabulary import small_words, smollm2, smollm2_words
-from tests.searching import search
+from tests.searching import search, size
 
 WORDS = small_words()
 EOS = WORDS.eos_token_ids[0]
@@ -464,7 +464,7 @@ def test_passes_of_the_models_own_answers_are_those_of_the_definition():
     from benchmarks.bench_forcing import answers, questions
     from lmc.backend.local import Engine
 
-    rng, asked = random.Random(0), questions(6, 3, untold=True)
+    rng, asked = random.Random(0), questions(size(3, 6), 3, untold=True)  # one of each form
     with Engine("smollm2", forced=True) as engine:
         said_ = answers(engine, asked)
     for ask, answer in zip(asked, said_, strict=True):

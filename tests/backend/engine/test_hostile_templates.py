@@ -10,6 +10,7 @@ from lmc.backend.engine import template_sandbox, template_worker
 from lmc.backend.engine.chat_template import MissingTemplate, cut, whole
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ProgramError
+from tests.searching import some
 
 HOSTILE = {
     "a long text": ("{{ 'a' * 10**10 }}", "repeats a sequence"),
@@ -36,7 +37,7 @@ def tokens():
     return Tokenizer(raw, eos_token_ids=(1,), bos_token_id=0)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@some("name", HOSTILE, 2)
 def test_a_hostile_template_is_left_out_with_a_reason(tokens, name):
     source, why = HOSTILE[name]
     found = cut(source, tokens, name="m")

@@ -24,7 +24,7 @@ from lmc.prompt import Gen, SamplingParams, Select, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_scheduler import Anything
 from tests.backend.engine_fakes import FakeAheadRunner, backend, stepped
-from tests.searching import examples
+from tests.searching import apart, examples, some
 
 POOL = 2600
 """Tokens: six of the agents have room in it at once."""
@@ -46,7 +46,7 @@ def test_agents_compute_their_prompts_once():
     assert counters.prefilled_tokens <= 4600
 
 
-@pytest.mark.parametrize("times", [4, 8])
+@some("times", [4, 8], 2)
 def test_so_do_more_than_the_pool_has_room_for(times):
     world = World(POOL)
     world.run(agents(6 * times))
@@ -64,12 +64,13 @@ def seconds(tool: float, admission: Any) -> tuple[float, int]:
     return world.clock.now, counters.prefilled_tokens - counters.unique_tokens
 
 
+@apart
 @pytest.mark.parametrize("tool", [0.05, 0.5])
 def test_where_tools_are_quick_nobody_begins_in_the_room_of_those_that_are_away(tool):
     assert seconds(tool, "cost") == seconds(tool, "fit")
 
 
-@pytest.mark.parametrize("tool", [2.0, 5.0])
+@some("tool", [2.0, 5.0], 2)
 def test_where_the_device_has_time_left_others_begin_in_the_room_of_those_that_are_away(tool):
     (now, again), (fit, _) = seconds(tool, "cost"), seconds(tool, "fit")
     assert now < 0.7 * fit and again > 5000
@@ -154,6 +155,7 @@ def test_a_run_whose_graph_leaves_no_more_is_expected_to_need_no_more(growth, op
     engine.check()
 
 
+@apart
 def test_who_comes_back_late_loses_its_lease_and_is_answered():
     world = World(POOL)
     some = agents(48)
@@ -164,6 +166,7 @@ def test_who_comes_back_late_loses_its_lease_and_is_answered():
     assert counters.prefilled_tokens <= counters.unique_tokens + 4 * 400
 
 
+@apart
 def test_tools_whose_times_differ_a_hundredfold_lose_leases_only_until_that_is_known():
     """Who comes back after its lease has ended is learned from."""
     world, lapsed = World(POOL, Policy(admission="fit")), [0]

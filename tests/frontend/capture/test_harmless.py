@@ -12,13 +12,14 @@ import pytest
 
 import lmc
 from tests.conformance.programs import compiled, source
+from tests.searching import size
 
 from .comparing import run_evaluation, run_python
 from .recording import evaluate
 
-PROGRAMS = 300
+PROGRAMS = size(50, 300)
 """Random programs that are looked at."""
-SLICES = 4
+SLICES = size(1, 4)
 RAN: list[str] = []
 
 
@@ -165,6 +166,7 @@ def _made(text: str) -> Any:
     return names["program"]
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::SyntaxWarning")
 def test_random_programs_ask_what_python_asks_and_change_nothing(part: int):
