@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, RowTable, Walk
-from lmc.fsm.lazy import UNMADE, LazyDFA, SelfLoop, Turns
+from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, SelfLoop, Turns
 from lmc.fsm.minimise import DEAD
 
 _LARGE = 2000  # number of states from which on finding the ends takes longer than a step may
@@ -234,7 +234,10 @@ class LazyArrays:
         return np.frombuffer(self.lazy.rows, np.int32)[at : at + 256]
 
     def are_final(self, states: np.ndarray) -> np.ndarray:
-        return np.frombuffer(self.lazy.ends, bool)[states]
+        found = np.frombuffer(self.lazy.ends, np.uint8)[states]
+        if (found == UNKNOWN).any():
+            found = np.array([self.lazy.is_final(state) for state in states.tolist()], bool)
+        return found != 0
 
     def are_singular(self, states: np.ndarray) -> np.ndarray:
         """As for an ArrayDFA."""

@@ -62,7 +62,7 @@ class Term:
         self.frame, self.rest = frame, rest
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
         self.final: bool | None = None
-        self.capped: dict[int, Term] = {}
+        self.capped: dict[int, Term] | None = None
         self.above: Term | None = None
         self.mark: Term | None = None
         self.kind: object = None
@@ -417,20 +417,24 @@ class Terms:
     def capped(self, term: Term, length: int = LONG) -> Term:
         """Return a term that allows the same texts of up to `length` bytes, and has few counters and frames."""
         far = length + 1  # turns and bytes beyond the reach of such a text
-        if far not in term.capped:
-            kept: list[TermFrame] = []
-            at, solid = term, 0
-            while at.frame is not None and solid < far:
-                assert at.rest is not None
-                text = len(self.literal(at))  # of a byte each at least
-                solid += text if solid + text >= far else self._surely(at.frame)
-                kept.append(self._near(at.frame, far))
-                at = at.rest
-            found = self.end
-            for frame in reversed(kept):
-                found = self.push(frame, found)
-            term.capped[far] = found
-        return term.capped[far]
+        if term.capped is None:
+            term.capped = {}
+        elif (known := term.capped.get(far)) is not None:
+            return known
+        kept: list[TermFrame] = []
+        at, solid = term, 0
+        while at.frame is not None and solid < far:
+            assert at.rest is not None
+            frame = at.frame
+            text = len(self.literal(at)) if type(frame.node) is _Tail else 0  # of a byte each at least
+            solid += text if solid + text >= far else self._surely(frame)
+            kept.append(frame if frame.family is frame and type(frame.node) is not _At else self._near(frame, far))
+            at = at.rest
+        found = self.end
+        for frame in reversed(kept):
+            found = self.push(frame, found)
+        term.capped[far] = found
+        return found
 
     def _surely(self, frame: TermFrame) -> int:
         """Return a lower bound on the bytes of a frame's texts: visits few parts of its tree."""

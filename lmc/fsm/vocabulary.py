@@ -207,7 +207,7 @@ class Vocabulary:
             return None
         loop, turns = found
         run, main, byte = self.run(loop.again, node), dfa.row(loop.state), self.trie.byte
-        if run.leaving[main >= 0].sum() > _MOST_TAILS:
+        if sum([count for head, count in run.leaving.items() if main[head] >= 0]) > _MOST_TAILS:
             return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
         todo = [(node, state)]
@@ -367,24 +367,30 @@ class Walked:
     """The tokens of up to LONG bytes that are legal from a state.
 
     flags   bool [words * 32]
-    nodes   of the trie that are legal, without those within `runs`
-    states  behind each of them; WITHIN a text that alone may follow
+    few     nodes of the trie that are legal, with the states behind them: those visited one by one
+    many    and those visited level by level; neither has those within `runs`
     runs    in which most texts go on
     tails   of each run, those that are legal behind it, and the states behind them
     """
 
     flags: np.ndarray
-    nodes: np.ndarray
-    states: np.ndarray
+    few: Sequence[_At]
+    many: tuple[np.ndarray, np.ndarray] | None
     runs: Sequence[RunInLoop]
     tails: Sequence[Sequence[tuple[Tail, int]]]
+
+    @property
+    def nodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all of the nodes, and the states behind them; WITHIN a text that alone may follow."""
+        nodes, states = _pairs(self.few)
+        return (nodes, states) if self.many is None else (np.concatenate([nodes, self.many[0]]), np.concatenate([states, self.many[1]]))
 
     def tokens(self, vocabulary: Vocabulary, dfa: Arrays, state: int) -> list[tuple[int, int]]:
         """The ids of `nodes` and `tails`, and the states behind them.
 
         state   that they are legal in
         """
-        found = [(i, dfa.step(state, vocabulary.tokens[i]) if at == WITHIN else at) for i, at in zip(*(a.tolist() for a in vocabulary.held(self.nodes, self.states)))]
+        found = [(i, dfa.step(state, vocabulary.tokens[i]) if at == WITHIN else at) for i, at in zip(*(a.tolist() for a in vocabulary.held(*self.nodes)))]
         for running, tails in zip(self.runs, self.tails):
             apart = {i for node in running.apart for i in vocabulary.below(node).tolist()}
             found += [(i, state) for tail, state in tails for i in tail.ids if i not in apart]
@@ -414,7 +420,9 @@ class RunInLoop(NamedTuple):
         """Return the possible continuations, as far as tokens go."""
         row = dfa.row(self.loop.state)
         found: list[tuple[Tail, int]] = []
-        for byte in np.flatnonzero((row >= 0) & (self.run.leaving > 0)).tolist():
+        for byte in self.run.leaving:
+            if row[byte] < 0:
+                continue
             if self.turns is None:
                 tails = [(self.run.tail(byte), self.loop.state)]
             else:
@@ -448,8 +456,7 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     if below and below[0][0] == 0:  # the root, so all nodes: level by level without lists of nodes
         walked = vocabulary.trie.walk(dfa, below[0][1])
         nodes = np.flatnonzero(walked >= 0)
-        return Walked(vocabulary.flags(walked), nodes, walked[nodes], (), ())
-    nodes, states = _pairs(legal)
+        return Walked(vocabulary.flags(walked), (), (nodes, walked[nodes]), (), ())
     flags = runs[0].flags.copy() if runs else np.zeros(vocabulary.words * 32, bool)
     tails: list[list[tuple[Tail, int]]] = []
     for running in runs:  # those below nodes that are apart from another come behind it
@@ -459,11 +466,11 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
         for node in running.apart:
             flags[vocabulary.below(node)] = False
     flags[vocabulary.ids_at([node for node, _ in legal])] = True
+    many = None
     if below:
-        more, ends = vocabulary.trie.from_all(dfa, *_pairs(below))
-        flags[vocabulary.held(more, 0)[0]] = True
-        nodes, states = np.concatenate([nodes, more]), np.concatenate([states, ends])
-    return Walked(flags, nodes, states, runs, tails)
+        many = vocabulary.trie.from_all(dfa, *_pairs(below))
+        flags[vocabulary.held(many[0], 0)[0]] = True
+    return Walked(flags, legal, many, runs, tails)
 
 
 def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, int]]:

@@ -106,11 +106,11 @@ def test_a_step_that_takes_too_long_says_so(monkeypatch):
 def test_a_step_that_failed_leaves_no_half_of_a_state(monkeypatch):
     made = lazy_regex("a(b|c{2})")
 
-    def fails(terms, term):
+    def fails(terms, given):
         raise ConstraintError("too long")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Terms, "is_final", fails)
+        patch.setattr(Terms, "joined", fails)
         with pytest.raises(ConstraintError):
             made.step(0, b"a")
     assert made.accepts(b"ab") and made.accepts(b"acc") and not made.accepts(b"a") and not made.accepts(b"ac")
