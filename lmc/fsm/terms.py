@@ -86,6 +86,7 @@ class Terms:
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
         self._literals: dict[int, str] = {}
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
+        self._graphs: dict[int, _At] = {}  # by id: at their starts
         self._terms: dict[tuple[TermFrame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
         self.end = Term(None, None)
@@ -201,7 +202,7 @@ class Terms:
         if isinstance(node, Ref):
             return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
         assert isinstance(node, _At | NodeGraph)
-        start = node if isinstance(node, _At) else _start_of(node)
+        start = self._started(node)
         if start.counts is not None:
             return start.low == 0 and start.state in start.graph.final
         seen, todo = {start.state}, [start.state]
@@ -212,6 +213,18 @@ class Terms:
             seen.update(fresh)
             todo += fresh
         return False
+
+    def _started(self, node: _At | NodeGraph) -> _At:
+        if isinstance(node, _At):
+            return node
+        found = self._graphs.get(id(node))
+        if found is None:
+            edges: dict[int, list[tuple[Node, int]]] = {}
+            for source, body, to in node.edges:
+                edges.setdefault(source, []).append((body, to))
+            found = self._graphs[id(node)] = _At(node, edges, 0)
+            self._alive.append(node)
+        return found
 
     def _are_nullable(self, parts: Sequence[tuple[Node, At | None]], index: int) -> bool:
         while index < len(parts) and self._may_be_empty(*parts[index]):
@@ -248,7 +261,7 @@ class Terms:
         assert isinstance(node, _At | NodeGraph)
         if isinstance(node, _At) and node.counts is not None:
             return self._begin_counted(node, node.counts, frame.at)
-        return self._begin_graph(node if isinstance(node, _At) else _start_of(node), frame.at)
+        return self._begin_graph(self._started(node), frame.at)
 
     def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
@@ -693,13 +706,6 @@ class _At:
         self, graph: NodeGraph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int, counts: Counts | None = None, low: int = 0, high: int | None = None
     ) -> None:
         self.graph, self.edges, self.state, self.counts, self.low, self.high = graph, edges, state, counts, low, high
-
-
-def _start_of(graph: NodeGraph) -> _At:
-    edges: dict[int, list[tuple[Node, int]]] = {}
-    for source, body, to in graph.edges:
-        edges.setdefault(source, []).append((body, to))
-    return _At(graph, edges, 0)
 
 
 _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none
