@@ -303,7 +303,8 @@ class _Compiler:
         """Return properties that are not among `names`: disjoint languages of keys, and the values of each."""
         open_ = [r for r in shape.objects if r.others is not None]
         patterns = [p for rule in shape.objects for p in rule.patterns]
-        if not open_ and not patterns and shape.objects:
+        closed = bool(shape.objects) and not open_ and not self.layout.additional
+        if closed and not patterns:
             return ()
         allowed = ANY_TEXT
         for place in shape.names:
@@ -314,7 +315,7 @@ class _Compiler:
             allowed = other_than(names) if allowed == ANY_TEXT else without(allowed, left_out, self.work)
         parts: list[tuple[Node, All]] = [(allowed, ())] if allowed != NOTHING else []
         # of a name that no pattern has, nothing is said, or that it is not there
-        no_rest = bool(shape.objects) and (not open_ or any(rule.others is not None and rule.others.schema is False for rule in shape.objects))
+        no_rest = closed or any(rule.others is not None and rule.others.schema is False for rule in shape.objects)
         for i, (language, place) in enumerate(patterns):
             split: list[tuple[Node, All]] = []
             for keys, said in parts:
@@ -371,7 +372,7 @@ class _Compiler:
             self.ways.check_later(f"{shape.pointer}/uniqueItems", f"is about items of more than {_MOST_UNIQUE} values")
         known = max((len(r.first) for r in shape.arrays), default=0)
         first = [self.node(items_of(shape, i)) for i in range(known if high is None else min(known, high))]
-        bare = bool(shape.arrays) and all(r.rest is None for r in shape.arrays)
+        bare = bool(shape.arrays) and all(r.rest is None for r in shape.arrays) and not self.layout.additional
         full = high is not None and high <= len(first)
         rest = NOTHING if bare or full else self.node(items_of(shape, known))
         more = repeat(seq(self.layout.item, rest), max(low - max(len(first), 1), 0),
