@@ -120,7 +120,7 @@ class Grammar:
             if isinstance(node, Chars):
                 return 1
             if (id(node), left) not in known:
-                known[id(node), left] = 1 + sum(size(part, left) for part in parts_of(node))
+                known[id(node), left] = 1 + sum([1 if type(part) is Chars else size(part, left) for part in parts_of(node)])
             return known[id(node), left]
 
         for ref, left in self._inner(depth):

@@ -29,6 +29,7 @@ from lmc.fsm.minimise import DEAD
 from lmc.fsm.regex import Chars, Node
 from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, Terms
+from lmc.fsm.words import WordRange
 
 MOST_FORMS = 60_000  # visited in one step: some 0.1 s
 MOST_ROWS = 48_000  # a KiB each, of one constraint
@@ -235,6 +236,20 @@ class LazyDFA:
         with self._lock:
             self._terms.pay(len(content))
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
+
+    def words(self, state: int) -> WordRange | None:
+        """Return the words, all ASCII, that alone may follow, where a state is in a list of them."""
+        content = self._contents[state]
+        if not isinstance(content, frozenset) or len({term.frame for term in content}) != 1:
+            return None
+        return self._terms.words(next(iter(content)))
+
+    def behind_words(self, state: int, words: WordRange | None) -> int:
+        """Return the state in which `words` of a state are so far; None: behind one."""
+        content = self._contents[state]
+        assert isinstance(content, frozenset)
+        with self._lock:
+            return self._number(self._terms.joined([self._terms.behind_words(term, words) for term in content]))
 
     def loop(self, state: int) -> SelfLoop | None:
         """Return the loop in which most texts from `state` continue, if one state absorbs most characters: within a

@@ -18,6 +18,7 @@ from lmc.fsm.json_text import RAW_CHARS
 from lmc.fsm.lazy import SelfLoop, Turns
 from lmc.fsm.runs import ClassRun, Tail, Texts
 from lmc.fsm.trie import ByteTrie
+from lmc.fsm.words import WordRange
 
 _MOST_RUNS = 64  # most cached runs
 _MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visiting whole levels is faster
@@ -177,6 +178,9 @@ class Vocabulary:
                     legal[-1] = node, dfa.beyond(at, chars)
                     todo.append(legal[-1])
                 continue
+            if (words := dfa.words(at)) is not None:
+                self._words_below(dfa, node, at, words, legal, todo)
+                continue
             ways = few(at) if end - begin > _NO_CHOICE else None
             if ways is not None and len(ways) < end - begin:
                 found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
@@ -195,6 +199,27 @@ class Vocabulary:
             legal += found
             todo += found
         return _walked(self, dfa, legal, below, runs)
+
+    def _words_below(self, dfa: Arrays, node: int, state: int, words: WordRange, legal: list[_At], todo: list[_At]) -> None:
+        """Find the legal nodes below one, which has a state in a list of words: along both tries, without states within words. Those
+        where words end are left to be looked below, too."""
+        children, find = self.trie.children, self.trie.bytes.find
+        inner, ended = [(node, words)], list[int]()
+        while inner:
+            node, words = inner.pop()
+            begin, end = children(node)
+            for letter, further in words.ahead() if begin < end else ():
+                if (child := find(ord(letter), begin, end)) >= 0:
+                    if further.may_end:
+                        legal.append((child, dfa.behind_words(state, further)))
+                        ended.append(child)
+                    else:
+                        legal.append((child, WITHIN))
+                    if not further.is_ended:
+                        inner.append((child, further))
+        if ended:
+            behind = dfa.behind_words(state, None)
+            todo += [(child, behind) for child in ended]
 
     def _run_at(self, dfa: Arrays, node: int, state: int) -> tuple[RunInLoop, list[_At], list[_At]] | None:
         """The run that most texts below a node go on in, which has `state`; the nodes within the class with other states than the
