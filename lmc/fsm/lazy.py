@@ -240,9 +240,12 @@ class LazyDFA:
     def words(self, state: int) -> WordRange | None:
         """Return the words, all ASCII, that alone may follow, where a state is in a list of them."""
         content = self._contents[state]
-        if not isinstance(content, frozenset) or len({term.frame for term in content}) != 1:
+        if not isinstance(content, frozenset):
             return None
-        return self._terms.words(next(iter(content)))
+        for term in content:
+            if term.frame is None or type(term.frame.node) is not WordRange:
+                return None  # as for most states
+        return self._terms.words(content)
 
     def behind_words(self, state: int, words: WordRange | None) -> int:
         """Return the state in which `words` of a state are so far; None: behind one."""

@@ -127,7 +127,7 @@ class Terms:
 
     def _find_frame(self, node: Node, at: At | None) -> TermFrame:
         node = self._canonical(node)
-        if (words := self._lists.of(node)) is not None:
+        if type(node) is Union and (words := self._lists.of(node)) is not None:
             return self._words(words)
         if not (isinstance(node, Ref) and is_mark(node)):
             at = self._styles.inside(node, at)
@@ -303,7 +303,7 @@ class Terms:
         return tuple(found)
 
     def _stands_alone(self, part: Node) -> bool:
-        return type(part) is not Chars and (isinstance(part, Repeat) or self._lists.of(part) is not None)
+        return type(part) is Repeat or (type(part) is Union and self._lists.of(part) is not None)
 
     def _words(self, words: WordRange) -> TermFrame:
         return self._frame(("w", id(words.texts), *words[1:]), words, None)
@@ -314,10 +314,12 @@ class Terms:
             found = self._letters[letter] = self._members[self._lists.chars(letter)]
         return found
 
-    def words(self, term: Term) -> WordRange | None:
-        """Return the words that a term begins with, if those are all that may follow first, and ASCII."""
-        words = None if term.frame is None else term.frame.node
-        return words if isinstance(words, WordRange) and not words.may_end and words.texts[words.low].isascii() and words.texts[words.high - 1].isascii() else None
+    def words(self, terms: frozenset[Term]) -> WordRange | None:
+        """Return the words that all of these terms, which each begin with words, may go on with, if they are the same, and ASCII."""
+        first, *others = {term.frame for term in terms}
+        assert first is not None
+        words: WordRange = first.node
+        return words if not others and not words.may_end and words.is_ascii else None
 
     def behind_words(self, term: Term, words: WordRange | None) -> Term:
         """Return the term in which what begins with words is so far; None: behind one."""
@@ -413,9 +415,9 @@ class Terms:
             return ""
         if isinstance(frame.node, _Tail):
             return self._literal_of(frame.node.node)[frame.node.index : frame.node.index + _ENOUGH]
-        if isinstance(frame.node, WordRange):
-            return frame.node.literal[:_ENOUGH]
-        return self._literal_of(frame.node)[:_ENOUGH] if isinstance(frame.node, Concat) else ""
+        if isinstance(frame.node, Concat):
+            return self._literal_of(frame.node)[:_ENOUGH]
+        return frame.node.literal[:_ENOUGH] if isinstance(frame.node, WordRange) else ""
 
     def _literal_of(self, node: Concat | Ref) -> str:
         """The characters that a sequence begins with in every style."""
@@ -696,10 +698,9 @@ class Terms:
         if isinstance(node, _Tail):
             return self._lengths.behind(node.node, at)[node.index]
         if isinstance(node, WordRange):
-            texts = node.texts[node.low : node.high]
-            if all(map(str.isascii, texts)):
+            if node.is_ascii:
                 return node.fewest
-            return min(sum(bytes_of(self._lists.chars(letter)) for letter in text[node.index :]) for text in texts)
+            return min(sum(bytes_of(self._lists.chars(letter)) for letter in text[node.index :]) for text in node.texts[node.low : node.high])
         if isinstance(node, _At) and node.counts is not None:
             return node.counts.least_bytes(lambda body: self._lengths.of(body, at), node.state, node.low, node.high)
         return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _At) else self._lengths.of(node, at)

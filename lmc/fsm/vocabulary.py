@@ -178,7 +178,7 @@ class Vocabulary:
                     legal[-1] = node, dfa.beyond(at, chars)
                     todo.append(legal[-1])
                 continue
-            if (words := dfa.words(at)) is not None:
+            if end - begin > _NO_CHOICE and (words := dfa.words(at)) is not None:
                 self._words_below(dfa, node, at, words, legal, todo)
                 continue
             ways = few(at) if end - begin > _NO_CHOICE else None

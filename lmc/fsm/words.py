@@ -16,12 +16,13 @@ _CLASSES = 0xF0000  # from here on letters stand for classes of several characte
 
 
 class WordRange(NamedTuple):
-    """Words `low` to `high` of a list, each behind its first `index` letters, which are the same."""
+    """Words `low` to `high` of a list, each behind its first `index` letters, which are the same. `is_ascii`: all words of the list."""
 
     texts: Sequence[str]
     low: int
     high: int
     index: int
+    is_ascii: bool
 
     @property
     def may_end(self) -> bool:
@@ -33,13 +34,13 @@ class WordRange(NamedTuple):
 
     def ahead(self) -> Iterator[tuple[str, WordRange]]:
         """Yield the letters that may follow, and the words behind each."""
-        texts, at, high, index = self
+        texts, at, high, index, is_ascii = self
         beginning = texts[at][:index]
         at += self.may_end
         while at < high:
             letter = texts[at][index]
             end = bisect_left(texts, beginning + chr(ord(letter) + 1), at, high)
-            yield letter, WordRange(texts, at, end, index + 1)
+            yield letter, WordRange(texts, at, end, index + 1, is_ascii)
             at = end
 
     def beyond(self, letters: int) -> WordRange:
@@ -85,7 +86,7 @@ class WordLists:
                 found.add("".join(letters))
             else:
                 return None
-        return WordRange(sorted(found), 0, len(found), 0)
+        return WordRange(sorted(found), 0, len(found), 0, all(map(str.isascii, found)))
 
     def _letter(self, chars: Chars) -> str:
         ranges = chars.ranges
