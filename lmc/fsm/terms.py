@@ -700,7 +700,7 @@ class Terms:
         if isinstance(node, WordRange):
             if node.is_ascii:
                 return node.fewest
-            return min(sum(bytes_of(self._lists.chars(letter)) for letter in text[node.index :]) for text in node.texts[node.low : node.high])
+            return min(sum(bytes_of(self._lists.chars(letter)) for letter in text[node.depth :]) for text in node.texts[node.low : node.high])
         if isinstance(node, _At) and node.counts is not None:
             return node.counts.least_bytes(lambda body: self._lengths.of(body, at), node.state, node.low, node.high)
         return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _At) else self._lengths.of(node, at)

@@ -16,17 +16,17 @@ _CLASSES = 0xF0000  # from here on letters stand for classes of several characte
 
 
 class WordRange(NamedTuple):
-    """Words `low` to `high` of a list, each behind its first `index` letters, which are the same. `is_ascii`: all words of the list."""
+    """Words `low` to `high` of a list, each behind its first `depth` letters, which are the same. `is_ascii`: all words of the list."""
 
     texts: Sequence[str]
     low: int
     high: int
-    index: int
+    depth: int
     is_ascii: bool
 
     @property
     def may_end(self) -> bool:
-        return len(self.texts[self.low]) == self.index
+        return len(self.texts[self.low]) == self.depth
 
     @property
     def is_ended(self) -> bool:
@@ -34,30 +34,30 @@ class WordRange(NamedTuple):
 
     def ahead(self) -> Iterator[tuple[str, WordRange]]:
         """Yield the letters that may follow, and the words behind each."""
-        texts, at, high, index, is_ascii = self
-        beginning = texts[at][:index]
+        texts, at, high, depth, is_ascii = self
+        beginning = texts[at][:depth]
         at += self.may_end
         while at < high:
-            letter = texts[at][index]
+            letter = texts[at][depth]
             end = bisect_left(texts, beginning + chr(ord(letter) + 1), at, high)
-            yield letter, WordRange(texts, at, end, index + 1, is_ascii)
+            yield letter, WordRange(texts, at, end, depth + 1, is_ascii)
             at = end
 
     def beyond(self, letters: int) -> WordRange:
-        return self._replace(index=self.index + letters)
+        return self._replace(depth=self.depth + letters)
 
     @property
     def literal(self) -> str:
         """Return letters that are the next ones of all of the words, as far as they are characters."""
-        first, last, same = self.texts[self.low], self.texts[self.high - 1], self.index
+        first, last, same = self.texts[self.low], self.texts[self.high - 1], self.depth
         while same < len(first) and first[same] == last[same] and ord(first[same]) < _CLASSES:
             same += 1
-        return first[self.index : same]
+        return first[self.depth : same]
 
     @property
     def fewest(self) -> int:
         """Return the letters of a shortest one."""
-        return min(map(len, self.texts[self.low : self.high])) - self.index
+        return min(map(len, self.texts[self.low : self.high])) - self.depth
 
 
 class WordLists:
