@@ -2,6 +2,7 @@
 
     git clone https://github.com/guidance-ai/jsonschemabench          # maskbench/data: schemas, and instances of each
     python -m benchmarks.bench_real_schemas jsonschemabench/maskbench/data --sample 300
+    python -m benchmarks.bench_real_schemas DATA --additional        # lmc lets objects have further properties, as the others do
     python -m benchmarks.bench_real_schemas DATA --tekken tekken_240911.json     # 131,072 tokens; of the package mistral-common
 
 A sample at random (`--seed`) is compiled, and its valid instances, written on one line, are followed token by token. CPU times of the
@@ -26,7 +27,7 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ def main() -> None:
     arguments.add_argument("--tekken", type=Path, help="a vocabulary instead of the small model's")
     arguments.add_argument("--only", choices=list(READERS), action="append")
     arguments.add_argument("--whitespace", choices=("model", "compact", "any"), default="model", help="of lmc")
+    arguments.add_argument("--additional", action="store_true", help="lmc lets objects that do not forbid it have further properties, as the others do")
     arguments.add_argument("--slow", type=int, default=0, help="so many of the slowest schemas and masks are named")
     given = arguments.parse_args()
     files = sorted(given.data.glob("*.json"))
@@ -72,7 +74,7 @@ def main() -> None:
     print(HEAD)
     for name, (module, made) in READERS.items():
         if (not given.only or name in given.only) and importlib.util.find_spec(module) is not None:
-            options = {"whitespace": given.whitespace} if name == "lmc" else {}
+            options = {"options": {"whitespace": given.whitespace, "additional": given.additional}} if name == "lmc" else {}
             with few_full_collections(_FULL_COLLECTIONS):
                 found = measure(cases, made(vocabulary, encode, **options), encode, vocabulary.words)
             print(found.line(name), flush=True)
@@ -116,13 +118,16 @@ class _Walker:
         return ()
 
 
-def ours(vocabulary: Vocabulary, encode: Encode, whitespace: str) -> Reader:
+_PLAIN = {"whitespace": "model", "additional": False}
+
+
+def ours(vocabulary: Vocabulary, encode: Encode, options: Mapping[str, Any]) -> Reader:
     vocabulary.prepare()  # as an engine does
 
     def read(schema: str) -> tuple[Callable[[], Walker], Callable[[str], object]]:
         compile_schema.cache_clear()
-        if whitespace != "model":
-            schema = json.dumps({**json.loads(schema), "x-lmc": {"whitespace": whitespace}})
+        if options != _PLAIN:
+            schema = json.dumps({**json.loads(schema), "x-lmc": options})
         automaton = TokenAutomaton(begun("json_schema", schema), vocabulary)  # as an engine on a CPU follows first answers
         return lambda: _Walker(automaton), check_of("json_schema", schema) or (lambda _: None)
 

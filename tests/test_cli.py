@@ -243,7 +243,21 @@ def test_dump_fsm_says_what_an_engine_makes_of_it(lmc_cli, tmp_path):
 
 def test_dump_fsm_draws_nothing_that_nobody_can_look_at(lmc_cli, monkeypatch):
     monkeypatch.setattr("lmc.cli.automata._MOST_STATES", 3)
-    assert lmc_cli("dump-fsm", "abc")[::2] == (2, "error: the automaton has 4 states, too many to draw (the limit is 3); shorten the repeats in it\n")
+    assert lmc_cli("dump-fsm", "abc", "--format", "dot")[::2] == (2, "error: the automaton has 4 states, too many to draw (the limit is 3); shorten the repeats in it\n")
+    code, out, _ = lmc_cli("dump-fsm", "abc")
+    assert code == 0 and out.startswith("an engine compiles all of it") and "->" not in out
+
+
+def test_dump_fsm_sums_up_what_is_long(lmc_cli, tmp_path):
+    """It printed the 5,036 edges of this one, which an engine never makes."""
+    file = tmp_path / "mail.json"
+    file.write_text('{"properties": {"mail": {"type": "string", "pattern": "^[a-z]+@[a-z]+$", "maxLength": 254}}}')
+    code, out, _ = lmc_cli("dump-fsm", "--schema", str(file))
+    assert code == 0 and "->" not in out and re.search(r"made while it is used: its whole automaton takes long to find, and has [0-9,]+ states", out)
+    assert lmc_cli("dump-fsm", "--schema", str(file), "-o", str(tmp_path / "all.txt"))[0] == 0
+    assert (tmp_path / "all.txt").read_text().count("->") > 1000
+    _, out, _ = lmc_cli("dump-fsm", "(a|b)*a(a|b){9}")
+    assert "2048 edges" in out and "-o FILE writes them" in out and "->" not in out
 
 
 def test_dump_fsm_draws_a_schema(lmc_cli, tmp_path):

@@ -7,7 +7,7 @@ import warnings
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,10 @@ from lmc.cli.errors import as_usage
 from lmc.cli.options import OutputFile
 from lmc.errors import ConstraintError, SchemaWarning
 from lmc.userfiles import UsageError
+
+if TYPE_CHECKING:
+    from lmc.fsm.bytedfa import ByteDFA
+    from lmc.fsm.lazy import Machine
 
 
 class Drawing(StrEnum):
@@ -36,7 +40,8 @@ def dump_fsm(
 ) -> None:
     """Show the automaton of a regex, a JSON schema or a Lark grammar.
 
-    It shows which text is forced, and where there is a choice. If it is built only while it is used, say why, and describe it.
+    It shows which text is forced, and where there is a choice. If an engine builds it only while it is used, say why, and describe it; all
+    edges of such a one, or of a large one, are written with -o FILE.
 
     \b
     Examples:
@@ -47,6 +52,7 @@ def dump_fsm(
     """
     from lmc.fsm import draw
     from lmc.fsm.compress import compress
+    from lmc.fsm.lazy import LazyDFA
     from lmc.fsm.sources import automaton_of
 
     given = [(kind, source) for kind, source in (("regex", regex), ("json_schema", schema), ("lark", lark)) if source is not None]
@@ -56,25 +62,31 @@ def dump_fsm(
     with _said_below(), as_usage():
         text = source if isinstance(source, str) else text_of(source)
         dfa = automaton_of(kind, text)
-        if dfa is None and format is Drawing.text:
-            write(made_while_used(kind, text), output)
+        machine, cost = _engines(kind, text)
+        if format is Drawing.text and (dfa is None or (output is None and isinstance(machine, LazyDFA))):
+            write("\n".join([*made_while_used(kind, text, dfa), cost, *_notes(kind, text)]), output)
             return
         if dfa is None:
             raise ConstraintError(f"{source}: no whole automaton to draw: it recurs or is too large; --format text says what it is like")
     if dfa.states > _MOST_STATES:
+        if format is Drawing.text and output is None:
+            write("\n".join([cost, *_notes(kind, text)]), output)
+            return
         raise UsageError(f"the automaton has {dfa.states:,} states, too many to draw (the limit is {_MOST_STATES:,}); shorten the repeats in it")
     fsm = compress(dfa)
     if format is Drawing.html:
         write(draw.to_html(fsm, str(source)), output)
     elif format is Drawing.dot:
         write(draw.to_dot(fsm), output)
+    elif output is None and len(fsm.edges) > _MOST_EDGES:
+        write("\n".join([draw.summary(fsm), "its edges are not shown: -o FILE writes them, --format html draws them", cost, *_notes(kind, text)]), output)
     else:
-        write("\n".join([draw.to_text(fsm), _cost(kind, text), *_notes(kind, text)]), output)
+        write("\n".join([draw.to_text(fsm), cost, *_notes(kind, text)]), output)
 
 
-def made_while_used(kind: str, source: str) -> str:
-    """Return facts about a constraint without a whole automaton: why, how large it is, and the text forced at its
-    beginning."""
+def made_while_used(kind: str, source: str, dfa: ByteDFA | None) -> list[str]:
+    """Return facts about a constraint that is built on demand: why, how large it is, and the text forced at its beginning. `dfa`: its
+    whole automaton, if it has one."""
     from lmc.fsm.compress import chain_label
     from lmc.fsm.lazy import MOST_FORMS, MOST_ROWS
     from lmc.fsm.sources import grammar_of, lazily
@@ -83,22 +95,25 @@ def made_while_used(kind: str, source: str) -> str:
     machine = lazily(grammar)
     machine.begin()
     forced, state = machine.forced(0)
-    why = f"{len(grammar.recursive)} of its {len(grammar.rules)} rules lead to themselves" if grammar.recursive else "its whole automaton is too large"
-    return "\n".join([
+    if grammar.recursive:
+        why = f"{len(grammar.recursive)} of its {len(grammar.rules)} rules lead to themselves"
+    elif dfa is None:
+        why = "its whole automaton is too large"
+    else:
+        why = f"its whole automaton takes long to find, and has {dfa.states:,} states, {dfa.nbytes / 1024:,.0f} KiB, {dfa.forced_share:.0%} of them forced"
+    return [
         f"made while it is used: {why}",
         f"{machine.states} states for its beginning: {chain_label(forced)} is forced, then {machine.ways_at(state)} bytes are legal",
-        _cost(kind, source),
         f"a step may look at {MOST_FORMS:,} continuations, an answer reach {MOST_ROWS:,} states",
-        *_notes(kind, source),
-    ])  # fmt: skip
+    ]
 
 
 def _said_below() -> AbstractContextManager[None]:
     return warnings.catch_warnings(action="ignore", category=SchemaWarning)
 
 
-def _cost(kind: str, source: str) -> str:
-    """Return the engine's machine for a constraint, and the time to build it here."""
+def _engines(kind: str, source: str) -> tuple[Machine, str]:
+    """Return the engine's machine for a constraint, and what it is and costs."""
     from lmc.fsm.json_schema import compile_schema
     from lmc.fsm.lazy import LazyDFA
     from lmc.fsm.sources import machine_of
@@ -109,8 +124,8 @@ def _cost(kind: str, source: str) -> str:
         machine = machine_of(kind, source)
     took = f"{1e3 * (time.process_time() - begin):.1f} ms of CPU"
     if isinstance(machine, LazyDFA):
-        return f"an engine makes it while it is used: {took} to begin"
-    return f"an engine compiles all of it: {took}, {machine.states:,} states over bytes, {machine.nbytes / 1024:,.0f} KiB, {machine.forced_share:.0%} of the states forced"
+        return machine, f"an engine makes it while it is used: {took} to begin"
+    return machine, f"an engine compiles all of it: {took}, {machine.states:,} states over bytes, {machine.nbytes / 1024:,.0f} KiB, {machine.forced_share:.0%} of the states forced"
 
 
 def _notes(kind: str, source: str) -> list[str]:
@@ -122,3 +137,4 @@ def _notes(kind: str, source: str) -> list[str]:
 
 
 _MOST_STATES = 20_000  # that are drawn
+_MOST_EDGES = 400  # that are written to a terminal

@@ -13,8 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, RowTable, Walk
-from lmc.fsm.lazy import UNMADE, LazyDFA, SelfLoop, Turns
+from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, SelfLoop, Turns
 from lmc.fsm.minimise import DEAD
+from lmc.fsm.words import WordRange
 
 _LARGE = 2000  # number of states from which on finding the ends takes longer than a step may
 
@@ -109,6 +110,13 @@ class ArrayDFA(Walk):
     def beyond(self, state: int, chars: int) -> int:
         raise AssertionError("no state has a literal")
 
+    def words(self, state: int) -> WordRange | None:
+        """Not looked for, as literals."""
+        return None
+
+    def behind_words(self, state: int, words: WordRange | None) -> int:
+        raise AssertionError("no state has words")
+
     def turns(self, state: int) -> Turns | None:
         """Return None: turns are not searched, as loops."""
         return None
@@ -201,6 +209,7 @@ class LazyArrays:
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
+        self.words, self.behind_words = lazy.words, lazy.behind_words
 
     @property
     def states(self) -> int:
@@ -234,7 +243,10 @@ class LazyArrays:
         return np.frombuffer(self.lazy.rows, np.int32)[at : at + 256]
 
     def are_final(self, states: np.ndarray) -> np.ndarray:
-        return np.frombuffer(self.lazy.ends, bool)[states]
+        found = np.frombuffer(self.lazy.ends, np.uint8)[states]
+        if (found == UNKNOWN).any():
+            found = np.array([self.lazy.is_final(state) for state in states.tolist()], bool)
+        return found != 0
 
     def are_singular(self, states: np.ndarray) -> np.ndarray:
         """As for an ArrayDFA."""

@@ -22,9 +22,13 @@ class TooLarge(Exception):
 @dataclass
 class TransitionBudget:
     """The number of transitions that may still be visited for one constraint, with a cache of the languages computed
-    for it."""
+    for it.
+
+    looks   schemas visited, and combined, so far
+    """
 
     left: int = MAX_WORK
+    looks: int = 0
     languages: dict[Hashable, Node] = field(default_factory=dict[Hashable, Node])
 
     def spend(self, transitions: int) -> None:

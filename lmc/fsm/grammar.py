@@ -51,17 +51,7 @@ class Grammar:
     @cached_property
     def recursive(self) -> frozenset[str]:
         """Return the recursive rules."""
-        ways = self.named
-        ahead = {name: len(named) for name, named in ways.items()}
-        before = _turned(ways)
-        todo = [name for name, count in ahead.items() if not count] + [name for name in before if name not in ways]
-        while todo:  # rules that lead only to non-recursive ones are non-recursive; the rest recur, or lead to rules that do
-            for name in before.get(todo.pop(), ()):
-                ahead[name] -= 1
-                if not ahead[name]:
-                    todo.append(name)
-        left = {name: ways[name] for name, count in ahead.items() if count}
-        return frozenset(name for name in left if name in _reached(left[name], left))
+        return frozenset().union(*cycles(self.named))
 
     @cached_property
     def written(self) -> Grammar:
@@ -130,7 +120,7 @@ class Grammar:
             if isinstance(node, Chars):
                 return 1
             if (id(node), left) not in known:
-                known[id(node), left] = 1 + sum(size(part, left) for part in parts_of(node))
+                known[id(node), left] = 1 + sum([1 if type(part) is Chars else size(part, left) for part in parts_of(node)])
             return known[id(node), left]
 
         for ref, left in self._inner(depth):
@@ -179,12 +169,36 @@ class Grammar:
         return frozenset(found)
 
 
-def _turned(ways: Mapping[str, frozenset[str]]) -> Mapping[str, list[str]]:
-    """Return, for each rule, those that name it."""
-    found: dict[str, list[str]] = {}
-    for name, named in ways.items():
-        for other in named:
-            found.setdefault(other, []).append(name)
+def cycles(ways: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
+    """Return the sets of names that lead to each other, and to themselves (Tarjan); `ways`: those that each leads to."""
+    found: list[frozenset[str]] = []
+    number: dict[str, int] = {}
+    least: dict[str, int] = {}  # of those on the path, the number of the first one that they lead to
+    path: list[str] = []
+    for start in ways:
+        todo = [(start, iter(ways[start]))] if start not in number else []
+        while todo:
+            name, ahead = todo[-1]
+            if name not in number:
+                number[name] = least[name] = len(number)
+                path.append(name)
+            for to in ahead:
+                if to in least:
+                    least[name] = min(least[name], number[to])
+                elif to in ways and to not in number:
+                    todo.append((to, iter(ways[to])))
+                    break
+            else:
+                todo.pop()
+                if todo:
+                    least[todo[-1][0]] = min(least[todo[-1][0]], least[name])
+                if least[name] == number[name]:
+                    group = path[path.index(name) :] if path[-1] != name else [name]
+                    del path[-len(group) :]
+                    for one in group:
+                        del least[one]
+                    if len(group) > 1 or name in ways[name]:
+                        found.append(frozenset(group))
     return found
 
 

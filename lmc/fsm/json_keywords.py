@@ -123,7 +123,8 @@ class Keywords:
         """Return the non-combining keywords as a shape; None if they contradict each other."""
         schema = place.schema
         if _SELDOM.isdisjoint(schema):  # as most schemas are
-            return SchemaShape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place), arrays=self.array_rules(place))
+            return SchemaShape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place),
+                               arrays=self.array_rules(place), typed=self.is_typed(schema))  # fmt: skip
         lows, highs = self.limits(place, "minimum", "exclusiveMinimum"), self.limits(place, "maximum", "exclusiveMaximum")
         bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
         if bounds.step is not None and bounds.step <= 0:
@@ -147,6 +148,7 @@ class Keywords:
             items=self.counts(place, "minItems", "maxItems"),
             unique=self.flag(place, "uniqueItems"),
             contains=self.contained(place),
+            typed=self.is_typed(schema),
         )
 
     def limits(self, place: SchemaPointer, plain: str, exclusive: str) -> list[tuple[Decimal, bool]]:
@@ -174,7 +176,7 @@ class Keywords:
     def types(self, place: SchemaPointer) -> frozenset[str]:
         """Return the types given by `type` or, without it, those that the other keywords mention."""
         given = place.schema.get("type")
-        if given is None and self.says_types(place.schema):
+        if given is None and self.is_typed(place.schema):
             return frozenset(TYPES)
         if given is None:
             spoken = {_OF_TYPE[k] for k in place.schema if k in _OF_TYPE}
@@ -186,10 +188,10 @@ class Keywords:
                 raise wrong(f"{place.pointer}/type", f"is {name!r}; there are {', '.join(TYPES)}")
         return frozenset([*names, "integer"] if "number" in names else names)
 
-    def says_types(self, schema: Mapping[str, Any]) -> bool:
-        """Return whether the values themselves or the arms of a schema determine its types."""
+    def is_typed(self, schema: Mapping[str, Any]) -> bool:
+        """Return whether `type`, the values themselves or the arms of a schema determine its types."""
         arms = [arm for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list) for arm in schema[keyword]]
-        return "enum" in schema or "const" in schema or any(isinstance(arm, dict) and "type" in arm for arm in arms)
+        return not {"type", "enum", "const"}.isdisjoint(schema) or any(isinstance(arm, dict) and "type" in arm for arm in arms)
 
     def values(self, place: SchemaPointer) -> tuple[Any, ...] | None:
         schema = place.schema

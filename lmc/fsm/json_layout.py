@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -26,6 +26,7 @@ class Layout:
     """Separators between values.
 
     open, close  padding inside of brackets; gap: in empty ones
+    additional   objects and arrays that say nothing of further properties and items may have them
     styles       in which the tree is written, where item, key, open and close are marks (json_styles.py)
     """
 
@@ -37,13 +38,22 @@ class Layout:
     depth: int | None
     strict: bool = False
     styles: tuple[Style, ...] = ()
+    additional: bool = False
 
     @staticmethod
     def of(root: Any) -> Layout:
+        found = Layout._of(root)
+        additional = root.get(OPTIONS, {}).get("additional", False) if isinstance(root, dict) else False
+        if not isinstance(additional, bool):
+            raise wrong(f"/{OPTIONS}/additional", "must be true or false")
+        return replace(found, additional=additional)
+
+    @staticmethod
+    def _of(root: Any) -> Layout:
         given = root.get(OPTIONS, {}) if isinstance(root, dict) else {}
         at = f"/{OPTIONS}"
-        if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth", "strict"}:
-            raise wrong(at, f"takes whitespace, separators, depth and strict, not {json.dumps(given, default=str)}")
+        if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth", "strict", "additional"}:
+            raise wrong(at, f"takes whitespace, separators, depth, strict and additional, not {json.dumps(given, default=str)}")
         kind, depth, strict = given.get("whitespace", "model"), given.get("depth"), given.get("strict", False)
         if kind not in WHITESPACE:
             raise wrong(f"{at}/whitespace", f"is one of {', '.join(map(json.dumps, WHITESPACE))}")

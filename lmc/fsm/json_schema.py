@@ -45,6 +45,7 @@ from lmc.fsm.json_shapes import (
 )
 from lmc.fsm.json_text import (
     ANY_TEXT,
+    Bounds,
     free_string,
     integer,
     number,
@@ -64,6 +65,7 @@ _BARE = frozenset(("string", "number", "integer", "boolean", "null"))  # types t
 _LARGE = 500  # nodes from which on a tree becomes a rule
 _REFERENCES = frozenset(REFERENCES) | {""}
 _MOST_COUNTED = 8192  # states of an object whose properties are counted
+_OF_REMAINDER = 20  # transitions that take as long to find
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
 _MOST_PARTS = 64  # parts of the names in patternProperties, by the set of matching patterns
 _MOST_DIGITS = 300  # of a number; no double has more
@@ -235,13 +237,20 @@ class _Compiler:
 
     def number(self, shape: SchemaShape) -> Node:
         excluded = [v for v in shape.excluded if type_of(v) in ("integer", "number")]
-        found = number(shape.bounds) if not excluded else _DECIMALS if shape.bounds.free else number(shape.bounds)
+        found = _DECIMALS if excluded and shape.bounds.free else self.bounded(number, shape.bounds)
         if "integer" not in shape.types:
             found = _FRACTION if shape.bounds.free and not excluded else both(found, _FRACTION, self.work)
         return less(self.work, found, [_decimals(v) for v in excluded])
 
+    def bounded(self, numbers: Callable[[Bounds], Node], bounds: Bounds) -> Node:
+        """Return numbers within bounds; of multiples a state for each remainder is paid beforehand."""
+        if (step := bounds.step) is not None:
+            remainders = int(step.scaleb(-min(int(step.as_tuple().exponent), 0)))
+            self.work.spend(_OF_REMAINDER * remainders * (1 + (bounds.low is None or bounds.low < 0)))
+        return numbers(bounds)
+
     def integer(self, shape: SchemaShape) -> Node:
-        return less(self.work, integer(shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
+        return less(self.work, self.bounded(integer, shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
 
     def one_among(self, shape: SchemaShape, values: Sequence[Any]) -> Node:
         return one_of([self.layout.value(v) for v in values if not any(same(v, w) for w in shape.excluded)])
@@ -294,7 +303,8 @@ class _Compiler:
         """Return properties that are not among `names`: disjoint languages of keys, and the values of each."""
         open_ = [r for r in shape.objects if r.others is not None]
         patterns = [p for rule in shape.objects for p in rule.patterns]
-        if not open_ and not patterns and shape.objects:
+        closed = bool(shape.objects) and not open_ and not self.layout.additional
+        if closed and not patterns:
             return ()
         allowed = ANY_TEXT
         for place in shape.names:
@@ -305,7 +315,7 @@ class _Compiler:
             allowed = other_than(names) if allowed == ANY_TEXT else without(allowed, left_out, self.work)
         parts: list[tuple[Node, All]] = [(allowed, ())] if allowed != NOTHING else []
         # of a name that no pattern has, nothing is said, or that it is not there
-        no_rest = bool(shape.objects) and (not open_ or any(rule.others is not None and rule.others.schema is False for rule in shape.objects))
+        no_rest = closed or any(rule.others is not None and rule.others.schema is False for rule in shape.objects)
         for i, (language, place) in enumerate(patterns):
             split: list[tuple[Node, All]] = []
             for keys, said in parts:
@@ -362,7 +372,7 @@ class _Compiler:
             self.ways.check_later(f"{shape.pointer}/uniqueItems", f"is about items of more than {_MOST_UNIQUE} values")
         known = max((len(r.first) for r in shape.arrays), default=0)
         first = [self.node(items_of(shape, i)) for i in range(known if high is None else min(known, high))]
-        bare = bool(shape.arrays) and all(r.rest is None for r in shape.arrays)
+        bare = bool(shape.arrays) and all(r.rest is None for r in shape.arrays) and not self.layout.additional
         full = high is not None and high <= len(first)
         rest = NOTHING if bare or full else self.node(items_of(shape, known))
         more = repeat(seq(self.layout.item, rest), max(low - max(len(first), 1), 0),

@@ -67,7 +67,7 @@ def counted_items(layout: Layout, shape: SchemaShape, item_of: Callable[[int, Al
     """
     low, high = shape.items
     known = max((len(r.first) for r in shape.arrays), default=0)
-    if shape.arrays and all(r.rest is None for r in shape.arrays):
+    if shape.arrays and all(r.rest is None for r in shape.arrays) and not layout.additional:
         high = known if high is None else min(high, known)
     last = max(known, low, 1) if high is None else high  # after it, items are alike
     start: tuple[int, tuple[int, ...]] = (0, (0,) * len(shape.contains))

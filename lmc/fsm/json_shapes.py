@@ -79,6 +79,7 @@ class SchemaShape:
     """Keywords without those that combine: every one must hold.
 
     types    "number" without "integer": non-integers
+    typed    they are given; else they are those that the keywords speak of
     values   enum and const, None if there is neither
     """
 
@@ -98,6 +99,7 @@ class SchemaShape:
     excluded: tuple[Any, ...] = ()  # excluded values
     absent: frozenset[str] = frozenset()  # absent properties
     contains: tuple[tuple[SchemaPointer, int, int | None], ...] = ()  # how many items are of a schema
+    typed: bool = True
 
     @property
     def has_values(self) -> bool:
@@ -111,6 +113,9 @@ class SchemaShape:
     def with_(self, other: SchemaShape) -> SchemaShape | None:
         """Return the conjunction of both; None if it is impossible."""
         types = self.types & other.types
+        if not types and not (self.typed and other.typed):  # nothing is said of values of other types
+            types = (self.types if self.typed else frozenset[str]()) | (other.types if other.typed else frozenset[str]())
+            types = types or self.types | other.types
         values = self.values
         if values is None:
             values = other.values
@@ -127,7 +132,7 @@ class SchemaShape:
             self.pointer, types, values, bounds, _range(self.length, other.length), self.texts + other.texts,
             self.objects + other.objects, required, self.names + other.names,
             _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
-            self.unique or other.unique, excluded, absent, self.contains + other.contains,
+            self.unique or other.unique, excluded, absent, self.contains + other.contains, self.typed or other.typed,
         )  # fmt: skip
 
 

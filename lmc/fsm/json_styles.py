@@ -63,6 +63,7 @@ class Styles:
         self._recursive, self._styles = recursive, styles
         self._marked: dict[int, bool] = {}
         self._parts: dict[tuple[int, At | None], Sequence[tuple[Node, At | None]]] = {}
+        self._written: dict[tuple[str, int, int | None], Sequence[tuple[Node, At | None]]] = {}  # marks
         self._rules = leading_to(_MARKS, named or {name: refers(body) for name, body in rules.items()}) if styles else frozenset[str]()
 
     @property
@@ -111,12 +112,20 @@ class Styles:
         style = self._styles[number]
         found: list[tuple[Node, At | None]] = []
         for part in parts:
-            if isinstance(part, Ref) and part.rule in _MARKS:
+            if type(part) is Chars:
+                found.append((part, None))
+            elif type(part) is Ref and part.rule in _MARKS:
                 if level is not None and style.step is not None:
-                    level += (part == OPEN) - (part == CLOSE)
-                found += [(node, None) for node in _flat(style.mark(part, level))]
+                    level += (part.rule == OPEN.rule) - (part.rule == CLOSE.rule)
+                found += self._mark(part, number, level)
             else:
                 found.append((part, self.inside(part, (number, level))))
+        return found
+
+    def _mark(self, mark: Ref, number: int, level: int | None) -> Sequence[tuple[Node, At | None]]:
+        key = mark.rule, number, level
+        if (found := self._written.get(key)) is None:
+            found = self._written[key] = [(node, None) for node in _flat(self._styles[number].mark(mark, level))]
         return found
 
 

@@ -23,7 +23,8 @@ from lmc.fsm.json_shapes import All, SchemaPointer, SchemaShape, rules_of, unann
 MOST_SHAPES = 256
 _MOST_PRODUCT = 5_000  # most combinations visited
 _FEW_SHAPES = 8  # of more it pays to check which are possible
-_MOST_LOOKS = 30_000  # most schemas visited: a second or two
+_MOST_LOOKS = 12_000  # most schemas visited: half a second
+_COMBINED = 4  # combinations of schemas that take as long as visiting one
 
 
 class Ways(Keywords):
@@ -39,12 +40,15 @@ class Ways(Keywords):
         self.work = TransitionBudget()
         self._known: dict[tuple[str, ...], tuple[SchemaShape, ...]] = {}
         self.apart: dict[Hashable, bool] = {}  # disjointness of compared languages
-        self._looked = 0  # schemas visited
         self._deciding = False  # deciding which shapes are impossible
 
     @cached_property
     def widely(self) -> Ways:
-        return self if self.wide else Ways(self.root, wide=True, notes=Notes())
+        if self.wide:
+            return self
+        found = Ways(self.root, wide=True, notes=Notes())
+        found.work = self.work
+        return found
 
     def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[SchemaShape, ...]:
         """Return the disjuncts in which all of `places` hold."""
@@ -57,6 +61,7 @@ class Ways(Keywords):
             if len(found) * len(arms) > _MOST_PRODUCT:
                 self._too_many(place)
                 continue
+            self.count(place, len(found) * len(arms) // _COMBINED)
             if i or any(arm.pointer != place.pointer for arm in arms):
                 combined = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
             else:  # of one schema nothing is to be combined
@@ -72,8 +77,11 @@ class Ways(Keywords):
     def look(self, place: SchemaPointer, refs: tuple[str, ...]) -> None:
         if place.pointer in refs:
             raise wrong(place.pointer, "refers to itself with nothing between")
-        self._looked += 1
-        if self._looked > _MOST_LOOKS:
+        self.count(place, 1)
+
+    def count(self, place: SchemaPointer, looks: int) -> None:
+        self.work.looks += looks
+        if self.work.looks > _MOST_LOOKS:
             raise wrong(place.pointer, "is one of too many schemas that combine others, each of them several times; use fewer $ref within anyOf, oneOf and allOf")
 
     def of_place(self, place: SchemaPointer, refs: tuple[str, ...]) -> tuple[SchemaShape, ...]:
@@ -96,6 +104,7 @@ class Ways(Keywords):
         def and_(arms: Sequence[SchemaShape]) -> None:
             if len(found) * len(arms) > _MOST_PRODUCT:
                 return self._too_many(place)
+            self.count(place, len(found) * len(arms) // _COMBINED)
             combined: Sequence[SchemaShape] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
             if len(combined) > _FEW_SHAPES:
                 combined = self.possible(combined)

@@ -29,11 +29,13 @@ from lmc.fsm.minimise import DEAD
 from lmc.fsm.regex import Chars, Node
 from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, Terms
+from lmc.fsm.words import WordRange
 
 MOST_FORMS = 60_000  # visited in one step: some 0.1 s
 MOST_ROWS = 48_000  # a KiB each, of one constraint
 WORN_ROWS = 12_000  # from which on new answers get a new automaton
 UNMADE = 1  # a slot
+UNKNOWN = 2  # whether a text may end
 _WIDE = 32  # ASCII characters that stay in a state, from which on a loop pays off
 _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 
@@ -70,7 +72,7 @@ class LazyDFA:
     slots   int32 [more than states]: by state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE
             if not built
     rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
-    ends    bool [more than states]: the text so far is in the language
+    ends    [more than states]: whether the text so far is in the language; UNKNOWN until that is asked
     These are replaced by longer ones when they are full, and never resized: arrays.py reads them as they are.
     """
 
@@ -143,7 +145,12 @@ class LazyDFA:
         return state >= 0 and self.is_final(state)
 
     def is_final(self, state: int) -> bool:
-        return self.ends[state] != 0
+        end = self.ends[state]
+        if end == UNKNOWN:
+            content = self._contents[state]
+            with self._lock:
+                end = self.ends[state] = isinstance(content, frozenset) and any(map(self._terms.is_final, content))
+        return end != 0
 
     def is_done(self, state: int) -> bool:
         return self.is_final(state) and not self._ranges(state)
@@ -212,11 +219,12 @@ class LazyDFA:
         """Text that alone may follow for a while, and its characters, where that is seen without making the states within it: so a
         token that goes on with a name needs none of them."""
         content = self._contents[state]
-        if not isinstance(content, frozenset) or not content:
+        if not isinstance(content, frozenset):
             return None
-        texts = sorted(map(self._terms.literal, content))
-        first, last = texts[0], texts[-1]
-        same = 0
+        texts = [text for term in content if (text := self._terms.literal(term))]
+        if not texts or len(texts) < len(content):
+            return None
+        first, last, same = min(texts), max(texts), 0
         while same < len(first) and first[same] == last[same]:
             same += 1
         return (first[:same].encode(), same) if same > 1 else None
@@ -228,6 +236,23 @@ class LazyDFA:
         with self._lock:
             self._terms.pay(len(content))
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
+
+    def words(self, state: int) -> WordRange | None:
+        """Return the words, all ASCII, that alone may follow, where a state is in a list of them."""
+        content = self._contents[state]
+        if not isinstance(content, frozenset):
+            return None
+        for term in content:
+            if term.frame is None or type(term.frame.node) is not WordRange:
+                return None  # as for most states
+        return self._terms.words(content)
+
+    def behind_words(self, state: int, words: WordRange | None) -> int:
+        """Return the state in which `words` of a state are so far; None: behind one."""
+        content = self._contents[state]
+        assert isinstance(content, frozenset)
+        with self._lock:
+            return self._number(self._terms.joined([self._terms.behind_words(term, words) for term in content]))
 
     def loop(self, state: int) -> SelfLoop | None:
         """Return the loop in which most texts from `state` continue, if one state absorbs most characters: within a
@@ -299,13 +324,12 @@ class LazyDFA:
     def _number(self, content: _Set | _Inner) -> int:
         found = self._numbers.get(content)
         if found is None:
-            final = isinstance(content, frozenset) and any(map(self._terms.is_final, content))  # before anything is changed: it may raise
             found = self._numbers[content] = len(self._contents)
             self._contents.append(content)
             if found + 2 > len(self.slots):
                 self.slots = self.slots + array("i", bytes(4 * len(self.slots)))
                 self.ends = self.ends + bytes(len(self.ends))
-            self.ends[found] = final
+            self.ends[found] = UNKNOWN
             self.slots[found + 1] = UNMADE
         return found
 
@@ -370,11 +394,14 @@ class LazyDFA:
 
     def _ways(self, content: _Set) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the states that a set leads to, and for each class the index of its target, or FAR."""
-        by_classes: dict[Classes, list[Term]] = defaultdict(list)
+        by_classes: dict[Classes, list[Term]] = {}
         forms = self._terms.forms
         for term in content:
             for classes, behind in forms(term):
-                by_classes[classes].append(behind)
+                if (same := by_classes.get(classes)) is None:
+                    by_classes[classes] = [behind]
+                else:
+                    same.append(behind)
         self._terms.pay(len(content))
         if len(by_classes) == 1:
             [(only, terms)] = by_classes.items()

@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from lmc.errors import ConstraintError
 from lmc.fsm.counted import unrolled
+from lmc.fsm.grammar import cycles
 from lmc.fsm.json_text import one_of, repeat, seq
-from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of, shown
+
+_MOST_EDGES = 200_000  # of the graphs of all such rules
 
 
 def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
@@ -22,12 +26,16 @@ def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
     look = _Look(nullable)
     begins = {name: look.begins(body) for name, body in rules.items()}
     out = dict(rules)
-    for group in _groups(begins):
+    left = _MOST_EDGES
+    for group in cycles(begins):
         split = _Splitter(rules, group, nullable, out)
         parts = {name: split.of(rules[name]) for name in group}
         index = {name: i for i, name in enumerate(sorted(group), 1)}
         edges = [(0, part.other, index[name]) for name, part in parts.items() if part.other != NOTHING]
         edges += [(index[head], tail, index[name]) for name, part in parts.items() for head, tail in part.heads]
+        left -= len(group) * len(edges)
+        if left < 0:
+            raise ConstraintError(f"the rules that begin with each other, {shown(min(group))} and {len(group) - 1} more, need too large an automaton; use fewer")
         for name, part in parts.items():
             graph = _trimmed(edges, index[name])
             out[name] = one_of([graph, EMPTY]) if part.empty else graph
@@ -133,9 +141,14 @@ def _from(graph: NodeGraph, state: int) -> NodeGraph:
 
 def _trimmed(edges: list[tuple[int, Node, int]], final: int) -> NodeGraph:
     """Return the paths from 0 to one state."""
-    alive = {final}
-    while more := {a for a, _, b in edges if b in alive} - alive:
-        alive |= more
+    before: dict[int, list[int]] = {}
+    for a, _, b in edges:
+        before.setdefault(b, []).append(a)
+    alive, todo = {final}, [final]
+    while todo:
+        fresh = [a for a in before.get(todo.pop(), ()) if a not in alive]
+        alive.update(fresh)
+        todo += fresh
     return NodeGraph(tuple(edge for edge in edges if edge[0] in alive and edge[2] in alive), frozenset((final,)))
 
 
@@ -207,18 +220,3 @@ class _Look:
             return list(parts_of(tree))
         solid = next((i for i, part in enumerate(tree.parts) if not self.may_be_empty(part)), len(tree.parts))
         return list(tree.parts[: solid + 1])
-
-
-def _groups(begins: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
-    """Return sets of rules that can begin with each other."""
-    reached: dict[str, set[str]] = {}
-    for name in begins:
-        seen: set[str] = set()
-        todo = [name]
-        while todo:
-            for to in begins[todo.pop()] - seen:
-                seen.add(to)
-                todo.append(to)
-        reached[name] = seen
-    recursive = [name for name in begins if name in reached[name]]
-    return list(dict.fromkeys(frozenset(other for other in recursive if other in reached[name] and name in reached[other]) for name in recursive))

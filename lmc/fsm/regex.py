@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lmc.fsm.assertions import Assertion
 
 MAX_REPEAT = 10_000
+_LONG = 800  # characters of a pattern that may have many words
 
 _parser: Any = re._parser  # type: ignore[attr-defined]  # pyright: ignore
 _sre: Any = re._constants  # type: ignore[attr-defined]  # pyright: ignore
@@ -115,6 +116,41 @@ def parse(pattern: str, *, search: bool = False) -> Node:
 
 
 def _read(pattern: str, search: bool) -> tuple[Node, list[Assertion]]:
+    short, words = _without_words(pattern)
+    if words:
+        try:
+            return _read_short(short, search, words)
+        except ConstraintError:
+            pass  # reading all of it says where it is wrong
+    return _read_short(pattern, search, {})
+
+
+_MANY_WORDS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?:)?([\w -]+(?:\|[\w -]+){199,})\)", re.ASCII | re.DOTALL)  # outside of classes
+
+
+def _without_words(pattern: str) -> tuple[str, Mapping[int, Sequence[str]]]:
+    """Return the pattern with a placeholder character for each group of many words, which Python's parser takes long to read, and the
+    words of each: none where flags may say how they are meant."""
+    found: dict[int, Sequence[str]] = {}
+    if len(pattern) < _LONG or re.search(r"\(\?[^:]|\\[pP]", pattern):
+        return pattern, found
+    whole = pattern if "(" in pattern else f"({pattern})"
+
+    codes: dict[str, int] = {}
+
+    def replaced(group: re.Match[str]) -> str:
+        if group[1] is None:
+            return group[0]
+        if (code := codes.get(group[1])) is None:
+            code = codes[group[1]] = next(code for code in range(charset.MAX_CHAR, 0, -1) if code not in found and chr(code) not in pattern)
+            found[code] = list(dict.fromkeys(group[1].split("|")))
+        return chr(code)
+
+    short = _MANY_WORDS.sub(replaced, whole)
+    return (short if found else pattern), found
+
+
+def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) -> tuple[Node, list[Assertion]]:
     pattern, properties = _with_properties(pattern)
     try:
         tree = _parser.parse(pattern, 0)
@@ -125,7 +161,7 @@ def _read(pattern: str, search: bool) -> tuple[Node, list[Assertion]]:
     flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if asks_for_unicode(pattern) else 0)
     assertions: list[Assertion] = []
     try:
-        return _Reader(pattern, flags, assertions, properties).whole(list(tree), search), assertions
+        return _Reader(pattern, flags, assertions, properties, words).whole(list(tree), search), assertions
     except RecursionError:
         raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
 
@@ -223,8 +259,8 @@ _ENDS = (_sre.AT_END, _sre.AT_END_STRING)
 class _Reader:
     """Reads one syntax tree of `re._parser` under the flags that hold there."""
 
-    def __init__(self, pattern: str, flags: int, assertions: list[Assertion], properties: Mapping[int, Ranges]) -> None:
-        self.pattern, self.flags, self.assertions, self.properties = pattern, flags, assertions, properties
+    def __init__(self, pattern: str, flags: int, assertions: list[Assertion], properties: Mapping[int, Ranges], words: Mapping[int, Sequence[str]]) -> None:
+        self.pattern, self.flags, self.assertions, self.properties, self.words = pattern, flags, assertions, properties, words
         self.literals: dict[int, Node] = {}
 
     def whole(self, items: list[tuple[Any, Any]], search: bool) -> Node:
@@ -268,10 +304,12 @@ class _Reader:
     def item(self, op: Any, arg: Any, *, at_start: bool, at_end: bool) -> Node:
         if op is _sre.LITERAL and arg in self.properties:
             return self.chars(self.properties[arg])
-        if op is _sre.LITERAL:
+        if op is _sre.LITERAL and arg in self.words:
             if arg not in self.literals:
-                self.literals[arg] = self.chars(self.folded([(arg, arg)]))
+                self.literals[arg] = Union(tuple([Concat(tuple([self.literal(ord(char)) for char in word])) for word in self.words[arg]]))
             return self.literals[arg]
+        if op is _sre.LITERAL:
+            return self.literal(arg)
         if op is _sre.NOT_LITERAL and arg in self.properties:
             return self.chars(charset.complement(self.properties[arg]))
         if op is _sre.NOT_LITERAL:
@@ -294,6 +332,11 @@ class _Reader:
         if str(op) == "FAILURE":  # later Pythons' form of (?!)
             return NOTHING
         raise _refused(self.pattern, _WHY_NOT.get(str(op), str(op)))
+
+    def literal(self, char: int) -> Node:
+        if char not in self.literals:
+            self.literals[char] = self.chars(self.folded([(char, char)]))
+        return self.literals[char]
 
     def asserted(self, assertion: Assertion) -> Node:
         from lmc.fsm.assertions import MOST, mark
@@ -327,7 +370,7 @@ class _Reader:
     def under(self, add: int, remove: int) -> _Reader:
         """Return a reader for the inside of `(?flags:…)`."""
         flags = self.flags & ~(re.ASCII | re.UNICODE) if add & (re.ASCII | re.UNICODE) else self.flags
-        return _Reader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties)
+        return _Reader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties, self.words)
 
     def repeat(self, low: int, high: int, body: Any) -> Node:
         unbounded = high is _sre.MAXREPEAT
@@ -467,7 +510,7 @@ def _is_empty(token: str, flags: int) -> bool:
     except (re.error, ValueError):
         return False  # neither of them
     if op is _sre.IN:
-        return not charset.without_surrogates(_Reader(token, flags, [], {}).char_class(arg))
+        return not charset.without_surrogates(_Reader(token, flags, [], {}, {}).char_class(arg))
     return op is _sre.LITERAL and not charset.without_surrogates(((arg, arg),))
 
 
@@ -487,7 +530,7 @@ def _is_inner_anchor(pattern: str, places: list[tuple[int, int]], at: int) -> bo
             out = f"{out[:start]}(?:){out[end:]}"
     flags = int(_parser.parse(out, 0).state.flags)
     try:
-        _Reader(out, flags, [], {}).sequence(list(_parser.parse(out, 0)), at_start=True, at_end=True)
+        _Reader(out, flags, [], {}, {}).sequence(list(_parser.parse(out, 0)), at_start=True, at_end=True)
     except ConstraintError:
         return True
     return False

@@ -7,7 +7,7 @@ such a run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -222,7 +222,7 @@ class ClassRun:
     flags   bool, by id: it is a prefix of such a text
     chars   uint8, by id: its number of characters, counting an incomplete last one
     begun   ids of those that end inside of a character, with only one legal next byte
-    leaving int64 [256]: how many leave the class after some of it, by the first byte that does, or may
+    leaving how many leave the class after some of it, by the first byte that does, or may
     long    of tokens that are not in the trie: those that are within the class as a whole, and the others
     """
 
@@ -232,7 +232,7 @@ class ClassRun:
     flags: np.ndarray
     chars: np.ndarray
     begun: np.ndarray
-    leaving: np.ndarray
+    leaving: Mapping[int, int]
     long: Long
     _exits: np.ndarray  # nodes where tokens leave the class
     _before: np.ndarray  # of each, the characters within it
@@ -258,7 +258,8 @@ class ClassRun:
         bits = 6 * np.maximum(spelling.missing - 1, 0)
         single = (spelling.missing > 0) & (least >> bits == most >> bits) & (least <= most)
         begun = np.flatnonzero(flags & single[spelling.symbol][texts.node_of])
-        leaving = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
+        leaves = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
+        leaving = {byte: int(leaves[byte]) for byte in np.flatnonzero(leaves).tolist()}
         chars, before = texts.counts, spelling.chars[exits] - 1
         if node:
             chars, before = chars - np.uint8(spelling.chars[node]), before - spelling.chars[node]
@@ -266,7 +267,7 @@ class ClassRun:
 
     @property
     def nbytes(self) -> int:
-        return self.flags.nbytes + self.begun.nbytes + self.leaving.nbytes + 2 * self._exits.nbytes + 100 * len(self.long.leaving)
+        return self.flags.nbytes + self.begun.nbytes + 2 * self._exits.nbytes + 100 * len(self.long.leaving)
 
     def tail(self, byte: int, chars: int | None = None) -> Tail:
         """Return the rest of the tokens that leave the class by a byte, from that byte on; only of those that leave

@@ -21,6 +21,7 @@ from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.lengths import ShortestLengths, bytes_of
 from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.words import WordLists, WordRange
 
 Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
@@ -62,7 +63,7 @@ class Term:
         self.frame, self.rest = frame, rest
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
         self.final: bool | None = None
-        self.capped: dict[int, Term] = {}
+        self.capped: dict[int, Term] | None = None
         self.above: Term | None = None
         self.mark: Term | None = None
         self.kind: object = None
@@ -86,6 +87,9 @@ class Terms:
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
         self._literals: dict[int, str] = {}
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
+        self._graphs: dict[int, _At] = {}  # by id: at their starts
+        self._lists = WordLists()
+        self._letters: dict[str, Classes] = {}
         self._terms: dict[tuple[TermFrame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
         self.end = Term(None, None)
@@ -104,7 +108,14 @@ class Terms:
 
     def of(self, tree: Node) -> frozenset[Term]:
         """Return the continuations before anything is written: a term for each style."""
-        return frozenset(self.push(self.frame(tree, at), self.end) for at in self._styles.starts)
+        found: list[Term] = []
+        for at in self._styles.starts:
+            term, node = self.end, self._canonical(tree)
+            frames = self._behind(node, 0, at, self._styles.parts(node, at)) if isinstance(node, Concat) else (self.frame(node, at),)
+            for frame in reversed(frames):
+                term = self.push(frame, term)
+            found.append(term)
+        return frozenset(found)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
@@ -116,6 +127,8 @@ class Terms:
 
     def _find_frame(self, node: Node, at: At | None) -> TermFrame:
         node = self._canonical(node)
+        if type(node) is Union and (words := self._lists.of(node)) is not None:
+            return self._words(words)
         if not (isinstance(node, Ref) and is_mark(node)):
             at = self._styles.inside(node, at)
         if isinstance(node, Counted):
@@ -142,6 +155,8 @@ class Terms:
                     found_graph = self._canonical(graph)
                     assert isinstance(found_graph, NodeGraph)
                     node, key = Counted(found_graph, low, high), (Counted, id(found_graph), low, high)
+                case Union() if (words := self._lists.of(node)) is not None:
+                    key = "w", *words.texts
                 case _:
                     parts = tuple([self._canonical(part) for part in parts_of(node)])
                     node, key = type(node)(parts), (type(node), *map(id, parts))
@@ -194,14 +209,14 @@ class Terms:
             return False
         if isinstance(node, Concat) or (isinstance(node, Ref) and is_mark(node)):
             return self._are_nullable(self._styles.parts(node, at), 0)
-        if isinstance(node, _Words):
-            return any(len(word.parts) == node.index for word in node.words)
+        if isinstance(node, WordRange):
+            return node.may_end
         if isinstance(node, Union):
             return any(self._may_be_empty(arm, at) for arm in node.arms)
         if isinstance(node, Ref):
             return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
         assert isinstance(node, _At | NodeGraph)
-        start = node if isinstance(node, _At) else _start_of(node)
+        start = self._started(node)
         if start.counts is not None:
             return start.low == 0 and start.state in start.graph.final
         seen, todo = {start.state}, [start.state]
@@ -212,6 +227,18 @@ class Terms:
             seen.update(fresh)
             todo += fresh
         return False
+
+    def _started(self, node: _At | NodeGraph) -> _At:
+        if isinstance(node, _At):
+            return node
+        found = self._graphs.get(id(node))
+        if found is None:
+            edges: dict[int, list[tuple[Node, int]]] = {}
+            for source, body, to in node.edges:
+                edges.setdefault(source, []).append((body, to))
+            found = self._graphs[id(node)] = _At(node, edges, 0)
+            self._alive.append(node)
+        return found
 
     def _are_nullable(self, parts: Sequence[tuple[Node, At | None]], index: int) -> bool:
         while index < len(parts) and self._may_be_empty(*parts[index]):
@@ -231,11 +258,8 @@ class Terms:
             return self._begin_parts(node, 0, frame.at)
         if isinstance(node, _Tail):
             return self._begin_parts(node.node, node.index, frame.at)
-        if isinstance(node, _Words):
-            return self._begin_words(node), any(len(word.parts) == node.index for word in node.words)
-        if isinstance(node, Union) and (words := _words_of(node)) is not None:
-            self._alive += words
-            return self._begin_words(_Words(words, 0)), any(not word.parts for word in words)
+        if isinstance(node, WordRange):
+            return [(self._classes_of(letter), () if words.is_ended else (self._words(words),)) for letter, words in node.ahead()], node.may_end
         if isinstance(node, Union):
             arms = [self.frame(arm, frame.at) for arm in node.arms]
             forms = [form for arm in arms for form in self._forms(arm)]
@@ -248,7 +272,7 @@ class Terms:
         assert isinstance(node, _At | NodeGraph)
         if isinstance(node, _At) and node.counts is not None:
             return self._begin_counted(node, node.counts, frame.at)
-        return self._begin_graph(node if isinstance(node, _At) else _start_of(node), frame.at)
+        return self._begin_graph(self._started(node), frame.at)
 
     def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
@@ -265,34 +289,48 @@ class Terms:
         return found, True
 
     def _behind(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> tuple[TermFrame, ...]:
-        """Return `_tail` as frames: a repeat has its own, so that its first turn is like the others."""
+        """Return `_tail` as frames: a repeat has its own, so that its first turn is like the others, and so have words."""
         if index == len(parts):
             return ()
-        if not isinstance(parts[index][0], Repeat):
+        if not self._stands_alone(parts[index][0]):
             return (self._tail(node, index, at, parts),)
         found: list[TermFrame] = []
-        while index < len(parts) and isinstance(parts[index][0], Repeat):
+        while index < len(parts) and self._stands_alone(parts[index][0]):
             found.append(self.frame(*parts[index]))
             index += 1
         if index < len(parts):
             found.append(self._tail(node, index, at, parts))
         return tuple(found)
 
-    def _begin_words(self, node: _Words) -> list[tuple[Classes, tuple[TermFrame, ...]]]:
-        by_first: dict[Node, list[Concat]] = {}
-        for word in node.words:
-            if len(word.parts) > node.index:
-                by_first.setdefault(word.parts[node.index], []).append(word)
-        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
-        for first, words in by_first.items():
-            assert isinstance(first, Chars)
-            found.append((self._members[first], self._words(words, node.index + 1)))
+    def _stands_alone(self, part: Node) -> bool:
+        return type(part) is Repeat or (type(part) is Union and self._lists.of(part) is not None)
+
+    def _words(self, words: WordRange) -> TermFrame:
+        return self._frame(("w", id(words.texts), *words[1:]), words, None)
+
+    def _classes_of(self, letter: str) -> Classes:
+        found = self._letters.get(letter)
+        if found is None:
+            found = self._letters[letter] = self._members[self._lists.chars(letter)]
         return found
 
-    def _words(self, words: list[Concat], index: int) -> tuple[TermFrame, ...]:
-        if len(words) == 1:
-            return (self._tail(words[0], index, None, self._styles.parts(words[0], None)),) if len(words[0].parts) > index else ()
-        return (self._frame((index, *map(id, words)), _Words(words, index), None),)
+    def words(self, terms: frozenset[Term]) -> WordRange | None:
+        """Return the words that all of these terms, which each begin with words, may go on with, if they are the same, and ASCII."""
+        first, *others = {term.frame for term in terms}
+        assert first is not None
+        words: WordRange = first.node
+        return words if not others and not words.may_end and words.is_ascii else None
+
+    def behind_words(self, term: Term, words: WordRange | None) -> Term:
+        """Return the term in which what begins with words is so far; None: behind one."""
+        found = term.rest
+        assert found is not None
+        if words is not None and not words.is_ended:
+            return self.push(self._words(words), found)
+        if found.frame is self._return:
+            assert found.rest is not None
+            return found.rest
+        return found
 
     def _begin_repeat(self, frame: TermFrame) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         body = self.frame(frame.node, frame.at)
@@ -377,7 +415,9 @@ class Terms:
             return ""
         if isinstance(frame.node, _Tail):
             return self._literal_of(frame.node.node)[frame.node.index : frame.node.index + _ENOUGH]
-        return self._literal_of(frame.node)[:_ENOUGH] if isinstance(frame.node, Concat) else ""
+        if isinstance(frame.node, Concat):
+            return self._literal_of(frame.node)[:_ENOUGH]
+        return frame.node.literal[:_ENOUGH] if isinstance(frame.node, WordRange) else ""
 
     def _literal_of(self, node: Concat | Ref) -> str:
         """The characters that a sequence begins with in every style."""
@@ -394,6 +434,8 @@ class Terms:
 
     def beyond(self, term: Term, chars: int) -> Term:
         """Return the term after so many characters of `literal`."""
+        if term.frame is not None and isinstance(term.frame.node, WordRange):
+            return self.behind_words(term, term.frame.node.beyond(chars))
         frame, found = term.frame, term.rest
         assert frame is not None and found is not None
         node, index = (frame.node.node, frame.node.index) if isinstance(frame.node, _Tail) else (frame.node, 0)
@@ -417,20 +459,24 @@ class Terms:
     def capped(self, term: Term, length: int = LONG) -> Term:
         """Return a term that allows the same texts of up to `length` bytes, and has few counters and frames."""
         far = length + 1  # turns and bytes beyond the reach of such a text
-        if far not in term.capped:
-            kept: list[TermFrame] = []
-            at, solid = term, 0
-            while at.frame is not None and solid < far:
-                assert at.rest is not None
-                text = len(self.literal(at))  # of a byte each at least
-                solid += text if solid + text >= far else self._surely(at.frame)
-                kept.append(self._near(at.frame, far))
-                at = at.rest
-            found = self.end
-            for frame in reversed(kept):
-                found = self.push(frame, found)
-            term.capped[far] = found
-        return term.capped[far]
+        if term.capped is None:
+            term.capped = {}
+        elif (known := term.capped.get(far)) is not None:
+            return known
+        kept: list[TermFrame] = []
+        at, solid = term, 0
+        while at.frame is not None and solid < far:
+            assert at.rest is not None
+            frame = at.frame
+            text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
+            solid += text if solid + text >= far else self._surely(frame)
+            kept.append(frame if frame.family is frame and type(frame.node) is not _At else self._near(frame, far))
+            at = at.rest
+        found = self.end
+        for frame in reversed(kept):
+            found = self.push(frame, found)
+        term.capped[far] = found
+        return found
 
     def _surely(self, frame: TermFrame) -> int:
         """Return a lower bound on the bytes of a frame's texts: visits few parts of its tree."""
@@ -440,8 +486,8 @@ class Terms:
                 frame.surely = 0
             elif frame.family is not frame:
                 frame.surely = frame.low and min(frame.low * self._bytes(node), _ENOUGH)
-            elif isinstance(node, _Words):
-                frame.surely = min(sum(map(self._bytes, word.parts[node.index :])) for word in node.words)
+            elif isinstance(node, WordRange):
+                frame.surely = min(node.fewest, _ENOUGH)
             elif isinstance(node, _At) and node.counts is not None:
                 frame.surely = min(node.low, _ENOUGH)
             elif isinstance(node, _At):
@@ -477,6 +523,8 @@ class Terms:
                 found = 0 if is_mark(node) else self._bytes(self._rules[node.rule])
             elif isinstance(node, Concat):
                 found = self._sum(node.parts)
+            elif (words := self._lists.of(node)) is not None:
+                found = words.fewest
             elif isinstance(node, Union):
                 found = min(map(self._bytes, node.arms), default=_ENOUGH)
             elif isinstance(node, Repeat):
@@ -509,6 +557,8 @@ class Terms:
                 found = not is_mark(node) and self._is_filled(self._rules[node.rule])
             elif isinstance(node, Concat):
                 found = any(map(self._is_filled, node.parts))
+            elif (words := self._lists.of(node)) is not None:
+                found = not words.may_end
             elif isinstance(node, Union):
                 found = all(map(self._is_filled, node.arms))
             elif isinstance(node, Repeat):
@@ -647,8 +697,10 @@ class Terms:
             return frame.low * self._lengths.of(node, at)
         if isinstance(node, _Tail):
             return self._lengths.behind(node.node, at)[node.index]
-        if isinstance(node, _Words):
-            return min(sum(bytes_of(part) for part in word.parts[node.index :] if isinstance(part, Chars)) for word in node.words)
+        if isinstance(node, WordRange):
+            if node.is_ascii:
+                return node.fewest
+            return min(sum(bytes_of(self._lists.chars(letter)) for letter in text[node.depth :]) for text in node.texts[node.low : node.high])
         if isinstance(node, _At) and node.counts is not None:
             return node.counts.least_bytes(lambda body: self._lengths.of(body, at), node.state, node.low, node.high)
         return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _At) else self._lengths.of(node, at)
@@ -661,25 +713,6 @@ class _Tail:
         self.node, self.index = node, index
 
 
-class _Words:
-    """The rest of many literal words after a common beginning: read as a trie, built as it is read."""
-
-    __slots__ = ("index", "words")
-
-    def __init__(self, words: Sequence[Concat], index: int) -> None:
-        self.words, self.index = words, index
-
-
-_MANY_ARMS = 32  # from which on a union of literal words is read as one
-
-
-def _words_of(node: Union) -> list[Concat] | None:
-    """Return the arms of a union of many literal words; None for any other."""
-    if len(node.arms) < _MANY_ARMS or not all(isinstance(a, Chars) or (isinstance(a, Concat) and all(isinstance(p, Chars) for p in a.parts)) for a in node.arms):
-        return None
-    return [a if isinstance(a, Concat) else Concat((a,)) for a in node.arms]
-
-
 class _At:
     """A graph, read as far as one of its states; `counts`: and `low` to `high` more of its edges are to be read."""
 
@@ -689,13 +722,6 @@ class _At:
         self, graph: NodeGraph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int, counts: Counts | None = None, low: int = 0, high: int | None = None
     ) -> None:
         self.graph, self.edges, self.state, self.counts, self.low, self.high = graph, edges, state, counts, low, high
-
-
-def _start_of(graph: NodeGraph) -> _At:
-    edges: dict[int, list[tuple[Node, int]]] = {}
-    for source, body, to in graph.edges:
-        edges.setdefault(source, []).append((body, to))
-    return _At(graph, edges, 0)
 
 
 _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,8 +57,8 @@ class TokenRow:
         """Build a row. size: of the vocabulary; bits beyond it are 0."""
         flags = np.unpackbits(bits.view(np.uint8), bitorder="little").view(bool)[:size]
         count = int(np.count_nonzero(flags))
-        few = np.flatnonzero(flags) if count <= FEW else None
-        refused = np.flatnonzero(~flags) if size - count <= FEW_REFUSED else None
+        few = flags.nonzero()[0] if count <= FEW else None
+        refused = (~flags).nonzero()[0] if size - count <= FEW_REFUSED else None
         for array in (bits, few, refused):
             if array is not None:
                 array.flags.writeable = False
@@ -99,7 +98,7 @@ class TokenAutomaton:
         self._restored = len(rows)
         self._rules: dict[int, _InRule] = {}  # by window of the state of a rule by itself
         self._rows: dict[tuple[int, tuple[int, ...]], TokenRow] = {}  # by window and other ids: all tokens
-        self._walking: dict[int, Future[np.ndarray]] = {}  # by window: rows of `_short` being built by a thread
+        self._walking: dict[int, threading.Lock] = {}  # by window, whose row a thread builds
 
     def next(self, state: int, token: int) -> int:
         """Return the state after a token, DEAD if it is not allowed. EOS stays in its state."""
@@ -185,8 +184,9 @@ class TokenAutomaton:
     def _in_rule(self, state: int) -> _InRule:
         if (found := self._rules.get(state)) is None:
             walked = self.vocabulary.walked(self.dfa, state)
-            ends = walked.nodes[walked.states >= 0]
-            ends = ends[self.dfa.are_final(walked.states[walked.states >= 0])]
+            nodes, states = walked.nodes
+            ends = nodes[states >= 0]
+            ends = ends[self.dfa.are_final(states[states >= 0])]
             tails = [tail for found in walked.tails for tail, end in found if tail.ways and self.dfa.is_final(end)]
             if any(self.dfa.is_final(running.loop.state) or (tails and running.apart) for running in walked.runs):
                 tails.clear()
@@ -212,12 +212,12 @@ class TokenAutomaton:
             bits = self._walked(window, walk)
             if others:
                 bits = bits | _bits(np.array(others), vocabulary.words)
-            if not bits.any():
+            made = TokenRow.of(bits, vocabulary.size)
+            if made.few is not None and not len(made.few):
                 raise ConstraintError(
                     f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may "
                     f"follow here; allow other characters"
                 )
-            made = TokenRow.of(bits, vocabulary.size)
         with self._lock:
             made = self._rows.setdefault((window, others), made)  # states with equal rows have the same one
             return self.known.setdefault(state, made)
@@ -227,22 +227,13 @@ class TokenAutomaton:
         with self._lock:
             if (row := self._short.get(window)) is not None:
                 return row
-            making = self._walking.get(window)
-            if mine := making is None:
-                making = self._walking[window] = Future()
-        if not mine:
-            return making.result()
-        try:
-            row = np.packbits(walk(), bitorder="little").view("<u4")
-        except BaseException as error:  # raised in waiting threads, too
-            with self._lock:
-                del self._walking[window]
-            making.set_exception(error)
-            raise
-        with self._lock:
-            self._short[window] = row
-            del self._walking[window]
-        making.set_result(row)
+            making = self._walking.setdefault(window, threading.Lock())
+        with making:  # who waited finds the row, or meets the error himself
+            if (row := self._short.get(window)) is None:
+                row = np.packbits(walk(), bitorder="little").view("<u4")
+                with self._lock:
+                    self._short[window] = row
+                    self._walking.pop(window, None)
         return row
 
 

@@ -18,6 +18,7 @@ from lmc.fsm.json_text import RAW_CHARS
 from lmc.fsm.lazy import SelfLoop, Turns
 from lmc.fsm.runs import ClassRun, Tail, Texts
 from lmc.fsm.trie import ByteTrie
+from lmc.fsm.words import WordRange
 
 _MOST_RUNS = 64  # most cached runs
 _MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visiting whole levels is faster
@@ -177,6 +178,9 @@ class Vocabulary:
                     legal[-1] = node, dfa.beyond(at, chars)
                     todo.append(legal[-1])
                 continue
+            if end - begin > _NO_CHOICE and (words := dfa.words(at)) is not None:
+                self._words_below(dfa, node, at, words, legal, todo)
+                continue
             ways = few(at) if end - begin > _NO_CHOICE else None
             if ways is not None and len(ways) < end - begin:
                 found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
@@ -196,6 +200,27 @@ class Vocabulary:
             todo += found
         return _walked(self, dfa, legal, below, runs)
 
+    def _words_below(self, dfa: Arrays, node: int, state: int, words: WordRange, legal: list[_At], todo: list[_At]) -> None:
+        """Find the legal nodes below one, which has a state in a list of words: along both tries, without states within words. Those
+        where words end are left to be looked below, too."""
+        children, find = self.trie.children, self.trie.bytes.find
+        inner, ended = [(node, words)], list[int]()
+        while inner:
+            node, words = inner.pop()
+            begin, end = children(node)
+            for letter, further in words.ahead() if begin < end else ():
+                if (child := find(ord(letter), begin, end)) >= 0:
+                    if further.may_end:
+                        legal.append((child, dfa.behind_words(state, further)))
+                        ended.append(child)
+                    else:
+                        legal.append((child, WITHIN))
+                    if not further.is_ended:
+                        inner.append((child, further))
+        if ended:
+            behind = dfa.behind_words(state, None)
+            todo += [(child, behind) for child in ended]
+
     def _run_at(self, dfa: Arrays, node: int, state: int) -> tuple[RunInLoop, list[_At], list[_At]] | None:
         """The run that most texts below a node go on in, which has `state`; the nodes within the class with other states than the
         loop's; and legal nodes of which nothing below was looked at. None if there is no run, or if whole levels are sooner looked at.
@@ -207,7 +232,7 @@ class Vocabulary:
             return None
         loop, turns = found
         run, main, byte = self.run(loop.again, node), dfa.row(loop.state), self.trie.byte
-        if run.leaving[main >= 0].sum() > _MOST_TAILS:
+        if sum([count for head, count in run.leaving.items() if main[head] >= 0]) > _MOST_TAILS:
             return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
         todo = [(node, state)]
@@ -367,24 +392,30 @@ class Walked:
     """The tokens of up to LONG bytes that are legal from a state.
 
     flags   bool [words * 32]
-    nodes   of the trie that are legal, without those within `runs`
-    states  behind each of them; WITHIN a text that alone may follow
+    few     nodes of the trie that are legal, with the states behind them: those visited one by one
+    many    and those visited level by level; neither has those within `runs`
     runs    in which most texts go on
     tails   of each run, those that are legal behind it, and the states behind them
     """
 
     flags: np.ndarray
-    nodes: np.ndarray
-    states: np.ndarray
+    few: Sequence[_At]
+    many: tuple[np.ndarray, np.ndarray] | None
     runs: Sequence[RunInLoop]
     tails: Sequence[Sequence[tuple[Tail, int]]]
+
+    @property
+    def nodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all of the nodes, and the states behind them; WITHIN a text that alone may follow."""
+        nodes, states = _pairs(self.few)
+        return (nodes, states) if self.many is None else (np.concatenate([nodes, self.many[0]]), np.concatenate([states, self.many[1]]))
 
     def tokens(self, vocabulary: Vocabulary, dfa: Arrays, state: int) -> list[tuple[int, int]]:
         """The ids of `nodes` and `tails`, and the states behind them.
 
         state   that they are legal in
         """
-        found = [(i, dfa.step(state, vocabulary.tokens[i]) if at == WITHIN else at) for i, at in zip(*(a.tolist() for a in vocabulary.held(self.nodes, self.states)))]
+        found = [(i, dfa.step(state, vocabulary.tokens[i]) if at == WITHIN else at) for i, at in zip(*(a.tolist() for a in vocabulary.held(*self.nodes)))]
         for running, tails in zip(self.runs, self.tails):
             apart = {i for node in running.apart for i in vocabulary.below(node).tolist()}
             found += [(i, state) for tail, state in tails for i in tail.ids if i not in apart]
@@ -414,7 +445,9 @@ class RunInLoop(NamedTuple):
         """Return the possible continuations, as far as tokens go."""
         row = dfa.row(self.loop.state)
         found: list[tuple[Tail, int]] = []
-        for byte in np.flatnonzero((row >= 0) & (self.run.leaving > 0)).tolist():
+        for byte in self.run.leaving:
+            if row[byte] < 0:
+                continue
             if self.turns is None:
                 tails = [(self.run.tail(byte), self.loop.state)]
             else:
@@ -448,8 +481,7 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     if below and below[0][0] == 0:  # the root, so all nodes: level by level without lists of nodes
         walked = vocabulary.trie.walk(dfa, below[0][1])
         nodes = np.flatnonzero(walked >= 0)
-        return Walked(vocabulary.flags(walked), nodes, walked[nodes], (), ())
-    nodes, states = _pairs(legal)
+        return Walked(vocabulary.flags(walked), (), (nodes, walked[nodes]), (), ())
     flags = runs[0].flags.copy() if runs else np.zeros(vocabulary.words * 32, bool)
     tails: list[list[tuple[Tail, int]]] = []
     for running in runs:  # those below nodes that are apart from another come behind it
@@ -459,11 +491,11 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
         for node in running.apart:
             flags[vocabulary.below(node)] = False
     flags[vocabulary.ids_at([node for node, _ in legal])] = True
+    many = None
     if below:
-        more, ends = vocabulary.trie.from_all(dfa, *_pairs(below))
-        flags[vocabulary.held(more, 0)[0]] = True
-        nodes, states = np.concatenate([nodes, more]), np.concatenate([states, ends])
-    return Walked(flags, nodes, states, runs, tails)
+        many = vocabulary.trie.from_all(dfa, *_pairs(below))
+        flags[vocabulary.held(many[0], 0)[0]] = True
+    return Walked(flags, legal, many, runs, tails)
 
 
 def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, int]]:

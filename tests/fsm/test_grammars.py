@@ -9,6 +9,7 @@ from lmc.fsm.algebra import automaton, both, is_empty, without
 from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.grammar import cycles
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
@@ -273,3 +274,8 @@ def test_lark_reads_no_files(tmp_path, monkeypatch):
             compile_lark(f"start: WORD\n%import {imported}\n")
     for imported in ("common.WORD", "common (WORD, INT)", "common.LETTER -> WORD"):
         assert compile_lark(f"start: WORD\n%import {imported}\n").tree() is not None
+
+
+def test_cycles_are_the_sets_of_rules_that_lead_to_each_other():
+    ways = {"a": "bd", "b": "c", "c": "a", "d": "e", "e": "", "f": "f", "g": "h", "h": "gd"}
+    assert set(cycles({name: frozenset(to) for name, to in ways.items()})) == {frozenset("abc"), frozenset("f"), frozenset("gh")}

@@ -106,11 +106,11 @@ def test_a_step_that_takes_too_long_says_so(monkeypatch):
 def test_a_step_that_failed_leaves_no_half_of_a_state(monkeypatch):
     made = lazy_regex("a(b|c{2})")
 
-    def fails(terms, term):
+    def fails(terms, given):
         raise ConstraintError("too long")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Terms, "is_final", fails)
+        patch.setattr(Terms, "joined", fails)
         with pytest.raises(ConstraintError):
             made.step(0, b"a")
     assert made.accepts(b"ab") and made.accepts(b"acc") and not made.accepts(b"a") and not made.accepts(b"ac")
@@ -225,7 +225,9 @@ def rough():
     return Vocabulary([b"", *sorted(texts)], [0])
 
 
-RUNS = [("regex", r'"[a-c]{0,9}"'), ("regex", r'"([abé]|\\n){2,40}"[,}]*'), ("regex", r"[ab世]{3,5}(7|x1)?"), ("regex", r'[^"]{0,70}"?'), ("regex", "([a-c]{0,3}-){2}[a-z]*"),
+WORDS = sorted({"".join(word) for length in (1, 2, 3, 4) for word in itertools.product("ab,", repeat=length)})[::2]
+RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex", "|".join(f"{word}[ab]é?{word}" for word in WORDS)), ("regex", f"({'|'.join(WORDS)})*é|世"),
+        ("json_schema", json.dumps({"type": "array", "items": {"enum": WORDS}})), ("json_schema", json.dumps({"enum": [*WORDS, "é", "abc世"]})), ("regex", "|".join([*WORDS, "aé", "a世b"])), ("regex", r'"[a-c]{0,9}"'), ("regex", r'"([abé]|\\n){2,40}"[,}]*'), ("regex", r"[ab世]{3,5}(7|x1)?"), ("regex", r'[^"]{0,70}"?'), ("regex", "([a-c]{0,3}-){2}[a-z]*"),
         ("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"type": ["string", "null"], "minLength": 2, "maxLength": 30}}}'),
         ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "a+b*"}}'), ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "^[a-c]+-[a-c]+"}}'),
         ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON)]  # fmt: skip
@@ -457,3 +459,10 @@ def test_a_mask_makes_no_state_within_a_name_that_nothing_else_goes_on_with():
         legal = np.flatnonzero(np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")).tolist()
         assert automaton.dfa.lazy._made - made <= most
         assert legal == [t for t in range(len(vocabulary.tokens)) if automaton.next(state, t) >= 0]
+
+
+def test_a_list_of_words_makes_no_states_within_them(rough):
+    """Its first row made a state for each beginning of its words that tokens spell."""
+    made = lazy_regex(f"({'|'.join(WORDS)})(;({'|'.join(WORDS)}))*")
+    TokenAutomaton(made, rough).mask(0)
+    assert made.states < 3 * len([word for word in WORDS if word in rough.tokens or word.encode() in rough.tokens]) + 12

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from lmc.errors import ConstraintError
+from lmc.fsm import regex
 from lmc.fsm.charset import _PLANES, MAX_CHAR, _cased, complement, merged, unicode_class
+from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import EMPTY, Chars, Concat, Repeat, Union, parse
 
 REFUSED = {
@@ -106,3 +108,27 @@ def test_case_is_that_of_re(inner, flags):
     pattern = re.compile(f"(?{flags})[{inner}]", 0 if "u" in flags else re.ASCII)
     for code in [*range(0x600), *range(0x1E00, 0x2200), *range(0xFB00, 0xFB10), *range(0x103F0, 0x10460)]:
         assert any(a <= code <= b for a, b in node.ranges) == bool(pattern.fullmatch(chr(code))), hex(code)
+
+
+WORDS = "|".join(f"{a}{b}{i}" for i in range(9) for a in "ab-" for b in ("", "c", " d", "ef", "gh", "gi", "ghi", "_"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lists"),
+    [(WORDS, 1), (f"({WORDS})", 1), (f"x(?:{WORDS}){{2,3}}y|({WORDS})*z", 1), (f"(({WORDS})", 1), (f"({WORDS})|a^b", 1), (f"\\\\({WORDS})", 1),
+     (f"[({WORDS})]+", 0), (f"[^({WORDS})x]", 0), (f"({WORDS}", 0), (f"\\({WORDS})", 0), (f"(?i)({WORDS})", 0)],
+)  # fmt: skip
+def test_many_words_are_read_as_python_reads_them(pattern, lists, monkeypatch):
+    """Without its parser, where nothing around them changes what they mean."""
+    tried = ["a0", "bghi8", "xa0bc1y", "xa0y", "z", "a0-gi5z", "(a|", "q", "A0", "a00", ""]
+
+    def read() -> object:
+        try:
+            return [LazyDFA(parse(pattern), {}, frozenset()).accepts(text.encode()) for text in tried]
+        except ConstraintError as error:
+            return str(error)
+
+    found = read()
+    assert len(regex._without_words(pattern)[1]) == lists
+    monkeypatch.setattr(regex, "_LONG", 10**9)
+    assert read() == found
