@@ -50,10 +50,12 @@ class Detokenizer(Protocol):
 
 
 _BLOCK = 384  # characters after which a text is cut at the next word
+_LONG = 1 << 14  # characters whose encoding is no business of other threads
 _WORD = re.compile(r"(?<=\S) (?=[A-Za-z])")
 _WORD_CUT = re.compile(r" (?<=\S )(?=[A-Za-z])")  # as above; the space comes first for a fast search
 _WORDS_OF = 64  # characters: shorter texts are not split into words
 _NEW_WORDS, _MOST_WORDS = 24, 1 << 16  # learned from one text, and cached in all
+_LONGEST_WORD = 100  # characters of a cached word
 _BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # characters before such a space: one of each kind that pre-tokenizers distinguish
 
 
@@ -190,12 +192,12 @@ class Tokenizer:
             return [*begins, *rest] if (rest := self._learned(words)) is not None else self._encoded(text, first)
 
     def _learned(self, words: Sequence[str]) -> list[int] | None:
-        """Return ids of words of which some are new; None: too many are."""
+        """Return ids of words of which some are new; None: too many are, or one is too long to be kept."""
         known, new = self._words, 0
         for word in words:
             if word not in known:
                 new += 1
-                if new > _NEW_WORDS:
+                if new > _NEW_WORDS or len(word) > _LONGEST_WORD:
                     return None
                 if len(known) >= _MOST_WORDS:  # other threads may be reading it
                     known = self._words = dict[str, list[int]]((word, known[word]) for word in words if word in known)
@@ -205,6 +207,8 @@ class Tokenizer:
     def _encoded(self, text: str, first: bool) -> list[int]:
         raw = self.raw if first else self._middle
         try:
+            if len(text) >= _LONG:  # a megabyte takes half a second, in which `encode` holds the interpreter's lock
+                return raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return raw.encode(text, add_special_tokens=False).ids
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # PanicException is not an Exception

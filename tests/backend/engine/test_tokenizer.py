@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 import warnings
 
 import pytest
@@ -328,3 +329,32 @@ def test_no_special_token_comes_out_of_text(smollm):
             ids = quiet(smollm, ["x", spelling[:cut], Mark("user", "end"), spelling[cut:], "y"])
             assert not set(ids) & smollm.special_ids
             assert smollm.decode(ids) == f"x{spelling}y"
+
+
+def test_long_words_are_not_kept(tokens):
+    texts = ["x" + chr(ord("a") + i) * 200_000 for i in range(6)]
+    quiet(tokens, [texts[0]])
+    tracemalloc.start()
+    try:
+        for text in texts[1:]:
+            quiet(tokens, [text])
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_text_has_its_ids_and_other_threads_run_meanwhile(monkeypatch, tokens):
+    """`encode` holds the interpreter's lock: one request would stop the whole server."""
+    text = "thecat" * 10_000
+    expected = tokens.raw.encode(text, add_special_tokens=False).ids
+    batched = tokens.raw.encode_batch_fast
+
+    class Raw:
+        def encode(self, *_, **__):
+            raise AssertionError("holds the lock")
+
+        encode_batch_fast = staticmethod(batched)
+
+    monkeypatch.setattr(tokens, "raw", Raw())
+    monkeypatch.setattr(tokens, "_middle", tokens.raw)
+    assert tokens.encode([text]) == expected
