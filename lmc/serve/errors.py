@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from lmc.errors import (
     BackendEnded,
@@ -28,6 +33,10 @@ from lmc.errors import (
 from lmc.prompt import suggestion
 
 log = logging.getLogger("lmc.serve")
+
+_MOST_SAID = 4000  # characters of a message: it may quote the request
+_MOST_WRONG = 1000  # values of one body of which each is looked at: to list millions takes minutes and gigabytes
+_SMALL = 1 << 16  # bytes of a body that are parsed in a few milliseconds
 
 _TYPES = {
     401: "authentication_error",
@@ -53,8 +62,10 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         message = message.encode("utf-8", "replace").decode()  # a program's exception may contain half a surrogate pair
+        if len(message) > _MOST_SAID:
+            message = f"{message[:_MOST_SAID]}… ({len(message):,} characters)"
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.param, self.code = status, message, param and param[:_MOST_SAID], code
         self.kind = kind or _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
         self.headers = headers or {}
 
@@ -83,9 +94,6 @@ _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first m
     (Filtered, 502, "content_filter"),
     (BackendEnded, 503, None),
     (BackendError, 500, None),
-    (JournalError, 409, "journal"),
-    (InDoubtEffect, 409, "in_doubt"),
-    (Interrupted, 409, "waiting"),  # for a person: lmc.serve.runs adds details
 )
 
 
@@ -111,10 +119,16 @@ def parsed(kind: type[M], body: bytes, *, lenient: bool = False) -> M:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        unknown = [e["loc"] for e in error.errors(include_url=False, include_context=False, include_input=False) if e["type"] == "extra_forbidden"]
-        if lenient and unknown:
+        if lenient and (unknown := [e["loc"] for e in _errors(error) if e["type"] == "extra_forbidden"]):
             return parsed(kind, _without(body, unknown))
-        raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items())) from None
+        raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items()), body) from None
+
+
+async def parsed_on(pool: Executor, kind: type[M], body: bytes, *, lenient: bool = False) -> M:
+    """As `parsed`, on the event loop: a large body is parsed on the pool."""
+    if len(body) <= _SMALL:
+        return parsed(kind, body, lenient=lenient)
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(parsed, kind, body, lenient=lenient))
 
 
 def _without(body: bytes, places: list[tuple[int | str, ...]]) -> bytes:
@@ -127,7 +141,7 @@ def _without(body: bytes, places: list[tuple[int | str, ...]]) -> bytes:
             parent = _within(parent, step)
         if isinstance(parent, dict):
             cast("dict[Any, Any]", parent).pop(place[-1], None)
-            log.info("left out of a request: %s", ".".join(map(str, place)))
+    log.info("left out of a request: %.1000r", [".".join(map(str, place)) for place in places])
     return json.dumps(found).encode()
 
 
@@ -138,12 +152,45 @@ def _within(value: Any, step: int | str) -> Any:
     return cast("dict[Any, Any]", value).get(step, value) if isinstance(value, dict) else value
 
 
-def of_validation(error: ValidationError, known: tuple[str, ...]) -> ApiError:
-    """Return the first error in a request's body: location, message, and a suggestion. `known`: its fields."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(x) for x in first["loc"]) or None
+def of_validation(error: ValidationError, known: tuple[str, ...], given: Any) -> ApiError:
+    """Return the first error in a request: location, message, and a suggestion.
+
+    known  its fields;  given: what was validated, bytes if it is JSON
+    """
+    errors = _errors(error)
+    first = errors[0]
     if first["type"] == "json_invalid":
         return bad(f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+    given = from_json(given) if isinstance(given, bytes) else given
+    field, union = _place(first, given)
+    if union:  # of all that the field may be, what the value comes closest to
+        first = max((e for e in errors if _place(e, given)[0][: len(field)] == field), key=lambda e: (len(_place(e, given)[0]), not e["type"].endswith("_type")))
+    where = ".".join(map(str, _place(first, given)[0])) or None
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")
     return bad(f"{where}: {first['msg']}" if where else first["msg"], where)
+
+
+def _errors(error: ValidationError) -> Sequence[Any]:
+    """Return the errors in a request. Raises ApiError if there are too many to list."""
+    if error.error_count() > _MOST_WRONG:
+        raise bad(f"{error.error_count():,} values of the request are not what they must be, or unknown; GET /openapi.json says what it may be") from None
+    return error.errors(include_url=False, include_context=False, include_input=False)
+
+
+def _place(error: Any, given: Any) -> tuple[tuple[int | str, ...], bool]:
+    """Return the location of an error in what was given, and whether it is of a union, which adds steps that are not
+    the value's own."""
+    place: list[int | str] = []
+    union = False
+    for i, step in enumerate(error["loc"]):
+        last = i == len(error["loc"]) - 1
+        if isinstance(given, list) and isinstance(step, int) and step < len(given):  # pyright: ignore[reportUnknownArgumentType]
+            given = cast("list[Any]", given)[step]
+        elif isinstance(given, dict) and step in given:
+            given = cast("dict[Any, Any]", given)[step]
+        elif not (last and error["type"] == "missing"):
+            union = True
+            continue
+        place.append(step)
+    return tuple(place), union

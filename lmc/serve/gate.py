@@ -150,6 +150,7 @@ class Gate:
     program: str | None = None
     route: str = ""
     error_body: Callable[[ApiError], Any] = lambda error: error.body
+    error_event: Callable[[ApiError], bytes] = lambda error: event(error.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watching = observer() if self.counted else None
@@ -166,7 +167,7 @@ class Gate:
         entry = AuditEntry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
             with self.metrics.request(self.name) as seen:
-                sender = _Sender(send, seen, entry.id, self.error_body)
+                sender = _Sender(send, seen, entry.id, self.error_body, self.error_event)
                 try:
                     async with asyncio.timeout(self.settings.timeout):
                         self._check_host(scope)
@@ -242,7 +243,7 @@ class Gate:
         await sender.send(await self.endpoint(call))
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        most, chunks, size = self.settings.max_body, list[bytes](), 0
+        most, found = self.settings.max_body, bytearray()
         announced = _header(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > most:
             raise _too_large(most)
@@ -252,12 +253,11 @@ class Gate:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    if size > most:
+                    found += message.get("body", b"")
+                    if len(found) > most:
                         raise _too_large(most)
                     if not message.get("more_body", False):
-                        return b"".join(chunks)
+                        return bytes(found)
         except TimeoutError:
             raise ApiError(408, f"the request did not arrive within {self.settings.body_timeout:g} s") from None
 
@@ -270,6 +270,7 @@ class _Sender:
     _seen: RequestOutcome
     _id: str
     _error_body: Callable[[ApiError], Any]
+    _error_event: Callable[[ApiError], bytes]
     started: bool = False
     ended: bool = field(default=False, init=False)
 
@@ -295,7 +296,7 @@ class _Sender:
             return
         try:
             async with asyncio.timeout(1.0):  # a client that does not read blocks the server no longer than that
-                await self._send({"type": "http.response.body", "body": event(self._error_body(error)), "more_body": True})
+                await self._send({"type": "http.response.body", "body": self._error_event(error), "more_body": True})
                 await self._end()
         except TimeoutError:
             return  # the answer stays incomplete, and the server closes the connection
@@ -366,10 +367,13 @@ def _request_id(scope: Scope) -> str:
 
 
 def _check_json(scope: Scope) -> None:
-    """Check the content type: a page of another origin may send text and forms without a preflight, but not JSON."""
+    """Check that the body is JSON: a page of another origin may send text and forms without a preflight, but not JSON."""
     kind = (_header(scope, b"content-type") or b"").decode("latin-1").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(415, f"the body must be JSON: send the header Content-Type: application/json, not {kind or 'none'!r:.60}")
+    coding = (_header(scope, b"content-encoding") or b"identity").decode("latin-1").strip().lower()
+    if coding != "identity":
+        raise ApiError(415, f"the body must be sent as it is, without Content-Encoding: {coding!r:.60}")
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import signal
 import socket
 import ssl
@@ -23,6 +24,7 @@ from lmc.backend.base import Backend, Health
 from lmc.errors import ParameterError
 from lmc.frontend.interpreter import Function
 from lmc.serve.app import create_app
+from lmc.serve.errors import ApiError
 from lmc.serve.front import Front
 from lmc.serve.gate import Entrance
 from lmc.serve.settings import ServerSettings
@@ -140,6 +142,7 @@ class DrainingServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=Connection,
+            ws="none",
             lifespan="on",
             log_level="warning",
             access_log=False,
@@ -163,7 +166,8 @@ class DrainingServer(uvicorn.Server):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which limits the wait for a request line and headers; the gate limits that for a body."""
+    """uvicorn's connection, which limits the wait for a request line and headers, and for the rest of a body that was
+    answered already; the gate limits that for a body before its answer."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -173,16 +177,41 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._await_head()
+        answered = self._answered_early
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if self._answered_early:
+            self._wait()
+        elif answered or self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._answered_early:
+            self._wait()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in the form of all other errors."""
+        body = json.dumps(ApiError(400, msg).body).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
 
+    @property
+    def _answered_early(self) -> bool:
+        """Return whether the last request is answered, and its body has not arrived completely."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
     def _await_head(self) -> None:
-        if self._late is None and self.conn.their_state is h11.IDLE:
+        if self.conn.their_state is h11.IDLE:
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._late is None:
             self._late = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
     def _stop_waiting(self) -> None:

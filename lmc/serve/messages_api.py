@@ -11,12 +11,12 @@ from pydantic import Field
 
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import Count, Probability, RequestBody
+from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody
 
 
 class AnthropicMessage(RequestBody):
     role: str
-    content: str | list[dict[str, Any]]
+    content: str | ListOf[dict[str, Any]]
 
 
 class MessagesRequest(RequestBody):
@@ -24,14 +24,14 @@ class MessagesRequest(RequestBody):
 
     model: str
     max_tokens: Count
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
-    stop_sequences: list[str] | None = None
+    messages: Annotated[ListOf[AnthropicMessage], Field(min_length=1)]
+    system: str | ListOf[dict[str, Any]] | None = None
+    stop_sequences: ListOf[str] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     stream: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -182,3 +182,8 @@ _ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "perm
 def error_body(error: ApiError) -> Json:
     """Return an error in this API's form."""
     return {"type": "error", "error": {"type": _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error"), "message": error.message}}
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return an error as the last event of a stream: Anthropic's clients ignore events without a name."""
+    return _event("error", error=error_body(error)["error"])

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from lmc.backend.base import Backend
 from lmc.backend.families import Family
+from lmc.errors import PromptTooLongError
 from lmc.prompt import Constraint, Part, SamplingParams, Special, plain
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
@@ -29,7 +30,7 @@ from lmc.serve.answering import (
 )
 from lmc.serve.asking import Ask, RequestedAnswers
 from lmc.serve.conversation import prompt_of, tools_called
-from lmc.serve.errors import ApiError, M, bad, of_validation, parsed
+from lmc.serve.errors import ApiError, M, bad, of_validation, parsed_on
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest, Sampled
@@ -70,7 +71,7 @@ class OpenAIApi:
     # -- completions ---------------------------------------------------------------------------------------------------
 
     async def completions(self, call: EndpointCall) -> EndpointReply | Events:
-        request = self._parsed(CompletionRequest, call.body)
+        request = await self._parsed(CompletionRequest, call.body)
         stamp = self._stamp(request, "text_completion")
         params, constraint = await self._in_pool(_meaning, request, _COMPLETION_TOKENS, self._adapter(request))
         self._check_choices(len(request.prompts) * request.choices)
@@ -104,7 +105,7 @@ class OpenAIApi:
     # -- chat ----------------------------------------------------------------------------------------------------------
 
     async def chat(self, call: EndpointCall) -> EndpointReply | Events:
-        request = self._parsed(ChatRequest, call.body)
+        request = await self._parsed(ChatRequest, call.body)
         answer = await self._answered(request, call)
         if isinstance(answer, Chunks):
             return Events(_as_events(answer.stream, request), answer.cancel)
@@ -112,16 +113,17 @@ class OpenAIApi:
 
     async def responses(self, call: EndpointCall) -> EndpointReply | Events:
         """Answer OpenAI's Responses API."""
-        request = self._parsed(responses_api.ResponsesRequest, call.body)
-        answer, made = await self._answered(_chat_of(responses_api.as_chat(request)), call), responses_api.ResponseBuilder(request)
+        request = await self._parsed(responses_api.ResponsesRequest, call.body)
+        chat = await self._in_pool(lambda: _chat_of(responses_api.as_chat(request)))
+        answer, made = await self._answered(chat, call), responses_api.ResponseBuilder(request)
         if isinstance(answer, Chunks):
             return Events(_generator(made.events(answer.stream)), answer.cancel)
         return EndpointReply(made.whole(answer))
 
     async def messages(self, call: EndpointCall) -> EndpointReply | Events:
         """Answer Anthropic's Messages API."""
-        request = self._parsed(messages_api.MessagesRequest, call.body)
-        answer = await self._answered(_chat_of(messages_api.as_chat(request)), call)
+        request = await self._parsed(messages_api.MessagesRequest, call.body)
+        answer = await self._answered(await self._in_pool(lambda: _chat_of(messages_api.as_chat(request))), call)
         if isinstance(answer, Chunks):
             return Events(_generator(messages_api.events(answer.stream)), answer.cancel)
         return EndpointReply(messages_api.whole(answer))
@@ -174,8 +176,8 @@ class OpenAIApi:
 
     # -- shared helpers ------------------------------------------------------------------------------------------------
 
-    def _parsed(self, kind: type[M], body: bytes) -> M:
-        return parsed(kind, body, lenient=self._settings.lenient)
+    async def _parsed(self, kind: type[M], body: bytes) -> M:
+        return await parsed_on(self._pool, kind, body, lenient=self._settings.lenient)
 
     def _stamp(self, request: Sampled, kind: str) -> Stamp:
         if request.model is not None:
@@ -243,7 +245,7 @@ def _chat_of(body: dict[str, Any]) -> ChatRequest:
     try:
         return ChatRequest.model_validate(body)
     except ValidationError as error:
-        raise of_validation(error, tuple(ChatRequest.model_fields)) from None
+        raise of_validation(error, tuple(ChatRequest.model_fields), body) from None
 
 
 def _meaning(request: ChatRequest | CompletionRequest, most: int, adapter: str) -> tuple[SamplingParams, Constraint | None]:
@@ -262,7 +264,9 @@ def _parts_of(prompt: str | list[int], backend: Any) -> tuple[Part, ...]:
         return (prompt,)
     if not hasattr(backend, "tokenizer") or not hasattr(backend, "encode"):
         raise bad("prompt: this backend takes text, not token ids", "prompt", "unsupported")
-    words = backend.tokenizer
+    words, most = backend.tokenizer, backend.capabilities.max_context
+    if most is not None and len(prompt) >= most:  # to decode and encode millions of ids takes minutes
+        raise PromptTooLongError(f"the prompt has {len(prompt)} tokens; the context of this server's model is {most} tokens, one of them for the answer")
     if any(token >= words.vocab_size for token in prompt):
         raise bad(f"prompt: token ids are below {words.vocab_size}", "prompt")
     parts: list[Part] = []

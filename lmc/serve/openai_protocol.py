@@ -7,7 +7,7 @@ Unknown fields are refused: an ignored parameter would change answers silently.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,9 @@ from lmc.serve.errors import bad
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+T = TypeVar("T")
+ListOf = Annotated[list[T], Field(fail_fast=True)]
+"""A body has room for millions of wrong items, and each would be an error of some 400 bytes: the first is enough."""
 
 
 class RequestBody(BaseModel):
@@ -53,7 +56,7 @@ class StructuredOutputs(RequestBody):
     regex: str | None = None
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     grammar: str | None = None
-    choice: list[str] | None = None
+    choice: ListOf[str] | None = None
     structural_tag: dict[str, Any] | str | None = None
     json_object: bool | None = None
 
@@ -103,7 +106,7 @@ class ContentPart(RequestBody):
     image_url: ImageUrl | None = None
 
 
-Parts = list[ContentPart]
+Parts = ListOf[ContentPart]
 
 
 def _known_parts(content: Any) -> Any:
@@ -122,7 +125,7 @@ class Message(RequestBody):
     content: Annotated[str | Parts | None, BeforeValidator(_known_parts, json_schema_input_type=str | Parts | None)] = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -147,7 +150,7 @@ class Sampled(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -169,8 +172,8 @@ class Sampled(RequestBody):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
-    stop_regex: str | Annotated[list[str], Field(max_length=16)] | None = None  # each is an automaton
+    stop_token_ids: ListOf[TokenId] | None = None
+    stop_regex: str | Annotated[ListOf[str], Field(max_length=16)] | None = None  # each is an automaton
     repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
     regex: str | None = None
     json_schema: dict[str, Any] | str | None = None
@@ -180,7 +183,7 @@ class Sampled(RequestBody):
     guided_regex: str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_grammar: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: ListOf[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     # written into every request by routers, with the only value that this server supports
     skip_special_tokens: Literal[True] | None = None
@@ -289,7 +292,7 @@ def _of_format(wanted: ResponseFormat | None) -> Constraint | None:
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | ListOf[str] | ListOf[TokenId] | ListOf[ListOf[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -323,11 +326,11 @@ class CompletionRequest(Sampled):
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError
@@ -29,9 +30,10 @@ from lmc.errors import JournalError, LmcError, ProgramError
 from lmc.frontend.interpreter import Function
 from lmc.runahead.program import program_of
 from lmc.serve.answering import Json
-from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed
+from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed_on
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import AHEAD
+from lmc.serve.openai_protocol import ListOf
 from lmc.serve.runs import JournaledRuns
 from lmc.serve.spinning import RUN, RunEnded, RunningProgram
 from lmc.userfiles import parameters, record_of
@@ -125,7 +127,7 @@ class Published(DescribedProgram):
     # -- endpoints
 
     async def run(self, call: EndpointCall) -> EndpointReply:
-        options, item = self._options(call), _values(parsed(self.arguments, call.body))
+        options, item = self._options(call), _values(await parsed_on(self._pool, self.arguments, call.body))
         run = options.pop("run", None)
         if run is not None and self.runs is None:
             raise bad("this server keeps no runs: start it with --journals FOLDER", "run")
@@ -149,13 +151,13 @@ class Published(DescribedProgram):
 
     async def batch(self, call: EndpointCall) -> EndpointReply:
         options = self._whole(call)
-        items = [_values(item) for item in parsed(self.items, call.body).items]
+        items = [_values(item) for item in (await parsed_on(self._pool, self.items, call.body)).items]
         with self._ended_with_the_request():
             records = await self._loop.run(self._records(items, {**options, **call.share}))
         return EndpointReply({"results": [_with_error_told(record) for record in records]})
 
     async def stream(self, call: EndpointCall) -> Events:
-        options, item = self._whole(call), _values(parsed(self.arguments, call.body))
+        options, item = self._whole(call), _values(await parsed_on(self._pool, self.arguments, call.body))
         with self._ended_with_the_request() as run:
             begin = partial(copy_context().run, partial(self._program.call, item, stream=True, **options, **call.share))
             state = await asyncio.get_running_loop().run_in_executor(self._pool, begin)
@@ -257,7 +259,7 @@ class Published(DescribedProgram):
         try:
             options = RunOptions.model_validate(dict(call.query))
         except ValidationError as error:
-            raise of_validation(error, tuple(RunOptions.model_fields)) from None
+            raise of_validation(error, tuple(RunOptions.model_fields), call.query) from None
         return options.model_dump(exclude_none=True)
 
 
@@ -323,7 +325,7 @@ def arguments_model(function: Function) -> type[BaseModel]:
 
 
 def _field(function: Function, name: str, parameter: inspect.Parameter) -> tuple[Any, Any]:
-    annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+    annotation = Any if parameter.annotation is parameter.empty else _failing_fast(parameter.annotation)
     bound = name in function.bound
     if parameter.default is parameter.empty and not bound:
         return annotation, Field(alias=name)
@@ -337,6 +339,16 @@ def _field(function: Function, name: str, parameter: inspect.Parameter) -> tuple
             pass  # a default that is not JSON is the program's own affair
 
     return annotation, Field(default=None, alias=name, json_schema_extra=describe)
+
+
+def _failing_fast(kind: Any) -> Any:
+    """Return a type of which lists report their first wrong item only: a body has room for millions."""
+    args = get_args(kind)
+    if get_origin(kind) is list and len(args) == 1:
+        return ListOf[_failing_fast(args[0])]
+    if get_origin(kind) in (Union, UnionType):
+        return Union.__getitem__(tuple(map(_failing_fast, args)))
+    return kind
 
 
 def _values(given: BaseModel) -> Mapping[str, Any]:

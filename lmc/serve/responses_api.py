@@ -11,7 +11,7 @@ from pydantic import Field
 
 from lmc.serve.answering import Json
 from lmc.serve.errors import bad
-from lmc.serve.openai_protocol import Count, Probability, RequestBody
+from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody
 
 
 class Reasoning(RequestBody):
@@ -29,14 +29,14 @@ class ResponsesRequest(RequestBody):
     """The body of a request. `include`, `truncation` and the reasoning effort have no effect."""
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | ListOf[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -44,7 +44,7 @@ class ResponsesRequest(RequestBody):
     metadata: dict[str, str] | None = None
     user: str | None = None
     store: bool | None = None
-    include: list[str] | None = None
+    include: ListOf[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None

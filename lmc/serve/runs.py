@@ -19,7 +19,7 @@ from lmc.durable.files import make_directory
 from lmc.errors import ArgumentError, InDoubtEffect, Interrupted, JournalError
 from lmc.journals import Journal, RunStatus
 from lmc.serve.answering import Json
-from lmc.serve.errors import ApiError, parsed
+from lmc.serve.errors import ApiError, parsed_on
 from lmc.serve.gate import EndpointCall, EndpointReply
 
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
@@ -61,7 +61,8 @@ class JournaledRuns:
 
     async def answered(self, call: EndpointCall) -> tuple[str, Mapping[str, Any]]:
         """Record an answer; return the run's id and its arguments. Raises ApiError."""
-        given, run = parsed(AnswerBody, call.body), call.path["run"]
+        run = call.path["run"]
+        given = await parsed_on(self._pool, AnswerBody, call.body)
         return run, await self._on_pool(partial(self._answer, run, given))
 
     def waits(self, run: str, error: BaseException) -> EndpointReply | None:

@@ -46,6 +46,12 @@ def test_json_by_any_name(kind):
     assert post(CHAT, BODY, headers={"content-type": kind}).status_code == 200
 
 
+def test_a_body_that_is_said_to_be_compressed_is_a_415():
+    assert post(CHAT, BODY, headers={"content-encoding": "identity"}).status_code == 200
+    answer = post(CHAT, BODY, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415 and "Content-Encoding" in answer.json()["error"]["message"]
+
+
 def test_only_names_of_this_machine_are_answered():
     names = loopback_names("127.0.0.1") | {"lmc.example.org"}
 

@@ -7,23 +7,32 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
 
 import lmc
+from lmc.serve.openai_protocol import CompletionRequest
 from tests.serve.serving import HELLO, events, on_a_port
 from tests.serve.test_programs import PROGRAMS
 
 pytestmark = pytest.mark.api
+
+
+
+@lmc.function
+def tagged(s, names: list[str] | None = None):
+    s += "x" + lmc.gen("t", max_tokens=1)
+
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture(scope="module")
 def url():
-    with on_a_port(lmc.Mock(latency=0.001), PROGRAMS, max_body=1 << 20) as url:
+    with on_a_port(lmc.Mock(latency=0.001), [*PROGRAMS, tagged], max_body=1 << 20) as url:
         yield url
         assert httpx.get(f"{url}/health", timeout=10).status_code == 200, "and it is still there"
         _until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)  # this one
@@ -103,6 +112,8 @@ BODIES = {
     "bias of words": (b'{"prompt": "x", "logit_bias": {"word": 1}}', 400),
     "strange bias": (b'{"prompt": "x", "logit_bias": {"5": 1e9}}', 400),
     "unknown model": (b'{"model": "gpt-9", "prompt": "x"}', 404),
+    "a model's long name": (json.dumps({"model": "x" * 100_000, "prompt": "x"}).encode(), 404),
+    "a long parameter": (json.dumps({"prompt": "x", "y" * 100_000: 1}).encode(), 400),
     "a model's path": (b'{"model": "../../etc/passwd", "prompt": "x"}', 404),
     "an empty prompt": (b'{"prompt": ""}', 200),
     "no tokens": (b'{"prompt": "x", "max_tokens": 0}', 200),
@@ -117,6 +128,7 @@ def test_a_body_is_answered_with_its_status(url, name):
     body, status = BODIES[name]
     response = httpx.post(url + COMPLETIONS, content=body, headers={"content-type": "application/json"}, timeout=20)
     assert response.status_code == status, response.text
+    assert len(response.text) < 10_000, "what was sent is not sent back"
     if status != 200:
         error = response.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -124,6 +136,36 @@ def test_a_body_is_answered_with_its_status(url, name):
         assert error["message"]
         assert "Traceback" not in response.text
         assert "/lmc/" not in response.text
+
+
+def test_millions_of_wrong_values_are_not_listed(url):
+    """Each would be an error of some 400 bytes, and to list them takes minutes, on the event loop."""
+    unknown = {"prompt": "x", **{f"k{i}": 1 for i in range(50_000)}}
+    assert httpx.post(url + COMPLETIONS, json=unknown, timeout=20).json()["error"]["message"].startswith("50,000 values")
+    for wrong, place in (({"prompt": [-1] * 50_000}, "prompt.0"), ({"prompt": "x", "stop": [1] * 50_000}, "stop.0")):
+        error = httpx.post(url + COMPLETIONS, json=wrong, timeout=20).json()["error"]
+        assert (error["param"], error["message"].partition(":")[0]) == (place, place)
+    error = httpx.post(f"{url}/programs/tagged", json={"names": [1] * 50_000}, timeout=20).json()["error"]
+    assert error["param"] == "names.0"
+
+
+def test_a_large_body_is_read_while_others_are_answered(monkeypatch):
+    reading, release, parse = threading.Event(), threading.Event(), CompletionRequest.model_validate_json
+
+    def parsed(body):
+        reading.set()
+        assert release.wait(30)
+        return parse(body)
+
+    monkeypatch.setattr(CompletionRequest, "model_validate_json", parsed)
+    with on_a_port() as url, ThreadPoolExecutor() as pool:
+        asked = pool.submit(httpx.post, url + COMPLETIONS, json={"prompt": "x" * 100_000, "max_tokens": 1}, timeout=60)
+        try:
+            assert reading.wait(20)
+            assert httpx.get(f"{url}/v1/models", timeout=20).status_code == 200
+        finally:
+            release.set()
+        assert asked.result().status_code == 200
 
 
 def test_an_empty_conversation_is_an_answer_or_a_400(url):
@@ -151,6 +193,16 @@ def test_what_is_no_http_is_refused(url):
                 connection.shutdown(socket.SHUT_WR)
             answer = rest_of(connection)
         assert answer == b"" or b" 400 " in answer.partition(b"\r\n")[0]
+        if sent.startswith(b"hello"):
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_websocket_is_not_offered(url):
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+    for path, status in (("/v1/models", 200), (CHAT, 405)):
+        with raw(url) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n\r\n".encode())
+            assert status_of(connection) == status
 
 
 def test_a_huge_body_is_refused_before_it_is_read(url):
@@ -189,6 +241,39 @@ def test_a_head_that_never_ends_is_given_up(monkeypatch):
         patient.sendall(head(COMPLETIONS, 15) + b'{"prompt": "x"}')
         assert rest_of(silent) == rest_of(begun) == b""
         assert status_of(patient) == 200, "an answer may take longer"
+
+
+@pytest.mark.parametrize("first", [b"GET /health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", head(CHAT, 1 << 30), head("/nothing", 100_000)], ids=["GET", "413", "404"])
+def test_a_body_that_goes_on_behind_its_answer_is_given_up(monkeypatch, first):
+    from lmc.serve import main
+
+    monkeypatch.setattr(main, "_PATIENCE", 1)
+    with on_a_port() as url, raw(url) as connection:
+        connection.sendall(first)
+        assert status_of(connection) in (200, 404, 413)
+
+        def closed() -> bool:
+            try:
+                connection.sendall(b"x")
+            except ConnectionError:
+                return True
+            time.sleep(0.1)
+            return False
+
+        _until(closed)
+
+
+def test_a_body_that_is_complete_behind_its_answer_costs_no_connection(monkeypatch):
+    from lmc.serve import main
+
+    monkeypatch.setattr(main, "_PATIENCE", 3600)
+    with on_a_port() as url, raw(url) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+            answer = b""
+            while b'"ok"' not in answer:
+                answer += connection.recv(1 << 16)
+            connection.sendall(b"xx")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

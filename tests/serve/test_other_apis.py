@@ -162,6 +162,13 @@ def test_a_fault_in_the_middle_of_a_message_is_an_error_event():
     assert (said["type"], said["error"]["message"]) == ("error", "out of luck")
 
 
+def test_a_fault_in_the_middle_of_a_message_reaches_the_client(anthropic):
+    """Anthropic's client ignores events without a name: the answer would look complete."""
+    module = pytest.importorskip("anthropic")
+    with on_a_port(lmc.Mock(latency=60), timeout=0.5) as url, module.Anthropic(base_url=url, api_key="k", max_retries=0) as asked, pytest.raises(module.APIStatusError, match="longer than this server allows"):
+        list(asked.messages.create(model="mock", max_tokens=4, messages=[{"role": "user", "content": "x"}], stream=True))
+
+
 # -- what changes nothing, and what nobody knows -----------------------------------------------------------------------------
 
 
@@ -186,6 +193,12 @@ def test_a_lenient_server_leaves_out_fields_of_parts_and_nothing_else():
     post(CHAT, HELLO, other)
     assert [c.prompt for c in mock.call_log] == [c.prompt for c in other.call_log]
     assert post(CHAT, {"messages": [message], "temperature": "hot"}, lenient=True).status_code == 400, "what is known must be right"
+
+
+def test_an_unknown_field_with_the_name_of_a_type_is_an_error_and_no_endless_search():
+    choice = {"type": "function", "function": {"name": "x"}, "odd": 1, "ToolChoice": {}}
+    answer = post(CHAT, {**HELLO, "tool_choice": choice}, lenient=True)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice.ToolChoice")
 
 
 def test_embeddings_are_a_clear_501():

@@ -126,6 +126,15 @@ def test_token_ids_are_taken_as_they_are_or_refused(engine):
     talk(engine, work)
 
 
+def test_token_ids_beyond_the_context_are_refused_before_they_are_read(engine, monkeypatch):
+    async def work(client, app):
+        monkeypatch.setattr(type(engine), "encode", lambda *_: pytest.fail("a million ids take half a minute"))
+        refused = await client.post("/v1/completions", json={"prompt": [1] * engine.capabilities.max_context})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+    talk(engine, work)
+
+
 def test_scores_of_a_prompt(engine):
     async def work(client, app):
         body = {"prompt": "The capital of France is Paris", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}

@@ -104,14 +104,14 @@ def test_what_is_no_key_begins_no_session(tmp_path) -> None:
     log = tmp_path / "audit"
 
     async def look(client: Any) -> None:
-        for body, status in (({"key": "wrong-key"}, 401), ({"key": ""}, 401), ({"key": 5}, 400), ({}, 400), ({"key": "the-key", "x": 1}, 400)):
+        for body, status in (({"key": "wrong-key"}, 401), ({"key": ""}, 401), ({"key": 5}, 400), ({}, 400), ({"key": "the-key", "x": 1}, 400), ({"key": "x" * 20_000}, 413)):
             answer = await client.post("/login", json=body)
             assert answer.status_code == status and "set-cookie" not in answer.headers and "wrong-key" not in answer.text, body
         await signed_in(client)
 
     talk(look, api_keys=KEYS, audit_log=log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["status"] for line in lines if line["path"] == "/login"] == [401, 401, 400, 400, 400, 200]
+    assert [line["status"] for line in lines if line["path"] == "/login"] == [401, 401, 400, 400, 400, 413, 200]
     assert "the-key" not in log.read_text() and "wrong-key" not in log.read_text()
 
 
