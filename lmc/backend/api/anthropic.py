@@ -20,6 +20,7 @@ from lmc.backend.api.place import PromptNode
 from lmc.backend.api.reports import count_of
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.wire import (
+    bounded,
     broken,
     events,
     http_errors,
@@ -491,6 +492,8 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         raise ParameterError(f"Anthropic(…): {error}") from None
     if "default_headers" not in options and not any(getattr(tried, key, None) for key in ("api_key", "auth_token", "credentials")):
         raise ParameterError("Anthropic(…): no key; pass api_key=… or set ANTHROPIC_API_KEY")  # the SDK says so at the first request, without a place
+    if "http_client" not in options:
+        bounded(tried._client)
     return lambda: tried  # it opens nothing before its first use
 
 

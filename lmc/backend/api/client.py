@@ -119,6 +119,19 @@ class Fault(Exception):
 _FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # OpenAI's and Azure's names
 
 
+MOST_BYTES = 256 << 20  # of an answer's body: 128,000 tokens with twenty log-probabilities each have some 200 MB
+
+
+class Endless(Fault):
+    """An answer that is longer than any can be. Another attempt would be, too."""
+
+    transient = False  # type: ignore[assignment]
+
+    @classmethod
+    def beyond(cls, most: int) -> Endless:
+        return cls(f"the server sent more than {most:,} bytes in answer to one request; no answer has as many, so the rest was not read")
+
+
 class Malformed(Fault):
     """An answer that arrived but is not valid: from another model, or incomplete."""
 

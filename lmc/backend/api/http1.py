@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lmc.backend.api.client import Fault, HttpRequest, Received
+from lmc.backend.api.client import MOST_BYTES, Endless, Fault, HttpRequest, Received
 from lmc.backend.api.redaction import authorization, secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import dumped, parsed, refused, refused_later
 
@@ -62,13 +62,14 @@ class HttpWire:
         head: list[Any] = []
         exchange = asyncio.ensure_future(self._exchange(request, queue.put_nowait, lambda status, headers: head.extend((status, headers))))
         exchange.add_done_callback(lambda _: queue.put_nowait(None))
-        rest = b""
+        rest: list[bytes] = []  # of a line, or of an error
         try:
             while (piece := await queue.get()) is not None:
-                if head[0] >= 400:
-                    rest += piece
+                rest.append(piece)
+                if head[0] >= 400 or b"\n" not in piece:
                     continue
-                *lines, rest = (rest + piece).split(b"\n")
+                *lines, last = b"".join(rest).split(b"\n")
+                rest = [last]
                 for line in lines:
                     if not line.startswith(b"data:"):
                         continue
@@ -82,7 +83,7 @@ class HttpWire:
                     yield Received(body, head[1])
             status, headers = await exchange
             if status >= 400:
-                raise refused(status, headers, rest)
+                raise refused(status, headers, b"".join(rest))
             raise Fault("the stream ended before the answer did")
         finally:
             exchange.cancel()
@@ -133,7 +134,7 @@ class _Connection(asyncio.Protocol):
     The head is read first; then a body of a known length, in chunks, or up to the end of the connection.
     """
 
-    __slots__ = ("_answered", "_begun", "_buffer", "_chunked", "_headers", "_left", "_lost", "_piece", "_status", "_transport", "_until_end")
+    __slots__ = ("_answered", "_begun", "_buffer", "_chunked", "_headers", "_left", "_lost", "_piece", "_room", "_status", "_transport", "_until_end")
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -145,6 +146,7 @@ class _Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self._status, self._headers = 0, dict[str, str]()
         self._left, self._chunked, self._until_end = 0, False, False
+        self._room = MOST_BYTES  # for the rest of the body
 
     @property
     def usable(self) -> bool:
@@ -192,6 +194,9 @@ class _Connection(asyncio.Protocol):
         except (ValueError, IndexError) as error:
             self._fail(Fault(f"the answer is not HTTP: {error}"))
             self.abort()
+        except Endless as error:
+            self._fail(error)
+            self.abort()
 
     # reading
 
@@ -199,9 +204,7 @@ class _Connection(asyncio.Protocol):
         """Return whether there is more to read at once."""
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._buffer) > _LONGEST_HEAD:
-                raise ValueError("its head has no end")
-            return False
+            return self._unfinished("its head")
         first, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
         self._buffer = self._buffer[end + 4 :]
         version, status = first.split(" ", 2)[:2]
@@ -217,7 +220,7 @@ class _Connection(asyncio.Protocol):
         self._chunked = "chunked" in headers.get("transfer-encoding", "")
         length = headers.get("content-length")
         self._until_end = not self._chunked and length is None and self._status not in (204, 304)
-        self._left = int(length) if length is not None and not self._chunked else 0
+        self._left = _size(length, 10) if length is not None and not self._chunked else 0
         if self._begun is not None:
             self._begun(self._status, headers)
         if not self._chunked and not self._until_end and not self._left:
@@ -231,7 +234,7 @@ class _Connection(asyncio.Protocol):
         taken = self._buffer if self._until_end else self._buffer[: self._left]
         self._buffer = self._buffer[len(taken) :]
         if taken:
-            self._piece(taken)
+            self._take(taken)
         if not self._until_end:
             self._left -= len(taken)
             if not self._left:
@@ -246,21 +249,34 @@ class _Connection(asyncio.Protocol):
             self._left -= len(taken)
             data = taken[: len(taken) - (2 - min(self._left, 2))]
             if data:
-                self._piece(data)
+                self._take(data)
             return bool(self._buffer)
         end = self._buffer.find(b"\r\n")
         if end < 0:
-            return False
-        size = int(self._buffer[:end].split(b";")[0], 16)
+            return self._unfinished("the head of a chunk")
+        size = _size(self._buffer[:end].split(b";")[0].decode("latin-1"), 16)
         if size:
             self._buffer = self._buffer[end + 2 :]
             self._left = size + 2
             return bool(self._buffer)
         tail = self._buffer.find(b"\r\n\r\n", end)  # trailers, mostly none
         if tail < 0:
-            return False
+            return self._unfinished("what follows its body")
         self._buffer = self._buffer[tail + 4 :]
         self._finish()
+        return False
+
+    def _take(self, data: bytes) -> None:
+        """Pass on a piece of the body."""
+        self._room -= len(data)
+        if self._room < 0:
+            raise Endless.beyond(MOST_BYTES)
+        self._piece(data)
+
+    def _unfinished(self, what: str) -> bool:
+        """Wait for more of what is no part of a body, unless there is too much of it."""
+        if len(self._buffer) > _LONGEST_HEAD:
+            raise ValueError(f"{what} has no end")
         return False
 
     def _finish(self) -> None:
@@ -275,3 +291,14 @@ class _Connection(asyncio.Protocol):
         self._lost = True
         if answered is not None and not answered.done():
             answered.set_exception(fault)
+
+
+def _size(text: str, base: int) -> int:
+    """Return a size that the server announces. Raises ValueError for anything but a whole number, and Endless for more
+    than any answer has."""
+    found = int(text, base)
+    if found < 0:
+        raise ValueError(f"a part of {found} bytes")
+    if found > MOST_BYTES:
+        raise Endless.beyond(MOST_BYTES)
+    return found

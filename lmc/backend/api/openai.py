@@ -17,6 +17,7 @@ from lmc.backend.api.client import Body, Fault, HttpRequest, Patience, Received,
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.redaction import check_url, shown
 from lmc.backend.api.wire import (
+    bounded,
     broken,
     events,
     http_errors,
@@ -163,6 +164,8 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         if isinstance(error, openai.OpenAIError) and not azure and not (given.get("api_key") or os.environ.get("OPENAI_API_KEY")):
             raise ParameterError("OpenAI(…): no key; pass api_key=… or set OPENAI_API_KEY") from None
         raise ParameterError(f"OpenAI(…): {error}") from None
+    if "http_client" not in given:
+        bounded(made._client)
     return lambda: made  # it opens nothing before its first use
 
 

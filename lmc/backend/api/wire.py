@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lmc.backend.api.client import Fault, HttpRequest, Received
+from lmc.backend.api.client import MOST_BYTES, Endless, Fault, HttpRequest, Received
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import (
     addressed,
@@ -51,6 +51,8 @@ def broken(error: BaseException) -> Fault:
 def unanswered(error: Any) -> Fault:
     """Return the fault of an SDK's error without an answer, with the address and the cause that it carries."""
     cause, asked = error.__cause__, getattr(error, "request", None)
+    if isinstance(cause, Fault):
+        return cause
     where = "" if asked is None else f" {asked.url}:"
     return Fault(f"{where} {error.message}".strip() + (f" ({type(cause).__name__}: {cause})" if cause is not None else ""))
 
@@ -146,6 +148,27 @@ def http_library() -> Any:
     raise missing("a proxy", "httpx", "remote")
 
 
+def bounded(client: Any) -> None:
+    """Let an httpx client read no more of an answer than `MOST_BYTES`, counted when it is decompressed."""
+
+    async def bound(response: Any) -> None:
+        if response.request.method != "POST":  # a file with the answers to a batch
+            return
+        read = response.aiter_bytes
+
+        async def counted(chunk_size: int | None = None) -> AsyncIterator[bytes]:
+            room = MOST_BYTES
+            async for piece in read(chunk_size):
+                room -= len(piece)
+                if room < 0:
+                    raise Endless.beyond(MOST_BYTES)
+                yield piece
+
+        response.aiter_bytes = counted  # through which httpx reads lines and whole bodies, too
+
+    client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks["response"], bound]}
+
+
 def secrets_of(client: Any) -> Iterator[str]:
     """Return keys and passwords that an SDK's client sends."""
     keys = [getattr(client, name, None) for name in ("api_key", "auth_token", "webhook_secret", "admin_api_key")]
@@ -194,6 +217,7 @@ class ProxiedWire:
             base_url=addressed(url).rstrip("/"),  # httpx logs it
             headers={"content-type": "application/json", **headers, **authorization(url)}, timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
         )  # fmt: skip
+        bounded(self._client)
 
     async def post(self, request: HttpRequest) -> Received:
         try:

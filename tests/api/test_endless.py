@@ -1,0 +1,152 @@
+"""Servers whose answer never ends: no more of it is read than any answer has, and nobody asks again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import zlib
+
+import pytest
+
+import lmc
+from lmc.backend.api import http1, wire
+from lmc.backend.api.client import Endless, Fault, HttpRequest, Patience
+from lmc.backend.api.http1 import HttpWire
+from lmc.backend.api.wire import ProxiedWire
+
+pytestmark = pytest.mark.api
+
+MOST = 1 << 20
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+EVENT = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": "more "}, "finish_reason": None}]}
+SAID = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "more "}}
+ZEROS = zlib.compressobj(9, zlib.DEFLATED, 31)
+BOMB = ZEROS.compress(bytes(1 << 26)) + ZEROS.flush(zlib.Z_SYNC_FLUSH)
+WHOLE = {  # the head of an answer, and what is sent again and again
+    "until it closes": (HEAD + b"connection: close\r\n\r\n", b"x" * 65536),
+    "in chunks": (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n"),
+    "in a long chunk": (HEAD + b"transfer-encoding: chunked\r\n\r\nfffffffffffff\r\n", b"x" * 65536),
+    "announced": (HEAD + b"content-length: 1000000000000\r\n\r\n", b"x" * 65536),
+    "an error": (HEAD.replace(b"200 OK", b"500 Oh") + b"connection: close\r\n\r\n", b"x" * 65536),
+}
+STREAMS = {
+    "a line": (STREAM, b"data: " + b"x" * 65536),
+    "events": (STREAM, b"".join(f"data: {json.dumps(EVENT)}\n\n".encode() for _ in range(64))),
+    "nothing": (STREAM, b": still there\n\n" * 1000),
+}
+
+
+class Talker:
+    """A server that answers each request with a head, and then with the same piece as long as the client reads."""
+
+    def __init__(self, head: bytes, piece: bytes) -> None:
+        self.head, self.piece, self.requests = head, piece, 0
+        self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._talk, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        for task in (tasks := asyncio.all_tasks(self._loop)):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            self.requests += 1
+            writer.write(self.head)
+            while True:
+                writer.write(self.piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch):
+    monkeypatch.setattr(http1, "MOST_BYTES", MOST)
+    monkeypatch.setattr(wire, "MOST_BYTES", MOST)
+
+
+WIRES = {"own": lambda url: HttpWire(url, {}), "proxied": lambda url: ProxiedWire(url, {}, timeout=60, connections=1)}
+
+
+def asked(talker, make, streamed):
+    async def work():
+        made = make(talker.url)
+        try:
+            if not streamed:
+                return await made.post(HttpRequest("/", {}))
+            async for _ in made.stream(HttpRequest("/", {})):
+                pass
+        finally:
+            await made.close()
+
+    return asyncio.run(asyncio.wait_for(work(), 60))
+
+
+@pytest.mark.parametrize("make", WIRES)
+@pytest.mark.parametrize("answer", [*WHOLE, *STREAMS])
+def test_no_more_is_read_than_an_answer_has(opened, make, answer):
+    talker = opened(Talker(*(WHOLE | STREAMS)[answer]))
+    with pytest.raises(Endless, match="more than 1,048,576 bytes") as raised:
+        asked(talker, WIRES[make], answer in STREAMS)
+    assert not raised.value.transient
+
+
+@pytest.mark.parametrize("head", [HEAD + b"transfer-encoding: chunked\r\n\r\n-5\r\n", HEAD + b"content-length: -5\r\n\r\n", HEAD + b"content-length: many\r\n\r\n"], ids=["chunk", "length", "word"])
+def test_sizes_that_are_none_are_no_http(opened, head):
+    with pytest.raises(Fault, match="not HTTP"):
+        asked(opened(Talker(head, b"x" * 1000)), WIRES["own"], False)
+
+
+@pytest.mark.parametrize("endless", [b"", HEAD + b"x: ", HEAD + b"transfer-encoding: chunked\r\n\r\n5;", HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "], ids=["line", "header", "chunk's head", "trailer"])
+def test_what_is_around_a_body_has_an_end(opened, endless):
+    with pytest.raises(Fault, match="has no end"):
+        asked(opened(Talker(endless, b"x" * 1000)), WIRES["own"], False)
+
+
+@pytest.mark.parametrize("answer", ["until it closes", "in chunks", "events", "a line", "a bomb"])
+@pytest.mark.parametrize("kind", ["OpenAI", "Anthropic"])
+def test_a_program_gets_an_error_at_its_line(opened, kind, answer):
+    head, piece = {**WHOLE, **STREAMS, "a bomb": (HEAD + b"content-encoding: gzip\r\nconnection: close\r\n\r\n", BOMB)}[answer]
+    if kind == "Anthropic" and answer == "events":
+        begun = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        head += f"event: content_block_start\ndata: {json.dumps(begun)}\n\n".encode()
+        piece = b"".join(f"event: content_block_delta\ndata: {json.dumps(SAID)}\n\n".encode() for _ in range(64))
+    talker = opened(Talker(head, piece))
+    patience = Patience(3, 60.0, 0.001, 0.01)
+    pytest.importorskip(kind.lower())
+    options = {"base_url": talker.url, "api_key": "a-key-of-mine", "patience": patience}
+    backend = opened(lmc.OpenAI("m", True, **options) if kind == "OpenAI" else lmc.Anthropic("m", **options))
+
+    @lmc.function
+    def program(s):
+        s += lmc.user("x") + lmc.assistant(lmc.gen("a", max_tokens=8))
+        return s["a"]
+
+    streamed = answer in STREAMS
+    with pytest.raises(lmc.BackendError, match=r"test_endless.py:\d+: .*more than 1,048,576 bytes"):
+        if streamed:
+            "".join(program.run(backend=backend, stream=True).text_iter("a"))
+        else:
+            program.run(backend=backend).text()
+    assert talker.requests == 1
+    assert backend.spent().unreported == 1
