@@ -282,3 +282,10 @@ def test_a_processor_that_fails_is_an_error_at_the_picture(tmp_path):
         pytest.raises(BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model fails on 8 × 8 pixels: TypeError: .*preprocessor_config\.json right"),
     ):
         sees.run(backend=engine).text()
+
+
+def test_quantized_weights_without_a_word_in_the_configuration_are_refused(tmp_path):
+    found = next(f for seed in range(1000) if "quantization_config" in (f := bases.folder(random.Random(seed))).files["config.json"])
+    del found.files["config.json"]["quantization_config"]
+    with pytest.raises(ModelLoadError, match=r"config\.json has no quantization_config, but 'model\.layers.*' is quantized .*download it again"):
+        lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu")

@@ -592,6 +592,9 @@ def _read_directory(
         size, build = _bytes(weights), _builder(weights, config, layout, share)
     else:
         state = _read_safetensors(path)
+        small = next((name for name, tensor in state.items() if tensor.is_floating_point() and tensor.dtype.itemsize == 1), None)
+        if small is not None and not layout.fp8:
+            raise ModelLoadError(f"{path / 'config.json'} has no quantization_config, but {small!r} is quantized ({state[small].dtype}); download it again")
         if sees:
             state = {text: tensor for name, tensor in state.items() if (text := _vision().text_name(name)) is not None}
         weights = _fused(path, lambda _: state, whole, layout, share)
