@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import ipaddress
 import json
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from lmc.serve.settings import ServerSettings
 from lmc.serve.workers import WorkerOptions
 
 _LAST = 2  # seconds for the last 503s to be sent
+_FROZEN = 30.0  # seconds without a turn of the event loop after which the log says what all threads do
 _PATIENCE = 30  # seconds for a request line and headers, and for the next request of a connection
 
 
@@ -114,6 +117,7 @@ def serve(
             raise front.error
         return broken[0] if broken else None
     finally:
+        faulthandler.cancel_dump_traceback_later()
         if not broken:  # a stuck engine does not close
             for backend in opened:
                 backend.close()
@@ -160,9 +164,21 @@ class DrainingServer(uvicorn.Server):
         """Stop at once: running requests will not be answered."""
         self._drain, self.should_exit = 0.0, True
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 50 == 0:  # of 0.1 s
+            _write_stacks_unless_called_again()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._entrance.close(self._drain)
         await super().shutdown(sockets)
+
+
+def _write_stacks_unless_called_again() -> None:
+    """Let the system write where each thread is, after `_FROZEN` seconds: while a program's call holds the
+    interpreter's lock, nothing else can."""
+    if threading.current_thread() is threading.main_thread():
+        faulthandler.dump_traceback_later(_FROZEN, repeat=True, file=sys.__stderr__ or sys.stderr)
 
 
 class Connection(H11Protocol):

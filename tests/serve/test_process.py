@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -31,9 +32,9 @@ def slow(s, marker: str):
 
 
 @contextmanager
-def served(*arguments: str, scheme: str = "http"):
+def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", "lmc")):
     """A process; its URL, read from what it says."""
-    command = [sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--port", "0", *arguments]
+    command = [sys.executable, *start, "serve", "--backend", "mock", "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert process.stderr is not None
     try:
@@ -124,3 +125,20 @@ def test_what_cannot_be_served_is_said(arguments, said, capsys, monkeypatch):
         cli.main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_call_that_holds_the_interpreters_lock_is_shown_in_the_log(tmp_path):
+    """Python's matcher lets nothing else run: no metrics, no time-out, no health."""
+    (tmp_path / "frozen.py").write_text(
+        "import re\nimport lmc\n\n@lmc.function\ndef frozen(s):\n    s += lmc.gen('out', max_tokens=4)\n    s['out']\n    re.match('(a+)+$', 'a' * 40 + 'b')\n"
+    )
+    start = "from lmc.serve import main; main._FROZEN = 0.5; import runpy; runpy.run_module('lmc', run_name='__main__', alter_sys=True)"
+    with served(f"{tmp_path}/frozen.py:frozen", start=["-c", start]) as (url, process):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/programs/frozen", json={}, timeout=1)
+        assert process.stderr is not None
+        late = threading.Timer(60, process.kill)
+        late.start()
+        shown = next((line for line in process.stderr if "frozen.py" in line), "nothing")
+        late.cancel()
+        assert shown.strip().endswith('frozen.py", line 8 in frozen')

@@ -155,6 +155,8 @@ class Eyes:
         """Return a picture or a video with the parts that the model's template writes around it. Raises its errors; it
         has at most `most` tokens."""
         parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
+        if any(part.count == 0 for part in parts if isinstance(part, Shown)):
+            raise BackendError(f"{image.kind}(…): the processor of {self.sight.name} leaves nothing of it; is its preprocessor_config.json right?", loc=image.loc)
         if (count := sum(part.count for part in parts if isinstance(part, Shown))) >= most:
             what = "a picture" if image.frames is None else "a video"
             raise ParameterError(f"{image.kind}(…): {what} is {count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc)

@@ -289,3 +289,26 @@ def test_quantized_weights_without_a_word_in_the_configuration_are_refused(tmp_p
     del found.files["config.json"]["quantization_config"]
     with pytest.raises(ModelLoadError, match=r"config\.json has no quantization_config, but 'model\.layers.*' is quantized .*download it again"):
         lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu")
+
+
+def a_seeing_folder():
+    return next(f for seed in range(1000) if (f := bases.folder(random.Random(seed))).files["config.json"]["model_type"] == "llava")
+
+
+def test_an_image_token_that_the_tokenizer_does_not_have_is_refused(tmp_path):
+    found = a_seeing_folder()
+    del found.files["config.json"]["image_token_index"]  # transformers' own is 32000
+    with pytest.raises(ModelLoadError, match=r"config\.json has 32000 as the image token's id, which the tokenizer does not have"):
+        lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu")
+
+
+def test_a_processor_that_leaves_nothing_of_a_picture_is_an_error_at_the_picture(tmp_path):
+    from tests.fuzzing.load import sees
+
+    found = a_seeing_folder()
+    found.files["preprocessor_config.json"]["crop_size"] = 1
+    with (
+        lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu") as engine,
+        pytest.raises(BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model leaves nothing of it"),
+    ):
+        sees.run(backend=engine).text()

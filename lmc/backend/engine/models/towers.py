@@ -58,8 +58,8 @@ class Vision:
         self.name, self.config, self.model, self.processor, self.filming = name, config, model, processor, filming
         self.width = int(config.get_text_config(decoder=True).hidden_size)
         self.token = int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
-        self.marker = words.spelling(self.token)
         self._words = words
+        self.marker = self._spelled(self.token, "image")
 
     @classmethod
     def check(cls, config: Any, where: Path) -> None:
@@ -78,9 +78,15 @@ class Vision:
         raise NotImplementedError
 
     def _takes_videos(self) -> None:
-        config, words = self.config, self._words
+        config = self.config
         self.video_token = int(config.video_token_id if hasattr(config, "video_token_id") else config.video_token_index)
-        self.video_marker = words.spelling(self.video_token)
+        self.video_marker = self._spelled(self.video_token, "video")
+
+    def _spelled(self, token: int, kind: str) -> str:
+        """Return the token of a picture or a video as templates write it."""
+        if spelling := self._words.spelling(token):
+            return spelling
+        raise ModelLoadError(f"{self.name}: config.json has {token} as the {kind} token's id, which the tokenizer does not have; download both again")
 
     @torch.inference_mode()
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
