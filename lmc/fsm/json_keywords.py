@@ -39,6 +39,7 @@ _SPEAKING = KEYWORDS - NOTES - {OPTIONS}
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
 _NEAR = 0.75  # similarity of a suggestion: `tpye` and `type`
 _MOST_ADJUSTED = 30  # digits before or after the point of a bound
+_MOST_NAMED, _MOST_SHOWN = 8, 100  # notes in a warning, and characters of a name
 
 
 @dataclass
@@ -65,10 +66,20 @@ class Notes:
         self.later.setdefault(pointer, why)
 
     def __str__(self) -> str:
-        parts = [f"{what} at {pointer or '/'}" for what, pointer in self.ignored.items()]
-        found = [f"ignored: {', '.join(parts)}"] if parts else []
-        found += [f"{pointer or '/'} {why}: checked when the answer ends" for pointer, why in self.later.items()]
+        parts = [f"{_short(what)} at {_short(pointer or '/')}" for what, pointer in self.ignored.items()]
+        found = [f"ignored: {', '.join(_few(parts))}"] if parts else []
+        found += _few([f"{_short(pointer or '/')} {why}: checked when the answer ends" for pointer, why in self.later.items()])
         return "; ".join(found)
+
+
+def _few(notes: list[str]) -> list[str]:
+    return notes if len(notes) <= _MOST_NAMED else [*notes[:_MOST_NAMED], f"and {len(notes) - _MOST_NAMED} more"]
+
+
+def _short(name: str) -> str:
+    """Return a name of a schema, whoever wrote it, for a line of a log."""
+    name = name if len(name) <= _MOST_SHOWN else f"{name[:_MOST_SHOWN]}…"
+    return "".join([c if c.isprintable() else repr(c)[1:-1] for c in name])
 
 
 @lru_cache(4096)

@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmc.backend.base import Backend, Health
-from lmc.errors import ParameterError
+from lmc.errors import ParameterError, SchemaWarning
 from lmc.frontend.interpreter import Function
 from lmc.serve.app import create_app
 from lmc.serve.errors import ApiError
@@ -108,6 +109,7 @@ def serve(
         broken.append(health)
         server.stop_at_once()
 
+    _remember_no_warnings_about_schemas()
     front = Front(make, lambda: ready(_url(where, tls)), lambda: server.stop_at_once())
     server = DrainingServer(front, entrance, drain=drain, tls=tls)
     try:
@@ -121,6 +123,11 @@ def serve(
         if not broken:  # a stuck engine does not close
             for backend in opened:
                 backend.close()
+
+
+def _remember_no_warnings_about_schemas() -> None:
+    """Let Python keep no list of the warnings about schemas that it has shown: they quote what clients send."""
+    warnings.filterwarnings("always", category=SchemaWarning)
 
 
 @contextmanager

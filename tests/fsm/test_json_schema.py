@@ -516,3 +516,12 @@ def test_lengths_beside_a_pattern_are_counts_of_its_repeats(pattern, low, high):
     assert [t for t in texts if made is not None and made.accepts(t.encode())] == wanted
     if LIMITED[pattern]:
         assert not any(isinstance(node, NodeGraph) for node in (found, *parts_of(found)))
+
+
+def test_a_warning_is_short_and_one_line_whoever_wrote_the_schema():
+    odd = {f"x{i}": 1 for i in range(1000)} | {"a\nERROR: forged": 1, "y" * 100_000: 1}
+    late = {"properties": {f"p\n{i}": {"type": "array", "items": {"type": "object", "properties": {"a": {}}}, "uniqueItems": True} for i in range(100)}}
+    for schema in (dict(reversed(odd.items())), {"type": "object", **late}):
+        with pytest.warns(SchemaWarning, match=r"and \d+ more") as warned:
+            compile_schema(json.dumps(schema))
+        assert len(str(warned[0].message)) < 4000 and "\n" not in str(warned[0].message)

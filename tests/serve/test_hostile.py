@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import lmc
+from lmc.fsm.json_schema import compile_schema
 from lmc.serve.openai_protocol import CompletionRequest
 from tests.serve.serving import HELLO, events, on_a_port
 from tests.serve.test_programs import PROGRAMS
@@ -353,3 +354,13 @@ def test_what_is_too_much_at_once_is_refused_and_nobody_else():
         assert set(statuses) == {200, 429}
         assert statuses.count(200) >= 20
         assert httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=20).status_code == 200
+
+
+def test_schemas_of_clients_leave_no_trace_in_the_process(recwarn):
+    from lmc.serve.main import _remember_no_warnings_about_schemas
+
+    _remember_no_warnings_about_schemas()
+    before = len(globals().get("__warningregistry__", {}))
+    for i in range(20):
+        compile_schema(json.dumps({"type": "string", f"odd {i}": 1}))
+    assert len(recwarn) == 20 and len(globals().get("__warningregistry__", {})) <= before + 1
