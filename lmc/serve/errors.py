@@ -36,6 +36,7 @@ log = logging.getLogger("lmc.serve")
 
 _MOST_SAID = 4000  # characters of a message: it may quote the request
 _MOST_WRONG = 1000  # values of one body of which each is looked at: to list millions takes minutes and gigabytes
+_MOST_READ_AGAIN = 1 << 20  # bytes of a wrong body
 _SMALL = 1 << 16  # bytes of a body that are parsed in a few milliseconds
 
 _TYPES = {
@@ -161,10 +162,11 @@ def of_validation(error: ValidationError, known: tuple[str, ...], given: Any) ->
     first = errors[0]
     if first["type"] == "json_invalid":
         return bad(f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
-    given = from_json(given) if isinstance(given, bytes) else given
+    if isinstance(given, bytes):  # to read a large one once more takes a second
+        given = from_json(given) if len(given) <= _MOST_READ_AGAIN else None
     field, union = _place(first, given)
     if union:  # of all that the field may be, what the value comes closest to
-        first = max((e for e in errors if _place(e, given)[0][: len(field)] == field), key=lambda e: (len(_place(e, given)[0]), not e["type"].endswith("_type")))
+        first = max((e for e in errors if _place(e, given)[0][: len(field)] == field), key=lambda e: (not e["type"].endswith("_type"), len(_place(e, given)[0])))
     where = ".".join(map(str, _place(first, given)[0])) or None
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")
@@ -179,8 +181,10 @@ def _errors(error: ValidationError) -> Sequence[Any]:
 
 
 def _place(error: Any, given: Any) -> tuple[tuple[int | str, ...], bool]:
-    """Return the location of an error in what was given, and whether it is of a union, which adds steps that are not
-    the value's own."""
+    """Return the location of an error in what was given, if that is known, and whether it is of a union, which adds
+    steps that are not the value's own."""
+    if given is None:
+        return error["loc"], False
     place: list[int | str] = []
     union = False
     for i, step in enumerate(error["loc"]):

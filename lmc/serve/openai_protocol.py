@@ -23,6 +23,9 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 """A body has room for millions of wrong items, and each would be an error of some 400 bytes: the first is enough."""
 
 
+_PROMPTS = Field(max_length=4096)  # before they are counted with their answers
+
+
 class RequestBody(BaseModel):
     """A JSON object with known fields, each of exactly its type."""
 
@@ -292,7 +295,7 @@ def _of_format(wanted: ResponseFormat | None) -> Constraint | None:
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
-    prompt: str | ListOf[str] | ListOf[TokenId] | ListOf[ListOf[TokenId]]
+    prompt: str | Annotated[ListOf[str], _PROMPTS] | ListOf[TokenId] | Annotated[ListOf[ListOf[TokenId]], _PROMPTS]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None

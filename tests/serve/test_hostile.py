@@ -146,6 +146,7 @@ def test_millions_of_wrong_values_are_not_listed(url):
     for wrong, place in (({"prompt": [-1] * 50_000}, "prompt.0"), ({"prompt": "x", "stop": [1] * 50_000}, "stop.0")):
         error = httpx.post(url + COMPLETIONS, json=wrong, timeout=20).json()["error"]
         assert (error["param"], error["message"].partition(":")[0]) == (place, place)
+    assert "at most 4096 items" in httpx.post(url + COMPLETIONS, json={"prompt": ["x"] * 5000}, timeout=20).json()["error"]["message"]
     error = httpx.post(f"{url}/programs/tagged", json={"names": [1] * 50_000}, timeout=20).json()["error"]
     assert error["param"] == "names.0"
 
