@@ -194,7 +194,7 @@ def folder(rng: random.Random) -> Folder:
         "model_type": family, "architectures": ["XForCausalLM"], "vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": INNER,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": HEAD, "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": [1], "hidden_act": "silu", "torch_dtype": "float32",
-        "rope_parameters": rng.choice(_ROPES), "sliding_window": None, "attention_bias": False,
+        "rope_parameters": copy.deepcopy(rng.choice(_ROPES)), "sliding_window": None, "attention_bias": False,
     }  # fmt: skip
     if kind in MIXED:
         config |= {"num_local_experts" if kind == "mixtral" else "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": INNER, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}

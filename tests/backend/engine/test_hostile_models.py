@@ -312,3 +312,19 @@ def test_a_processor_that_leaves_nothing_of_a_picture_is_an_error_at_the_picture
         pytest.raises(BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model leaves nothing of it"),
     ):
         sees.run(backend=engine).text()
+
+
+def test_a_seed_is_the_same_file_whatever_was_made_before(tmp_path):
+    """Else what one file has wrong, all later ones have, too, and are refused for it."""
+    from tests.fuzzing import mutations
+
+    def made(seed, name):
+        (tmp_path / name).mkdir()
+        path, _ = mutations.write(seed, tmp_path / name)
+        return {p.name: p.read_bytes() for p in (sorted(path.iterdir()) if path.is_dir() else [path])}
+
+    seeds = range(1_000_000, 1_000_040)
+    first = [made(seed, f"a{seed}") for seed in seeds]
+    for seed in range(2_000_000, 2_000_300):
+        made(seed, f"b{seed}")
+    assert [made(seed, f"c{seed}") for seed in seeds] == first
