@@ -7,9 +7,11 @@ server's loop. A run whose client leaves is cancelled.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import logging
+import operator
 import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -347,7 +349,7 @@ def _failing_fast(kind: Any) -> Any:
     if get_origin(kind) is list and len(args) == 1:
         return ListOf[_failing_fast(args[0])]
     if get_origin(kind) in (Union, UnionType):
-        return Union.__getitem__(tuple(map(_failing_fast, args)))
+        return functools.reduce(operator.or_, map(_failing_fast, args))
     return kind
 
 
