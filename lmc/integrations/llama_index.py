@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -73,18 +75,18 @@ class Chat(FunctionCallingLLM):
         known = ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "json_schema", "regex", "tools")
         if given.get("tool_choice") not in (None, "auto"):
             raise ArgumentError(f"tool_choice={given['tool_choice']!r}: the model chooses; tool_required=True makes it call one")
-        if unknown := [name for name in given if name not in (*known, "formatted", "tool_choice")]:
+        if unknown := [name for name in given if name not in (*known, "formatted", "tool_choice", "tool_required")]:
             raise ArgumentError(f"lmc.llama_index.Chat takes no {unknown[0]}=; there are {', '.join(known)}")
         found = {"temperature": self.temperature, "max_tokens": self.max_tokens} | {name: value for name, value in given.items() if name in known}
         return {name: value for name, value in found.items() if value is not None}
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _response(reply(self._backend, turns(messages), self._options(kwargs)))
+        return _response(reply(self._backend, turns(messages), self._options(kwargs)), kwargs)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _response(await areply(self._backend, turns(messages), self._options(kwargs)))
+        return _response(await areply(self._backend, turns(messages), self._options(kwargs)), kwargs)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
@@ -93,7 +95,7 @@ class Chat(FunctionCallingLLM):
         def pieces() -> Any:
             text = ""
             for piece in stream(self._backend, turns(messages), options):
-                found = _growing(text, piece, told="tools" in options)
+                found = _growing(text, piece, kwargs)
                 text += found.delta or ""
                 yield found
 
@@ -106,7 +108,7 @@ class Chat(FunctionCallingLLM):
         async def pieces() -> Any:
             text = ""
             async for piece in astream(self._backend, turns(messages), options):
-                found = _growing(text, piece, told="tools" in options)
+                found = _growing(text, piece, kwargs)
                 text += found.delta or ""
                 yield found
 
@@ -116,14 +118,15 @@ class Chat(FunctionCallingLLM):
         self, tools: Sequence[Any], user_msg: str | ChatMessage | None = None, chat_history: list[ChatMessage] | None = None, verbose: bool = False,
         allow_parallel_tool_calls: bool = False, tool_required: bool = False, **kwargs: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return the arguments of a chat with tools. With `tool_required` the answer is a call, whose arguments match its schema on any backend that
-        takes JSON schemas."""
+        """Return the arguments of a chat with tools. With `tool_required` the tools are shown in the system message, and the answer is JSON: a call whose
+        arguments match its schema, on every backend that takes schemas."""
         messages = [*(chat_history or ())]
         if user_msg is not None:
             messages.append(user_msg if isinstance(user_msg, ChatMessage) else ChatMessage(role=MessageRole.USER, content=user_msg))
         described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-        found = {"messages": messages, **({"tools": described} if described else {}), **kwargs}
-        return found | ({"json_schema": _required(described)} if tool_required and described else {})
+        if tool_required and described:
+            return {"messages": _shown(messages, described), "json_schema": _required(described), "tool_required": True, **kwargs}
+        return {"messages": messages, **({"tools": described} if described else {}), **kwargs}
 
     def _validate_chat_with_tools_response(self, response: ChatResponse, tools: Sequence[Any], allow_parallel_tool_calls: bool = False, **kwargs: Any) -> ChatResponse:
         """Return the answer, with one call unless several are allowed."""
@@ -191,6 +194,14 @@ def _required(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"anyOf": [{"type": "object", **call, "required": ["name", "arguments"], "additionalProperties": False} for call in calls]}
 
 
+def _shown(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
+    """Return messages whose system message shows the tools, one of which has to be called."""
+    said = "Call one of these tools, by JSON with its name and arguments:\n" + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    if messages and messages[0].role is MessageRole.SYSTEM:
+        return [ChatMessage(role=MessageRole.SYSTEM, blocks=[*messages[0].blocks, TextBlock(text=f"\n\n{said}")]), *messages[1:]]
+    return [ChatMessage(role=MessageRole.SYSTEM, content=said), *messages]
+
+
 def _arguments(call: ToolCallBlock) -> dict[str, Any]:
     return arguments_of({"arguments": call.tool_kwargs}) or {}
 
@@ -199,21 +210,29 @@ def _extra(found: ConversationReply) -> dict[str, Any]:
     return {"finish_reason": "tool_calls" if found.calls else found.finish, "prompt_tokens": found.usage.prompt_tokens, "completion_tokens": found.usage.completion_tokens}
 
 
+def _called(found: ConversationReply, options: Mapping[str, Any]) -> ConversationReply:
+    """Return an answer with its calls: one that had to be a call is the JSON of it."""
+    return found if not options.get("tool_required") else found._replace(said="", calls=[{"id": f"call_{uuid4().hex}", **json.loads(found.text)}])
+
+
 def _message(found: ConversationReply) -> ChatMessage:
     calls = [ToolCallBlock(tool_call_id=str(call["id"]), tool_name=call["name"], tool_kwargs=call["arguments"]) for call in found.calls]
     return ChatMessage(role=MessageRole.ASSISTANT, blocks=[*([TextBlock(text=found.said)] if found.said or not calls else []), *calls], additional_kwargs={_WRITTEN: found.text})
 
 
-def _response(found: ConversationReply) -> ChatResponse:
+def _response(found: ConversationReply, options: Mapping[str, Any]) -> ChatResponse:
+    found = _called(found, options)
     return ChatResponse(message=_message(found), raw=_extra(found), additional_kwargs=_extra(found))
 
 
-def _growing(before: str, piece: str | ConversationReply, *, told: bool) -> ChatResponse:
-    """Return an answer as far as it has come. `told`: it has tools, so text may turn out to be a call, and comes at the end."""
+def _growing(before: str, piece: str | ConversationReply, options: Mapping[str, Any]) -> ChatResponse:
+    """Return an answer as far as it has come. With tools its text may turn out to be a call, and comes at the end."""
+    told = bool(options.get("tools") or options.get("tool_required"))
     if isinstance(piece, str):
         delta = "" if told else piece
         return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=before + delta), delta=delta, raw={}, additional_kwargs={})
-    return ChatResponse(message=_message(piece), delta=piece.said if told else "", raw=_extra(piece), additional_kwargs=_extra(piece))
+    found = _called(piece, options)
+    return ChatResponse(message=_message(found), delta=found.said if told else "", raw=_extra(found), additional_kwargs=_extra(found))
 
 
 def _completion(found: ChatResponse) -> CompletionResponse:

@@ -182,9 +182,13 @@ class TestLlamaIndex:
     def test_a_required_call_is_made_whatever_the_model_says(self):
         from llama_index.core.prompts import PromptTemplate
 
-        chat = lmc.llama_index.Chat(backend=lmc.Mock(), max_tokens=200)
-        found = chat.get_tool_calls_from_response(chat.chat_with_tools([self.weather()], user_msg="Porto?", tool_required=True))
-        assert [one.tool_name for one in found] == ["weather"] and isinstance(found[0].tool_kwargs["town"], str)
+        mock = lmc.Mock()
+        chat = lmc.llama_index.Chat(backend=mock, max_tokens=200)
+        ask = {"tools": [self.weather()], "user_msg": "Porto?", "tool_required": True}
+        for response in (chat.chat_with_tools(**ask), [*chat.stream_chat_with_tools(**ask)][-1], asyncio.run(chat.achat_with_tools(**ask))):
+            found = chat.get_tool_calls_from_response(response)
+            assert [one.tool_name for one in found] == ["weather"] and isinstance(found[0].tool_kwargs["town"], str) and not response.message.content
+        assert "The weather in a town." in mock.call_log[-1].prompt_text
         assert isinstance(chat.structured_predict(Place, PromptTemplate("A town in {land}."), land="Portugal"), Place)
 
     def test_its_metadata_is_the_backends(self):
