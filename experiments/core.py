@@ -8,12 +8,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, cast
 
 import lmc
 from benchmarks.bench_programs import where
 from lmc import named
 from lmc.errors import LmcError
+from lmc.measuring import Line, MeasuredMode
 
 Row = dict[str, Any]
 """One line of figures: text, numbers, None where something does not apply."""
@@ -168,6 +170,24 @@ def experiment(
         return EXPERIMENTS[name]
 
     return register
+
+
+def measured(runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode] = (), *, arrivals: str = "at once") -> Row:
+    """The columns that every experiment on running programs has: how items arrive, times of the repetitions, percentiles of the one in the middle.
+
+    reference  of the same items, another way; "same" is the share of items with its text and return value
+    """
+    ordered = sorted(runs, key=lambda run: run.seconds)
+    pairs = [(a, b) for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts, strict=True)]
+    return {
+        "arrivals": arrivals, "n": len(runs[0].texts), "reps": len(runs), "seconds": median(run.seconds for run in runs), "least": ordered[0].seconds, "most": ordered[-1].seconds,
+        **spreads(ordered[(len(ordered) - 1) // 2]), "same": sum(a == b for a, b in pairs) / len(pairs) if pairs else None,
+    }  # fmt: skip
+
+
+def spreads(run: MeasuredMode | Line) -> Row:
+    """Percentiles of the times to an item's first text, and to its last answer."""
+    return {f"{name} {share}": getattr(times, share) for name, times in (("first", run.first), ("total", run.total)) for share in ("p50", "p95", "p99")}
 
 
 class NotAResult(Exception):

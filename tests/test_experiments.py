@@ -255,9 +255,30 @@ def test_data_sets_are_read(name, tmp_path):
     (tmp_path / name).write_text(text)
     found = read(tmp_path / name)
     assert len(found) == 2 and found[0].right == right
-    (tmp_path / name).write_text(text + "\n{")
-    with pytest.raises(Unmeasured, match=rf"{name}:8"):
-        read(tmp_path / name)
+    for broken in ("\n{", "\n[]", '\n{"question": 1, "answer": "", "ctx": "", "endings": [], "label": 9}', "\na,b,c,d,e,"):
+        (tmp_path / name).write_text(text + broken)
+        with pytest.raises(Unmeasured, match=rf"{name}(:|, row )8"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe\x00", b"\x00", b'{"ctx": "unended'], ids=repr)
+def test_a_data_set_that_cannot_be_read_is_said_and_the_others_are_measured(data, tmp_path, fixed):
+    for name in ("gsm8k.jsonl", "mmlu.csv"):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
+    found = run(EXPERIMENTS["quality"], Setup(backend="mock", data=str(tmp_path)), tmp_path / "out", say=lambda line: None)
+    assert all(str(tmp_path / name) in found.unmeasured[key] for key, name in (("lmc GSM8K", "gsm8k.jsonl"), ("lmc MMLU", "mmlu.csv")))
+    assert [row["way"] for row in found.rows["lmc HellaSwag"]] == ["interpreted", "compiled"]
+
+
+def test_all_that_run_programs_say_how_items_arrive_percentiles_and_whether_answers_are_the_same(fixed, tmp_path):
+    columns = {"arrivals", "seconds", "least", "most", "same", *(f"{what} {share}" for what in ("first", "total") for share in ("p50", "p95", "p99"))}
+    (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
+    setup = Setup(backend="mock", n=2, reps=1, scale=0.02, data=str(tmp_path))
+    for name, key in {"throughput": "lmc react", "latency": "lmc react", "ablations": "react run-ahead", "arrivals": "react", "quality": "lmc HellaSwag"}.items():
+        wanted = replace(EXPERIMENTS[name], points=lambda setup, own=EXPERIMENTS[name], key=key: (p for p in own.points(setup) if p.key == key))
+        found = run(wanted, setup, tmp_path / name, say=lambda line: None)
+        assert found.all() and all(columns <= row.keys() and row["same"] == 1.0 for row in found.all()), name
 
 
 def test_accuracy_is_that_of_the_answers(tmp_path, fixed):
