@@ -236,7 +236,7 @@ def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, not
         if _same(before, now):
             now.rows = before.rows
         else:
-            say(f"{wanted.name}: {path} is of another setup or commit, and is measured anew")
+            say(f"{wanted.name}: {path} is of {'a tree with changes' if _dirty(before, now) else 'another setup, commit or machine'}, and is measured anew")
     try:
         now.unmeasured = {point.key: NOT_REACHED for point in wanted.points(setup) if point.key not in now.rows}
     except Unmeasured as error:
@@ -279,7 +279,12 @@ def missing(wanted: Experiment, found: Found) -> list[str]:
 def _same(before: Found, now: Found) -> bool:
     """Of one setup, commit and machine: figures of different ones do not belong into one table."""
     about = lambda found: json.dumps([found.setup, *(found.info.get(k) for k in ("commit", "machine", "gpu", "python"))], default=list)
-    return about(before) == about(now) and not str(now.info["commit"]).endswith("-dirty")
+    return about(before) == about(now) and not _dirty(now)
+
+
+def _dirty(*found: Found) -> bool:
+    """Of a tree with uncommitted changes: what two of these measure may be two programs."""
+    return any(str(one.info.get("commit", "")).endswith("-dirty") for one in found)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -55,8 +55,11 @@ def _joules(setup: Setup, workload: Workload) -> Row:
         import pynvml  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise Unmeasured("needs the package nvidia-ml-py, which reads the GPU's counter of energy: pip install nvidia-ml-py") from None
-    pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByIndex(int(setup.device.partition(":")[2] or 0))
+    try:
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(int(setup.device.partition(":")[2] or 0))
+    except pynvml.NVMLError as error:
+        raise Unmeasured(f"the counter of energy of {setup.device} cannot be read ({error})") from None
     with closing(setup.engine()) as engine:
         way = compiled(workload.program)
         measure(way, workload.items(2, setup.seed - 1), engine)

@@ -1,6 +1,7 @@
 """Experiments: what is kept and resumed, what is said of what cannot be measured, pages and the report."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,7 @@ from experiments.core import (
 from experiments.page import page
 from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, mmlu
-from experiments.results import OWN, PAPER, report, section
+from experiments.results import OWN, PAGE, PAPER, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
 
@@ -150,6 +151,18 @@ def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_pat
     assert text.count("not, because: ") == len(PAPER) + len(OWN)  # nothing is in this folder
 
 
+def test_the_page_of_results_is_what_its_command_writes():
+    assert report() == PAGE.read_text("utf-8"), "python -m experiments --report"
+
+
+def test_every_section_of_measured_points_says_where_when_of_what_and_what_is_missing():
+    sections = report().split("\n## ")[2:]
+    assert len(sections) == len(EXPERIMENTS)
+    for text in sections:
+        assert "Not measured:\n" in text or "Not measured yet." in text
+        assert "Not measured yet." in text or all(re.search(rf"^date: .*{what}: \S", text, re.MULTILINE) for what in ("machine", "commit", "backend", "repetitions")), text[:80]
+
+
 def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
     row = lambda workload, **more: {"workload": workload, "without": "cache", "computed with": 10, "passes with": 4, "cpu times": 2.0, **more}
     rows = {"react cache": [row("react", computed=30, passes=4)], "tree cache": [row("tree", computed=20, passes=8)]}
@@ -186,7 +199,7 @@ def test_the_command_says_what_is_in_the_way_and_goes_on(capsys, tmp_path):
     (tmp_path / "scaling.json").write_text("[]")
     assert command.main(["scaling", "energy", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
-    assert "scaling.json is not the result of an experiment" in said.err and "energy.html; 1 points" in said.out
+    assert "scaling.json is not the result of an experiment" in said.err and "energy.html; 1 point not measured" in said.out
     assert command.main(["energy", "--out", str(tmp_path / "scaling.json" / "folder")]) == 1
     assert "scaling.json" in capsys.readouterr().err
 
