@@ -13,6 +13,7 @@ from docs import make_pictures
 from experiments.core import EXPERIMENTS, NotAResult, Setup, run, table
 from experiments.page import page
 from experiments.results import PAGE, report
+from lmc.pages import several
 
 for module in ("programs", "agents", "constraints", "apis", "hardware", "rag", "elsewhere", "quality"):
     importlib.import_module(f"experiments.{module}")
@@ -71,7 +72,8 @@ def _measured(name: str, setup: Setup, given: argparse.Namespace) -> None:
     print("\n".join("  ".join(value.ljust(w) for value, w in zip(line, widths)).rstrip() for line in ([columns, *lines] if lines else [])))
     path = given.out / f"{name}.html"
     path.write_text(page(EXPERIMENTS[name], found), "utf-8")
-    print(f"{path}{f'; {len(found.unmeasured)} points were not measured' if found.unmeasured else ''}\n")
+    absent = f"; {several(len(found.unmeasured), 'point')} not measured" if found.unmeasured else ""
+    print(f"{path}{absent}\n")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Any
 import lmc
 from benchmarks.bench_forcing import CHARACTER
 from benchmarks.workloads import Size, Workload, figures
-from experiments.core import Plot, Point, Row, Setup, experiment
-from lmc.measuring import compiled, measure
+from experiments.core import Plot, Point, Row, Setup, experiment, measured
+from lmc.measuring import MeasuredMode, compiled, measure
 
 
 @experiment(
@@ -29,15 +29,15 @@ def forced_tokens(setup: Setup) -> Generator[Point]:
 
 
 def _forced(setup: Setup, workload: Workload) -> Iterator[Row]:
+    reference: list[MeasuredMode] = []
     for forced in (True, False):
         with closing(setup.engine(forced=forced)) as engine:
             way = compiled(workload.program)
             measure(way, workload.items(1, setup.seed - 1), engine)
             runs = [measure(way, workload.items(setup.count(workload.n), setup.seed + rep), engine) for rep in range(setup.reps)]
-        spent, times = runs[-1].counters, [run.seconds for run in runs]
-        yield {"workload": workload.name, "forced": "on" if forced else "off", "n": len(runs[0].texts), "reps": len(runs), "seconds": median(times), "least": min(times),
-               "most": max(times), "generated": spent.generated_tokens, "forced tokens": spent.forced_tokens, "passes": spent.passes,
-               "passes/token": spent.passes / spent.generated_tokens}  # fmt: skip
+        spent, reference = runs[-1].counters, reference or runs
+        yield {"workload": workload.name, "forced": "on" if forced else "off", **measured(runs, reference), "generated": spent.generated_tokens, "forced tokens": spent.forced_tokens,
+               "passes": spent.passes, "passes/token": spent.passes / spent.generated_tokens}  # fmt: skip
 
 
 @experiment(

@@ -8,12 +8,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, cast
 
 import lmc
 from benchmarks.bench_programs import where
 from lmc import named
 from lmc.errors import LmcError
+from lmc.measuring import Line, MeasuredMode
 
 Row = dict[str, Any]
 """One line of figures: text, numbers, None where something does not apply."""
@@ -170,6 +172,24 @@ def experiment(
     return register
 
 
+def measured(runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode] = (), *, arrivals: str = "at once") -> Row:
+    """The columns that every experiment on running programs has: how items arrive, times of the repetitions, percentiles of the one in the middle.
+
+    reference  of the same items, another way; "same" is the share of items with its text and return value
+    """
+    ordered = sorted(runs, key=lambda run: run.seconds)
+    pairs = [(a, b) for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts, strict=True)]
+    return {
+        "arrivals": arrivals, "n": len(runs[0].texts), "reps": len(runs), "seconds": median(run.seconds for run in runs), "least": ordered[0].seconds, "most": ordered[-1].seconds,
+        **spreads(ordered[(len(ordered) - 1) // 2]), "same": sum(a == b for a, b in pairs) / len(pairs) if pairs else None,
+    }  # fmt: skip
+
+
+def spreads(run: MeasuredMode | Line) -> Row:
+    """Percentiles of the times to an item's first text, and to its last answer."""
+    return {f"{name} {share}": getattr(times, share) for name, times in (("first", run.first), ("total", run.total)) for share in ("p50", "p95", "p99")}
+
+
 class NotAResult(Exception):
     """A file in the way of results holds something else."""
 
@@ -216,7 +236,7 @@ def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, not
         if _same(before, now):
             now.rows = before.rows
         else:
-            say(f"{wanted.name}: {path} is of another setup or commit, and is measured anew")
+            say(f"{wanted.name}: {path} is of {'a tree with changes' if _dirty(before, now) else 'another setup, commit or machine'}, and is measured anew")
     try:
         now.unmeasured = {point.key: NOT_REACHED for point in wanted.points(setup) if point.key not in now.rows}
     except Unmeasured as error:
@@ -259,7 +279,12 @@ def missing(wanted: Experiment, found: Found) -> list[str]:
 def _same(before: Found, now: Found) -> bool:
     """Of one setup, commit and machine: figures of different ones do not belong into one table."""
     about = lambda found: json.dumps([found.setup, *(found.info.get(k) for k in ("commit", "machine", "gpu", "python"))], default=list)
-    return about(before) == about(now) and not str(now.info["commit"]).endswith("-dirty")
+    return about(before) == about(now) and not _dirty(now)
+
+
+def _dirty(*found: Found) -> bool:
+    """Of a tree with uncommitted changes: what two of these measure may be two programs."""
+    return any(str(one.info.get("commit", "")).endswith("-dirty") for one in found)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from random import Random
-from statistics import median
 from typing import Any
 
 from benchmarks.workloads import Size, Workload, figures
-from experiments.core import Plot, Point, Row, Setup, Unmeasured, experiment
-from lmc.measuring import compiled, measure
+from experiments.core import Plot, Point, Row, Setup, Unmeasured, experiment, measured
+from lmc.measuring import compiled, interpreted, measure
 
 
 def _devices(setup: Setup) -> int:
@@ -40,8 +39,8 @@ def _scaled(setup: Setup, workload: Workload, how: str, gpus: int) -> Row:
     with closing(setup.engine(**({how: gpus} if gpus > 1 else {}))) as engine:
         way = compiled(workload.program)
         measure(way, items[:2], engine)
-        times = [measure(way, items, engine).seconds for _ in range(setup.reps)]
-    return {"workload": workload.name, "how": how, "gpus": gpus, "n": len(items), "seconds": median(times), "least": min(times), "most": max(times), "programs/s": len(items) / median(times)}
+        found = measured([measure(way, items, engine) for _ in range(setup.reps)], [measure(interpreted(workload.program), items, engine)])
+    return {"workload": workload.name, "how": how, "gpus": gpus, **found, "programs/s": len(items) / found["seconds"]}
 
 
 @experiment("energy", "How many joules does a program take?", Plot("Joules a program", "workload", "J/program"), reads="The GPU's own counter (NVML), idle power included, over a compiled batch.")
@@ -56,8 +55,11 @@ def _joules(setup: Setup, workload: Workload) -> Row:
         import pynvml  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise Unmeasured("needs the package nvidia-ml-py, which reads the GPU's counter of energy: pip install nvidia-ml-py") from None
-    pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByIndex(int(setup.device.partition(":")[2] or 0))
+    try:
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(int(setup.device.partition(":")[2] or 0))
+    except pynvml.NVMLError as error:
+        raise Unmeasured(f"the counter of energy of {setup.device} cannot be read ({error})") from None
     with closing(setup.engine()) as engine:
         way = compiled(workload.program)
         measure(way, workload.items(2, setup.seed - 1), engine)
@@ -66,7 +68,7 @@ def _joules(setup: Setup, workload: Workload) -> Row:
         runs = [measure(way, items, engine) for _ in range(setup.reps)]
         joules = (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - before) / 1e3
     seconds, tokens = sum(run.seconds for run in runs), sum(run.counters.generated_tokens for run in runs)
-    return {"workload": workload.name, "n": len(items), "reps": setup.reps, "J/program": joules / len(items) / setup.reps, "J/token": joules / tokens, "W": joules / seconds,
+    return {"workload": workload.name, **measured(runs), "J/program": joules / len(items) / setup.reps, "J/token": joules / tokens, "W": joules / seconds,
             "programs/s": len(items) * setup.reps / seconds}  # fmt: skip
 
 
@@ -102,6 +104,6 @@ def _pictures(setup: Setup, cache: str) -> Row:
         way = compiled(look)
         measure(way, items[:1], engine)
         runs = [measure(way, items, engine) for _ in range(setup.reps)]
-    times, spent = [run.seconds for run in runs], runs[-1].counters
-    return {"cache": cache, "n": len(items), "seconds": median(times), "least": min(times), "most": max(times), "programs/s": len(items) / median(times),
+        found, spent = measured(runs, [measure(interpreted(look), items, engine)]), runs[-1].counters
+    return {"cache": cache, **found, "programs/s": len(items) / found["seconds"],
             "images": spent.images, "image hits": spent.image_hits, "tower s": spent.tower_seconds, "optimality": spent.prefill_optimality}  # fmt: skip

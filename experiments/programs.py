@@ -14,8 +14,8 @@ from benchmarks import bench_ahead
 from benchmarks.ahead_programs import WORKLOADS
 from benchmarks.bench_programs import ABLATIONS, POLICIES, ablated
 from benchmarks.workloads import Size, Workload, figures
-from experiments.core import Opened, Plot, Point, Row, Setup, experiment
-from lmc.measuring import Line, MeasuredMode, Way, arriving, compare, compiled, interpreted, measure
+from experiments.core import Opened, Plot, Point, Row, Setup, experiment, measured, spreads
+from lmc.measuring import ONE_AFTER_ANOTHER, Line, MeasuredMode, Way, arriving, compare, compiled, interpreted, measure
 
 
 def systems(setup: Setup) -> Generator[tuple[str, Opened]]:
@@ -28,9 +28,8 @@ def systems(setup: Setup) -> Generator[tuple[str, Opened]]:
 def timed(line: Line) -> Row:
     """The columns of a comparison."""
     return {
-        "way": line.way, "n": line.items, "reps": line.reps, "seconds": line.seconds, "least": line.least, "most": line.most, "cpu s": line.cpu, "programs/s": line.items / line.seconds,
-        "first p50": line.first.p50, "first p95": line.first.p95, "first p99": line.first.p99, "total p50": line.total.p50, "total p95": line.total.p95,
-        "total p99": line.total.p99, "requests": line.requests, "prompt": line.prompt_tokens, "computed": line.computed_tokens, "generated": line.generated_tokens,
+        "way": line.way, "arrivals": "one by one" if line.way in ONE_AFTER_ANOTHER else "at once", "n": line.items, "reps": line.reps, "seconds": line.seconds, "least": line.least, "most": line.most, "cpu s": line.cpu, "programs/s": line.items / line.seconds,
+        **spreads(line), "requests": line.requests, "prompt": line.prompt_tokens, "computed": line.computed_tokens, "generated": line.generated_tokens,
         "passes": line.passes, "same": line.same,
     }  # fmt: skip
 
@@ -128,14 +127,12 @@ def _ablated(setup: Setup, workload: Workload, name: str, engine: Any, other: An
             first, second = measure(whole, items, engine), measure(without, items, other)
         pairs.append((first, second))
     spent, less = pairs[-1][0].counters, pairs[-1][1].counters
-    same = [a == b for one, other in pairs for a, b in zip(one.texts, other.texts)]
     over = lambda of: median(of(b) / of(a) for a, b in pairs)
     return {
-        "workload": workload.name, "without": name, "n": count, "reps": setup.reps, "seconds": median(b.seconds for _, b in pairs), "times": over(lambda m: m.seconds),
+        "workload": workload.name, "without": name, **measured([b for _, b in pairs], [a for a, _ in pairs]), "times": over(lambda m: m.seconds),
         "cpu times": over(lambda m: m.cpu), "passes times": less.passes / spent.passes, "requests": less.calls, "computed with": spent.prefilled_tokens,
         "computed": less.prefilled_tokens, "unique": less.unique_tokens, "passes with": spent.passes, "passes": less.passes, "generated": less.generated_tokens,
         "forced with": spent.forced_tokens, "forced": less.forced_tokens, "drafted with": spent.drafted_tokens, "accepted with": spent.accepted_tokens,
-        "same": sum(same) / len(same),
     }  # fmt: skip
 
 
@@ -187,12 +184,11 @@ def _shared(setup: Setup, cache: str, share: float) -> Row:
         draw = lambda: [{"own": text(rng, words - round(words * share))} for _ in range(count)]
         way = compiled(ask)
         measure(way, draw()[:2], engine)
-        runs = [measure(way, draw(), engine, streams=True) for _ in range(setup.reps)]
-    runs.sort(key=lambda run: run.seconds)
-    run = runs[len(runs) // 2]
-    cached = run.counters.cached_tokens / run.counters.prompt_tokens
-    return {"cache": cache, "shared": share, "hit rate": cached, "n": count, "reps": setup.reps, "seconds": run.seconds, "least": runs[0].seconds, "most": runs[-1].seconds,
-            "programs/s": count / run.seconds, "first p50": run.first.p50, "first p95": run.first.p95, "total p95": run.total.p95}  # fmt: skip
+        items = [draw() for _ in range(setup.reps)]
+        runs = [measure(way, given, engine, streams=True) for given in items]
+        reference = [measure(interpreted(ask), given, engine) for given in items[:1]]
+    found, spent = measured(runs, reference), runs[-1].counters
+    return {"cache": cache, "shared": share, "hit rate": spent.cached_tokens / spent.prompt_tokens, **found, "programs/s": count / found["seconds"]}
 
 
 @experiment(
@@ -206,20 +202,20 @@ def radix_overhead(setup: Setup) -> Generator[Point]:
 
 
 def _overhead(setup: Setup, workload: Workload) -> Iterator[Row]:
+    reference: list[MeasuredMode] = []
     for cache in ("tree", "off"):
         with closing(setup.engine(cache=cache)) as engine:
             way = compiled(workload.program)
             measure(way, workload.items(2, setup.seed - 1), engine)
             runs = [measure(way, workload.items(setup.count(workload.n), setup.seed + rep), engine) for rep in range(setup.reps)]
-        times = [run.seconds for run in runs]
-        yield {"workload": workload.name, "cache": cache, "n": len(runs[0].texts), "reps": len(runs), "seconds": median(times), "least": min(times), "most": max(times),
-               "computed": runs[-1].counters.prefilled_tokens, "cached": runs[-1].counters.cached_tokens}  # fmt: skip
+        spent, reference = runs[-1].counters, reference or runs
+        yield {"workload": workload.name, "cache": cache, **measured(runs, reference), "computed": spent.prefilled_tokens, "cached": spent.cached_tokens}
 
 
 @experiment(
     "arrivals", "What do users wait when programs arrive by themselves?", Plot("Seconds to the last answer, 95th percentile", "load", "total p95", "workload · arrivals", kind="lines"),
     Plot("Seconds to the first token, 95th percentile", "load", "first p95", "workload · arrivals", kind="lines"),
-    reads="load: arrivals a second over the programs a second of a batch. poisson: at random; bursts: eight at once. Times count from an item's arrival.",
+    reads="load: arrivals a second over the programs a second of a batch. poisson: at random; bursts: eight at once. Times count from an item's arrival. same: items with the text that they have in a batch.",
 )  # fmt: skip
 def arrivals(setup: Setup) -> Generator[Point]:
     for workload in _workloads(setup, ("react", "judge", "chat-short")):
@@ -232,14 +228,14 @@ def _arrivals(setup: Setup, workload: Workload) -> Iterator[Row]:
         program = lmc.compile(workload.program)
         way = lambda items, backend: program.batch(items, backend=backend, temperature=0)
         measure(way, workload.items(2, setup.seed - 1), engine)
-        rate = count / measure(way, workload.items(count, setup.seed), engine).seconds
+        whole = measure(way, workload.items(count, setup.seed + 1), engine)
+        rate = count / whole.seconds
         for kind in ("poisson", "bursts"):
             for load in (0.3, 0.6, 0.9):
                 rng = Random(f"{setup.seed}/{kind}/{load}")
                 due = _poisson(rng, load * rate, count) if kind == "poisson" else _bursts(load * rate, count)
                 found = arriving(program, workload.items(count, setup.seed + 1), engine, due)
-                yield {"workload": workload.name, "arrivals": kind, "load": load, "rate/s": load * rate, "n": count, "seconds": found.seconds, "first p50": found.first.p50,
-                       "first p95": found.first.p95, "first p99": found.first.p99, "total p50": found.total.p50, "total p95": found.total.p95, "total p99": found.total.p99}  # fmt: skip
+                yield {"workload": workload.name, **measured([found], [whole], arrivals=kind), "load": load, "rate/s": load * rate}
 
 
 def _poisson(rng: Random, rate: float, count: int) -> list[float]:

@@ -8,16 +8,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lmc
-from experiments.core import Opened, Plot, Point, Row, Setup, Unmeasured, experiment
-from lmc.measuring import compiled, interpreted, measure
+from experiments.core import Opened, Plot, Point, Row, Setup, Unmeasured, experiment, measured
+from lmc.measuring import MeasuredMode, compiled, interpreted, measure
 
 SHOTS = 5
 
@@ -45,39 +46,56 @@ def multiple_choice(s: Any, shots: str, question: str, choices: list[str]) -> st
 
 
 def gsm8k(path: Path) -> list[Question]:
-    rows = _objects(path, "question", "answer")
+    rows = _objects(path, {"question": _is_text, "answer": _is_text})
     right = lambda row: row["answer"].rsplit("####", 1)[-1].strip().replace(",", "")
     shots = "".join(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in rows[:SHOTS])
     return [Question({"shots": shots, "question": row["question"]}, right(row)) for row in rows[SHOTS:]]
 
 
 def mmlu(path: Path) -> list[Question]:
-    rows = [row for row in csv.reader(path.read_text("utf-8").splitlines()) if row]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(_text(path), newline="")) if row]
+    except csv.Error as error:
+        raise Unmeasured(f"{path} is not CSV ({error})") from None
     for number, row in enumerate(rows, 1):
-        if len(row) != 6 or row[5] not in "ABCD" or len(row[5]) != 1:
-            raise Unmeasured(f"{path}:{number} is not a row of MMLU: a question, four choices, and A, B, C or D are expected")
+        if len(row) != 6 or row[5] not in ("A", "B", "C", "D"):
+            raise Unmeasured(f"{path}, row {number}, is not one of MMLU: a question, four choices, and A, B, C or D are expected")
     asked = lambda row: row[0] + "".join(f"\n{letter}. {text}" for letter, text in zip("ABCD", row[1:5])) + "\nAnswer:"
     shots = "".join(f"{asked(row)} {row[5]}\n\n" for row in rows[:SHOTS])
     return [Question({"shots": shots, "question": asked(row), "choices": [" A", " B", " C", " D"]}, " " + row[5]) for row in rows[SHOTS:]]
 
 
 def hellaswag(path: Path) -> list[Question]:
-    rows = _objects(path, "ctx", "endings", "label")
+    rows = _objects(path, {"ctx": _is_text, "endings": lambda x: isinstance(x, list) and len(x) == 4 and all(map(_is_text, x)), "label": lambda x: str(x) in ("0", "1", "2", "3")})
     shots = "".join(f"{row['ctx']} {row['endings'][int(row['label'])]}\n\n" for row in rows[:SHOTS])
     return [Question({"shots": shots, "question": row["ctx"] + " ", "choices": row["endings"]}, row["endings"][int(row["label"])]) for row in rows[SHOTS:]]
 
 
-def _objects(path: Path, *names: str) -> list[dict[str, Any]]:
+def _is_text(x: object) -> bool:
+    return isinstance(x, str)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unmeasured(f"{path} is not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _objects(path: Path, fields: Mapping[str, Callable[[Any], bool]]) -> list[dict[str, Any]]:
+    """Return the objects of a file, one a line, whose fields are as they should be."""
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise Unmeasured(f"{path}:{number} is not JSON ({error.msg})") from None
-        if not isinstance(row, dict) or any(name not in row for name in names):
-            raise Unmeasured(f"{path}:{number} lacks one of {', '.join(names)}")
+        if not isinstance(row, dict) or any(name not in row for name in fields):
+            raise Unmeasured(f"{path}:{number} lacks one of {', '.join(fields)}")
+        if wrong := [name for name, right in fields.items() if not right(row[name])]:
+            raise Unmeasured(f"{path}:{number}: {wrong[0]} is {json.dumps(row[wrong[0]])[:60]}; the formats are in experiments/quality.py")
         found.append(row)
     return found
 
@@ -110,9 +128,10 @@ def _answered(setup: Setup, system: str, opened: Opened, name: str, file: str, r
     if not questions:
         raise Unmeasured(f"{path} has no more than the {SHOTS} questions that are shown as examples")
     items: Sequence[dict[str, Any]] = [question.arguments for question in questions]
+    reference: list[MeasuredMode] = []
     with opened.using() as backend:
         for way, run in (("interpreted", interpreted(program)), ("compiled", compiled(program))):
             found = measure(run, items, backend)
+            reference = reference or [found]
             right = sum(value == repr(question.right) for (_, value), question in zip(found.texts, questions))
-            yield {"data": name, "system": system, "way": way, "n": len(items), "accuracy": right / len(items), "seconds": found.seconds, "items/s": len(items) / found.seconds,
-                   "total p50": found.total.p50, "total p95": found.total.p95, "computed": found.counters.prefilled_tokens}  # fmt: skip
+            yield {"data": name, "system": system, "way": way, "accuracy": right / len(items), **measured([found], reference), "items/s": len(items) / found.seconds, "computed": found.counters.prefilled_tokens}  # fmt: skip

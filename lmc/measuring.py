@@ -13,7 +13,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -223,6 +223,14 @@ def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: S
 
     draw  the items of a repetition; -1: of the untimed run
     """
+    *_, lines = comparing(program, draw, backend, ways=ways, reps=reps, streams=streams)
+    return lines
+
+
+def comparing(
+    program: Any, draw: Callable[[int], Items], backend: Any, *, ways: Sequence[str] = tuple(WAYS), reps: int = 3, streams: bool = False
+) -> Iterator[list[Line]]:
+    """As `compare`, but yield after each repetition what is known by then."""
     made = {name: WAYS[name](program) for name in ways}
     runs: dict[str, list[MeasuredMode]] = {name: [] for name in ways}
     for way in made.values():
@@ -231,7 +239,7 @@ def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: S
         items = draw(rep)
         for name in ways if rep % 2 == 0 else tuple(reversed(ways)):  # texts seen before are tokenized already
             runs[name].append(measure(made[name], items, backend, in_turn=name in ONE_AFTER_ANOTHER, streams=streams))
-    return [_line(name, runs[name], runs[ways[0]], backend.capabilities.prices) for name in ways]
+        yield [_line(name, runs[name], runs[ways[0]], backend.capabilities.prices) for name in ways]
 
 
 def _line(name: str, runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode], prices: Prices | None) -> Line:

@@ -1,6 +1,7 @@
 """Experiments: what is kept and resumed, what is said of what cannot be measured, pages and the report."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,7 @@ from experiments.core import (
 from experiments.page import page
 from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, mmlu
-from experiments.results import OWN, PAPER, report, section
+from experiments.results import OWN, PAGE, PAPER, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
 
@@ -150,6 +151,18 @@ def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_pat
     assert text.count("not, because: ") == len(PAPER) + len(OWN)  # nothing is in this folder
 
 
+def test_the_page_of_results_is_what_its_command_writes():
+    assert report() == PAGE.read_text("utf-8"), "python -m experiments --report"
+
+
+def test_every_section_of_measured_points_says_where_when_of_what_and_what_is_missing():
+    sections = report().split("\n## ")[2:]
+    assert len(sections) == len(EXPERIMENTS)
+    for text in sections:
+        assert "Not measured:\n" in text or "Not measured yet." in text
+        assert "Not measured yet." in text or all(re.search(rf"^date: .*{what}: \S", text, re.MULTILINE) for what in ("machine", "commit", "backend", "repetitions")), text[:80]
+
+
 def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
     row = lambda workload, **more: {"workload": workload, "without": "cache", "computed with": 10, "passes with": 4, "cpu times": 2.0, **more}
     rows = {"react cache": [row("react", computed=30, passes=4)], "tree cache": [row("tree", computed=20, passes=8)]}
@@ -186,7 +199,7 @@ def test_the_command_says_what_is_in_the_way_and_goes_on(capsys, tmp_path):
     (tmp_path / "scaling.json").write_text("[]")
     assert command.main(["scaling", "energy", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
-    assert "scaling.json is not the result of an experiment" in said.err and "energy.html; 1 points" in said.out
+    assert "scaling.json is not the result of an experiment" in said.err and "energy.html; 1 point not measured" in said.out
     assert command.main(["energy", "--out", str(tmp_path / "scaling.json" / "folder")]) == 1
     assert "scaling.json" in capsys.readouterr().err
 
@@ -255,9 +268,30 @@ def test_data_sets_are_read(name, tmp_path):
     (tmp_path / name).write_text(text)
     found = read(tmp_path / name)
     assert len(found) == 2 and found[0].right == right
-    (tmp_path / name).write_text(text + "\n{")
-    with pytest.raises(Unmeasured, match=rf"{name}:8"):
-        read(tmp_path / name)
+    for broken in ("\n{", "\n[]", '\n{"question": 1, "answer": "", "ctx": "", "endings": [], "label": 9}', "\na,b,c,d,e,"):
+        (tmp_path / name).write_text(text + broken)
+        with pytest.raises(Unmeasured, match=rf"{name}(:|, row )8"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe\x00", b"\x00", b'{"ctx": "unended'], ids=repr)
+def test_a_data_set_that_cannot_be_read_is_said_and_the_others_are_measured(data, tmp_path, fixed):
+    for name in ("gsm8k.jsonl", "mmlu.csv"):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
+    found = run(EXPERIMENTS["quality"], Setup(backend="mock", data=str(tmp_path)), tmp_path / "out", say=lambda line: None)
+    assert all(str(tmp_path / name) in found.unmeasured[key] for key, name in (("lmc GSM8K", "gsm8k.jsonl"), ("lmc MMLU", "mmlu.csv")))
+    assert [row["way"] for row in found.rows["lmc HellaSwag"]] == ["interpreted", "compiled"]
+
+
+def test_all_that_run_programs_say_how_items_arrive_percentiles_and_whether_answers_are_the_same(fixed, tmp_path):
+    columns = {"arrivals", "seconds", "least", "most", "same", *(f"{what} {share}" for what in ("first", "total") for share in ("p50", "p95", "p99"))}
+    (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
+    setup = Setup(backend="mock", n=2, reps=1, scale=0.02, data=str(tmp_path))
+    for name, key in {"throughput": "lmc react", "latency": "lmc react", "ablations": "react run-ahead", "arrivals": "react", "quality": "lmc HellaSwag"}.items():
+        wanted = replace(EXPERIMENTS[name], points=lambda setup, own=EXPERIMENTS[name], key=key: (p for p in own.points(setup) if p.key == key))
+        found = run(wanted, setup, tmp_path / name, say=lambda line: None)
+        assert found.all() and all(columns <= row.keys() and row["same"] == 1.0 for row in found.all()), name
 
 
 def test_accuracy_is_that_of_the_answers(tmp_path, fixed):

@@ -104,3 +104,27 @@ def test_bench_refuses_what_it_cannot_do(tmp_path, args, says):
     (tmp_path / "own.py").write_text(FILE)
     found = CliRunner().invoke(app, ["bench", f"{tmp_path}/own.py:ask", "-b", "mock", *args])
     assert found.exit_code != 0 and says in f"{found.output}{found.exception}"
+
+
+def test_bench_keeps_the_repetitions_before_an_interruption(tmp_path, monkeypatch):
+    def until(count):
+        left = iter(range(count))
+
+        def interrupted(*given, **options):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return measure(*given, **options)
+
+        monkeypatch.setattr("lmc.measuring.measure", interrupted)
+
+    (tmp_path / "own.py").write_text(FILE)
+    out = tmp_path / "out.json"
+    args = ["bench", f"{tmp_path}/own.py:ask", "-b", "mock", "--arg", "temperature=9", "--arg", "backend=b", "--reps", "5", "--ways", "loop,compiled,loop", "--json", str(out)]
+    until(2 + 2 * 2 + 1)  # untimed runs, two repetitions, half of the third
+    found = CliRunner().invoke(app, args)
+    assert found.exit_code != 0 and "these are 2 of 5 repetitions" in found.output and "2 repetitions, medians" in found.output
+    kept = json.loads(out.read_text())
+    assert [(line["way"], line["reps"]) for line in kept["lines"]] == [("loop", 2), ("compiled", 2)] and all(kept[name] for name in ("date", "machine", "lmc"))
+    until(3)
+    out.unlink()
+    assert CliRunner().invoke(app, args).exit_code != 0 and not out.exists()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from contextlib import closing
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import lmc
 from lmc import named, userfiles
 from lmc.cli.console import say, write
 from lmc.cli.models import open_backend
@@ -48,10 +52,10 @@ def bench(
       lmc bench examples/judge.py:judge --input examples/data/essays.jsonl --limit 2
       lmc bench my.py:program --input rows.csv -b openai:gpt-4.1-mini --limit 10 --reps 1
     """
-    from lmc.measuring import WAYS, compare
+    from lmc.measuring import WAYS, comparing
 
     one_source(arg, input_file)
-    names = [name.strip() for name in ways.split(",")]
+    names = list(dict.fromkeys(name.strip() for name in ways.split(",")))
     if unknown := [name for name in names if name not in WAYS]:
         raise UsageError(f"--ways: there is no way {unknown[0]!r}; there are {', '.join(WAYS)}")
     userfiles.check_folder(output, "--json")
@@ -63,22 +67,36 @@ def bench(
     with closing(open_backend(name)) as model:
         if not named.is_model(name) and name != "mock":
             say(f"note: {named.public(name)} is asked for {len(items)} items {reps} times in each of {len(names)} ways")
-        lines = compare(program, lambda _: items, model, ways=names, reps=reps)
-    rows = [_row(line) for line in lines]
-    print(_table(rows))
-    print(f"\n{several(len(items), 'item')}, {several(reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. p50 and p95: from the start to an item's last answer."
-          "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value.")
-    if output is not None:
-        write(json.dumps({"program": target, "backend": named.public(name), "lines": [asdict(line) for line in lines]}, indent=1), output)
+        lines, interrupted = list[Any](), None
+        try:
+            for lines in comparing(program, lambda _: items, model, ways=names, reps=reps):
+                if output is not None:
+                    write(json.dumps({"program": target, "backend": named.public(name), **_where(), "lines": [asdict(line) for line in lines]}, indent=1), output)
+        except KeyboardInterrupt as stopped:
+            if not lines:
+                raise
+            interrupted = stopped
+    print(_table([_row(line) for line in lines]))
+    print(f"\n{several(len(items), 'item')}, {several(lines[0].reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. p50 to p99: from the start to an item's last answer."
+          "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value."
+          f"\nMeasured on {named.public(name)}: {', '.join(_where().values())}")
     if any(line.same < 1 for line in lines):
         say("note: some answers differ between the ways. On a real model the numerics of batching can decide a near tie; a program that uses the time, "
             "random numbers or other programs' answers differs by itself")
+    if interrupted is not None:
+        say(f"these are {lines[0].reps} of {several(reps, 'repetition')}")
+        raise interrupted
+
+
+def _where() -> dict[str, str]:
+    """Return when, where and with which lmc was measured."""
+    return {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}", "lmc": f"lmc {lmc.__version__}"}
 
 
 def _row(line: Any) -> dict[str, str]:
     return {
         "": line.way, "seconds": f"{line.seconds:.3f}", "range": f"{line.least:.3f}-{line.most:.3f}", "faster": f"{line.speedup:.2f}x",
-        "p50 s": f"{line.total.p50:.3f}", "p95 s": f"{line.total.p95:.3f}", "requests": str(line.requests), "prompt": str(line.prompt_tokens),
+        "p50 s": f"{line.total.p50:.3f}", "p95 s": f"{line.total.p95:.3f}", "p99 s": f"{line.total.p99:.3f}", "requests": str(line.requests), "prompt": str(line.prompt_tokens),
         "computed": str(line.computed_tokens), "generated": str(line.generated_tokens), "forced": str(line.forced_tokens or ""), "passes": str(line.passes or ""),
         "ahead": f"{line.ahead_used}/{line.ahead_asked}" if line.ahead_asked else "", "price": "" if line.cost is None else f"{line.cost:.4f}", "same": f"{line.same:.0%}",
     }  # fmt: skip

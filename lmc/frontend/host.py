@@ -71,6 +71,8 @@ class HostFunction:
         self.__module__ = getattr(fn, "__module__", None) or "builtins"  # it is the user's, not lmc's
         self.fn, self.pure, self.ordered, self.idempotent, self.timeout, self.retry, self.check = fn, pure, ordered, idempotent, timeout, retry, check
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
+        # DSPy's tools read a callable object's parameters from its `__call__`
+        self.__call__ = functools.update_wrapper(functools.partial(HostFunction.__call__, self), fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = ACTIVE.get()

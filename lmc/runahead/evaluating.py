@@ -29,9 +29,6 @@ from lmc.runahead.frames import frames
 from lmc.runahead.ledger import Address, AheadPolicy, Ledger
 from lmc.waiting import idle
 
-MOST_MISSED = 128
-"""Requests of one evaluation that it does not make: a loop may go on for ever, and what is open is bounded (`MAX_OPEN`)."""
-
 
 class Hole:
     """A partly known prompt: `deps` are the answers it depends on, None: only Python can tell it. `known`: its known
@@ -54,13 +51,10 @@ class Pending:
 class AheadEmitter:
     """The emitter of an evaluation: requests go to the ledger, as guesses."""
 
-    def __init__(
-        self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None, missed: list[int] | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None) -> None:
         self.ledger, self.run, self.evaluation = ledger, run, evaluation
         self._template = run.backend.chat_template
         self._places: dict[Result, Address] = {} if places is None else places
-        self._missed = [0] if missed is None else missed
 
     def nested(self, options: Options) -> AheadEmitter | None:
         if options.budget is not None or options.timeout is not None or options.stream or options.journal is not None:
@@ -68,7 +62,7 @@ class AheadEmitter:
         run = self.run._replace(defaults=options.defaults(self.run.defaults), backend=options.backend or self.run.backend)
         if options.seed is not None:
             run = run._replace(seed=options.seed, item=0)
-        return AheadEmitter(self.ledger, run, self.evaluation, self._places, self._missed)
+        return AheadEmitter(self.ledger, run, self.evaluation, self._places)
 
     # -- prompts
 
@@ -142,17 +136,18 @@ class AheadEmitter:
                 evaluation.confirm()
             elif evaluation.exploring:  # Python has taken another arm
                 raise Undecided(None)
+            evaluation.progress += 1
             return after, self._pending(address, after)
         try:
             after = self._guessed(ctx, make, deps, address)
         except LmcError:  # Python raises it here; no request is made
             return Hole(None), Pending(address, None)
         if after is not None:
+            evaluation.progress += 1
             return after, self._pending(address, after)
-        self._missed[0] += 1
-        if self._missed[0] > MOST_MISSED and not evaluation.exploring:
-            evaluation.end(f"{MOST_MISSED} requests that are not made ahead")
-        return Hole(frozenset([address])), Pending(address, None)
+        answer: Deps = frozenset([address])
+        evaluation.miss(stream, answer)
+        return Hole(answer), Pending(address, None)
 
     def _guessed(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
         """Make a request ahead, if it is known and allowed."""

@@ -12,7 +12,7 @@ import pytest
 import lmc
 from lmc.backend.api.client import HttpRequest, Patience
 from lmc.backend.api.http1 import HttpWire
-from lmc.backend.api.wire import ProxiedWire
+from lmc.backend.api.wire import ProxiedWire, with_shared_tls
 from tests.api.http import Answer, Server
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.test_forking import in_child
@@ -191,3 +191,16 @@ def test_servers_are_taken_in_and_dropped_by_the_process_that_has_the_connection
     for call in (lambda: backend.add_server(servers[2].url), lambda: backend.drop_server(servers[0].url)):
         with pytest.raises(lmc.BackendError, match="is closed"):
             call()
+
+
+@pytest.mark.parametrize("make, sdk", [(lmc.OpenAI, "openai"), (lmc.Anthropic, "anthropic")])
+def test_clients_of_sdks_load_certificates_once(monkeypatch, make, sdk):
+    package = pytest.importorskip(sdk)
+    library = pytest.importorskip(package.DefaultAsyncHttpxClient.__mro__[1].__module__)
+    made, create = [], library.create_ssl_context
+    monkeypatch.setattr(library, "create_ssl_context", lambda *given: made.append(given) or create(*given))
+    backends = [make("m", base_url="https://127.0.0.1:9/v1", api_key="none") for _ in range(3)]
+    assert len(made) <= 1  # another test may have come before
+    assert with_shared_tls(package, {"http_client": (own := object())})["http_client"] is own
+    for backend in backends:
+        backend.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
 import threading
 import time
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -388,3 +390,13 @@ def test_a_wrong_annotation_does_not_matter():
         s += said(q) + lmc.gen("x", max_tokens=4)  # type: ignore[operator]
 
     conform(agent, ITEMS)
+
+
+def test_a_host_function_shows_its_parameters_wherever_they_are_read():
+    def look(town: str, k: int = 2) -> str:
+        return f"{town}{k}"
+
+    for made in (lmc.pure(look), lmc.host(look)):
+        for shown in (made, made.__call__, copy.deepcopy(made).__call__):
+            assert inspect.signature(shown) == inspect.signature(look)
+            assert get_type_hints(shown) == get_type_hints(look) and shown("Porto", k=3) == "Porto3"

@@ -139,8 +139,57 @@ class TestLlamaIndex:
         chat = lmc.llama_index.Chat(backend=lmc.Mock())
         with pytest.raises(lmc.ArgumentError, match="takes no nonsense="):
             chat.chat([ChatMessage(role="user", content="x")], nonsense=1)
-        with pytest.raises(lmc.ArgumentError, match="the role 'tool'"):
-            chat.chat([ChatMessage(role="tool", content="x")])
+        with pytest.raises(lmc.ArgumentError, match="follows no message"):
+            chat.chat([ChatMessage(role="tool", content="x", additional_kwargs={"tool_call_id": "9"})])
+        with pytest.raises(lmc.ArgumentError, match="the model chooses"):
+            chat.chat([ChatMessage(role="user", content="x")], tool_choice="weather")
+
+    @staticmethod
+    def weather():
+        from llama_index.core.tools import FunctionTool
+
+        def weather(town: str) -> str:
+            """The weather in a town."""
+            return f"sun in {town}"
+
+        return FunctionTool.from_defaults(weather)
+
+    @pytest.mark.parametrize("streaming", [True, False])
+    def test_an_agent_of_llama_indexs_calls_tools_and_sees_their_results(self, streaming):
+        from llama_index.core.agent.workflow import FunctionAgent
+
+        mock = lmc.Mock([CALL, "Take no umbrella."])
+        agent = FunctionAgent(tools=[self.weather()], llm=lmc.llama_index.Chat(backend=mock, max_tokens=200), streaming=streaming)
+
+        async def ask():
+            return await agent.run("Porto?")
+
+        assert str(asyncio.run(ask())) == "Take no umbrella."
+        seen = mock.call_log[-1].prompt_text
+        assert len(mock.call_log) == 2 and "sun in Porto" in seen and '"town": "Porto"' in seen
+
+    def test_calls_are_one_several_or_none(self):
+        call = lambda town: {"name": "weather", "arguments": {"town": town}}
+        chat = lmc.llama_index.Chat(backend=lmc.Mock([json.dumps([call("Porto"), call("Faro")])] * 2 + ["none"] * 2), max_tokens=200)
+        ask = lambda **more: chat.chat_with_tools([self.weather()], user_msg="Where?", **more)
+        for several, towns in ((True, ["Porto", "Faro"]), (False, ["Porto"])):
+            found = chat.get_tool_calls_from_response(ask(allow_parallel_tool_calls=several))
+            assert [(one.tool_name, one.tool_kwargs["town"]) for one in found] == [("weather", town) for town in towns]
+        assert chat.get_tool_calls_from_response(ask(), error_on_no_tool_call=False) == []
+        with pytest.raises(ValueError, match="calls no tool"):
+            chat.get_tool_calls_from_response(ask())
+
+    def test_a_required_call_is_made_whatever_the_model_says(self):
+        from llama_index.core.prompts import PromptTemplate
+
+        mock = lmc.Mock()
+        chat = lmc.llama_index.Chat(backend=mock, max_tokens=200)
+        ask = {"tools": [self.weather()], "user_msg": "Porto?", "tool_required": True}
+        for response in (chat.chat_with_tools(**ask), [*chat.stream_chat_with_tools(**ask)][-1], asyncio.run(chat.achat_with_tools(**ask))):
+            found = chat.get_tool_calls_from_response(response)
+            assert [one.tool_name for one in found] == ["weather"] and isinstance(found[0].tool_kwargs["town"], str) and not response.message.content
+        assert "The weather in a town." in mock.call_log[-1].prompt_text
+        assert isinstance(chat.structured_predict(Place, PromptTemplate("A town in {land}."), land="Portugal"), Place)
 
     def test_its_metadata_is_the_backends(self):
         chat = lmc.llama_index.Chat(backend=lmc.Mock(), max_tokens=7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import re
 from typing import Any
 
 import pydantic
@@ -116,6 +117,18 @@ class Agent(dspy.Module):
         return found.answer, found.trajectory, self.check(answer=found.answer).good
 
 
+class Agents(dspy.Module):
+    """One agent after another, behind a plan that none of them needs."""
+
+    def __init__(self, tool):
+        super().__init__()
+        self.plan = dspy.Predict("goal -> plan")
+        self.act = dspy.ReAct("question -> answer", tools=[tool], max_iters=3)
+
+    def forward(self, questions):
+        return self.plan(goal="all").plan, [(found := self.act(question=q)).answer + str(found.trajectory) for q in questions]
+
+
 class Retries(dspy.Module):
     """Asks the same thing several times, and handles errors."""
 
@@ -198,6 +211,30 @@ def test_requests_that_come_out_of_an_answer_are_made_together():
     state = lmc.compile(Article()).run({"topic": "tea"})
     assert state.ret_value.sections == expected and len(expected) == 3
     assert gated.opened and (state.usage.calls, state.usage.ahead_used, state.usage.ahead_wasted) == (4, 2, 0)
+
+
+def acts(prompt, ask):
+    """An agent looks once, in DSPy's format or in fields of a template."""
+    looked = "observation_0" in prompt.rpartition("[[ ## question ## ]]")[2]
+    texts = {"next_tool_name": "finish" if looked else "look", "next_tool_args": "{}" if looked else '{"town": "Porto"}'}
+    if ask.constraint is not None:
+        return texts["next_tool_name" if ask.constraint.kind == "regex" else "next_tool_args"]
+    names = re.findall(r"\[\[ ## (\w+) ## \]\]", prompt.rpartition("Respond with the corresponding output fields")[2])
+    return "".join(f"[[ ## {name} ## ]]\n{texts.get(name, 'text')}\n\n" for name in names) if not ask.params.stop else "text"
+
+
+@pytest.mark.parametrize("adapter", [dspy.ChatAdapter, lmc.dspy.Adapter], ids=["DSPy's", "template"])
+@pytest.mark.parametrize("tool", [look, lmc.pure(look)], ids=["a tool", "a pure tool"])
+def test_agents_that_do_not_need_each_other_ask_together(tool, adapter):
+    questions = ["one?", "two?", "three?"]
+    mock = using(acts, adapter=adapter(), max_tokens=200)
+    expected = Agents(tool)(questions=questions)
+    assert "Porto is large." in expected[1][0] and "'tool_name_1': 'finish'" in expected[1][0]
+    gated = Gated(4, acts)  # fails where the first turn of an agent waits for the agent before it
+    dspy.configure(lm=lmc.dspy.LM(gated, temperature=0, max_tokens=200))
+    state = lmc.compile(Agents(tool)).run({"questions": questions})
+    assert state.ret_value == expected and gated.opened
+    assert state.usage.calls == len(mock.call_log) and state.usage.ahead_used >= 3 and state.usage.ahead_wasted == 0
 
 
 def test_dspys_own_adapter_is_followed_too():

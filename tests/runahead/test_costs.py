@@ -160,10 +160,11 @@ def test_nothing_is_idle_while_items_may_begin(kind: Callable[..., Any]) -> None
 @lmc.function
 def chats(s: Any, q: str) -> str:
     while True:
-        s += q + lmc.gen("a", max_tokens=8)
-        if s["a"] == "stop":
-            return s["a"]
-        s += "observed " + s["a"]
+        (f,) = s.fork(1)
+        f += q + lmc.gen("a", max_tokens=8)
+        if f["a"] == "stop":
+            return f["a"]
+        s += "observed " + f["a"]
 
 
 @pytest.mark.parametrize("ahead", ["certain", "likely"])
@@ -178,3 +179,39 @@ def test_a_loop_without_a_known_end_is_not_followed_for_ever(ahead: str, monkeyp
     monkeypatch.setattr(Evaluation, "run", opens)
     eager(lmc.compile(chats, ahead=ahead))("q", backend=backend)
     assert outcomes and "not made ahead" in outcomes[0].reason and outcomes[0].steps < 5000
+
+
+def no_tool(query: str) -> str:
+    """Look something up."""
+    return f"nothing about {query}"
+
+
+@lmc.function
+def agent(s, q):
+    s += lmc.user(q)
+    while True:
+        s += lmc.assistant(lmc.gen("answer", tools=[no_tool], max_tokens=8))
+        calls = s.get_meta_info("answer")["tool_calls"]
+        if not calls:
+            return s["answer"]
+        for call in calls:
+            s += lmc.tool_result(call, lmc.call_tool(call, [no_tool]))
+
+
+@lmc.function
+def bounded(s, q):
+    s += lmc.user(q)
+    for _ in range(5000):
+        s += lmc.assistant(lmc.gen("answer", max_tokens=8))
+        if no_tool(s["answer"]):
+            return s["answer"]
+
+
+@pytest.mark.parametrize("ahead", ["certain", "likely"])
+@pytest.mark.parametrize("fn", [agent, bounded])
+def test_a_loop_is_left_once_its_turns_only_repeat_what_cannot_be_requested(fn: Any, ahead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, outcomes = Evaluation.run, list[Outcome]()
+    monkeypatch.setattr(Profile, "patience", 0.0)
+    monkeypatch.setattr(Evaluation, "run", lambda self: outcomes.append(found := run(self)) or found)
+    lmc.compile(fn, ahead=ahead)("x", backend=Mock(latency=0.3))
+    assert outcomes and max(outcome.steps for outcome in outcomes) < 1000 and not any(outcome.paused for outcome in outcomes)

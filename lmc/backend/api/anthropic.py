@@ -30,6 +30,7 @@ from lmc.backend.api.wire import (
     refused,
     secrets_of,
     unanswered,
+    with_shared_tls,
     with_userinfo_in_header,
 )
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
@@ -487,7 +488,7 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
     at = os.environ.get("ANTHROPIC_BASE_URL")
     given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **({"base_url": at} if at else {}), **options})
     try:
-        tried = anthropic.AsyncAnthropic(**given)
+        tried = anthropic.AsyncAnthropic(**with_shared_tls(anthropic, given))
     except (anthropic.AnthropicError, TypeError) as error:
         raise ParameterError(f"Anthropic(…): {error}") from None
     if "default_headers" not in options and not any(getattr(tried, key, None) for key in ("api_key", "auth_token", "credentials")):

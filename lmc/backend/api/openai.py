@@ -27,6 +27,7 @@ from lmc.backend.api.wire import (
     refused,
     secrets_of,
     unanswered,
+    with_shared_tls,
     with_userinfo_in_header,
 )
 from lmc.backend.base import Prices
@@ -159,7 +160,7 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
     if base_url and urlsplit(base_url).hostname != "api.openai.com":
         given.setdefault("api_key", os.environ.get("OPENAI_API_KEY", "none"))
     try:
-        made = kind(**given)
+        made = kind(**with_shared_tls(openai, given))
     except (openai.OpenAIError, TypeError) as error:
         if isinstance(error, openai.OpenAIError) and not azure and not (given.get("api_key") or os.environ.get("OPENAI_API_KEY")):
             raise ParameterError("OpenAI(…): no key; pass api_key=… or set OPENAI_API_KEY") from None

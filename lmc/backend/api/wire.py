@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -202,6 +204,20 @@ def proxied(url: str) -> bool:
     """Return whether the environment sets a proxy for a URL."""
     at = urlsplit(url)
     return at.scheme in getproxies() and not proxy_bypass(at.netloc)
+
+
+def with_shared_tls(sdk: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an SDK's client that has one TLS context with the others in this process: each would load all certificates anew."""
+    if options.get("http_client") is not None:
+        return dict(options)
+    library = next(cls.__module__ for cls in sdk.DefaultAsyncHttpxClient.__mro__ if cls.__name__ == "AsyncClient")  # httpx, or httpx2
+    return {**options, "http_client": sdk.DefaultAsyncHttpxClient(verify=_tls(library, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")))}
+
+
+@lru_cache(maxsize=4)
+def _tls(library: str, *environment: str | None) -> Any:
+    """Return the TLS context of an HTTP library, for the certificates that the environment names."""
+    return importlib.import_module(library).create_ssl_context()
 
 
 class ProxiedWire:

@@ -17,7 +17,7 @@ from lmc.errors import Loc
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.calls import CallEvaluator
 from lmc.frontend.capture.code import Code
-from lmc.frontend.capture.domain import Asking, Domain
+from lmc.frontend.capture.domain import CONTINUE, Asking, Domain
 from lmc.frontend.capture.havoc import Havoc
 from lmc.frontend.capture.objects import Objects
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot
@@ -29,6 +29,10 @@ from lmc.frontend.state import State
 _MISSING = object()
 _MOST_AMONG = 100
 """Most items of a container of which an unknown one is remembered to be one."""
+
+
+MOST_MISSED = 128
+"""Requests of one evaluation that it does not make: a loop may go on for ever, and what is open is bounded (`MAX_OPEN`)."""
 
 
 class Frame:
@@ -165,6 +169,11 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         self.handled: list[Any] = []
         self.tries = 0
         self.explores, self.exploring = explores, 0  # number of nested arms being explored
+        self.progress = self.misses = 0  # requests of Python's or made ahead, and first ones missed on a stream; all that were missed
+        self.missed: set[str] = set()
+        """Streams with a request that cannot be made ahead."""
+        self.lacking: Deps = NOTHING
+        """What the latest request that cannot be made ahead depends on."""
         self.depth = self.steps = 0
         self.states: list[State] = []
         self.current: State | None = None
@@ -235,6 +244,25 @@ class Evaluation(CallEvaluator, Objects, Havoc):
     def confirm(self) -> None:
         """Record that Python has made the current request: it has passed everything undecided."""
         self.certain, self.shifted = True, False
+
+    def miss(self, stream: str, deps: Deps) -> None:
+        """Record that a request is not made ahead; nor can those after it on its stream be, which continue its prompt.
+        Ends the evaluation after many."""
+        self.misses += 1
+        if self.misses > MOST_MISSED and not self.exploring:
+            self.end(f"{MOST_MISSED} requests that are not made ahead")
+        self.progress += stream not in self.missed
+        self.missed.add(stream)
+        self.lacking = deps
+
+    def turn(self, frame: Frame, body: Callable[[Frame], Any]) -> Any:
+        """Evaluate a turn of a loop; return its signal. Raises Undecided after one that began behind something undecided
+        and only repeated requests that cannot be made: later turns would too, and an agent's loop has no end."""
+        certain, progress, misses = self.certain, self.progress, self.misses
+        signal = body(frame)
+        if not certain and not self.certain and self.progress == progress and self.misses > misses and signal in (None, CONTINUE):
+            raise Undecided(self.lacking)
+        return signal
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation with some unknown operands."""

@@ -211,7 +211,7 @@ def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     def turns(frame: Frame, x: Any) -> Any:
         for item in op.iterate(frame.ev, x):
             bind(frame, item)
-            signal = body.run(frame)
+            signal = frame.ev.turn(frame, body.run)
             if signal is not None and signal is not CONTINUE:
                 return signal
         return None
@@ -233,7 +233,7 @@ def _while(node: ast.While, scope: Scope) -> Eval:
                 raise Undecided(known.deps, known)
             if not known:
                 return None
-            signal = body(frame)
+            signal = ev.turn(frame, body)
             if signal is not None and signal is not CONTINUE:
                 return signal
 

@@ -17,6 +17,7 @@ import dspy
 import lmc
 from lmc.errors import ArgumentError
 from lmc.frontend.capture import outside
+from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 from lmc.integrations.dspy import followed
 from lmc.integrations.dspy.engine import Engine, OnBackend, running, spec_of
@@ -135,10 +136,12 @@ class StandIns:
     def __init__(self, lm: Any, adapter: Any) -> None:
         self._made: dict[int, Any] = {}
         self._kept: list[Any] = []  # keeps the objects of ids alive
-        self._predictors: list[Any] = []
+        self._predictors: list[tuple[Any, tuple[Any, ...]]] = []  # and the modules around each
+        self._agents: list[Any] = []
+        self._around: tuple[Any, ...] = ()
         self._lm, self._adapter = lm, adapter
         desk = _plain(followed.SharedRun)
-        desk.spec, desk.values = lmc.pure(self.spec), lmc.pure(self.values)
+        desk.spec, desk.values, desk.trajectory = lmc.pure(self.spec), lmc.pure(self.values), lmc.pure(self.trajectory)
         self.desk = desk
 
     def of(self, x: Any) -> Any:
@@ -146,7 +149,13 @@ class StandIns:
         value itself."""
         if isinstance(x, dspy.Module):
             known = self._made.get(id(x))
-            return known if known is not None else self._of_module(x)
+            if known is not None:
+                return known
+            around, self._around = self._around, (*self._around, x)
+            try:
+                return self._of_module(x)
+            finally:
+                self._around = around
         if type(x) in (list, tuple):
             return type(x)([self.of(item) for item in x])
         if type(x) is dict:
@@ -161,7 +170,13 @@ class StandIns:
         if type(x) is dspy.Predict:
             made = self._made[id(x)] = _plain(followed.Predictor)
             made.desk, made.number, made.names = self.desk, len(self._predictors), list(x.signature.output_fields)
-            self._predictors.append(x)
+            self._predictors.append((x, self._around[:-1]))
+            return made
+        if type(x) is dspy.ReAct:
+            made = self._made[id(x)] = _plain(followed.ReAct)
+            made.desk, made.number, made.max_iters = self.desk, len(self._agents), x.max_iters
+            made.react, made.extract, made.tools = self.of(x.react), self.of(x.extract), {name: _tool(tool) for name, tool in x.tools.items()}
+            self._agents.append(x)
             return made
         functions = {
             name: member for cls in reversed(type(x).__mro__) if issubclass(cls, dspy.Module) and cls is not dspy.Module and not cls.__module__.startswith("dspy.")
@@ -175,28 +190,39 @@ class StandIns:
 
     # -- DSPy's part of a request, called ahead
 
-    def spec(self, number: int, inputs: dict[str, Any]) -> Any:
-        """Return a predictor's request on these inputs."""
-        probe = copy.copy(self._predictors[number])
+    def spec(self, number: int, inputs: dict[str, Any], known: dict[str, str]) -> Any:
+        """Return a predictor's request on these inputs, after the fields whose texts are known."""
+        predictor, around = self._predictors[number]
+        probe = copy.copy(predictor)
         probe.callbacks = []
         lm, probe.lm = probe.lm or self._lm, None
         lm = lm.copy(engine=_Probe(lm.engine), cache=False)
         lm.callbacks = []
         try:
-            with dspy.context(lm=lm, adapter=self._adapter, callbacks=[], trace=None, track_usage=False):
+            with dspy.context(lm=lm, adapter=self._adapter, callbacks=[], trace=None, track_usage=False, caller_modules=[*around]):
                 probe(**inputs)
         except _Probed as probed:
-            spec = spec_of(probed.request)
-            return spec if spec is not None and spec["whole"] else None
+            return spec_of(probed.request, known)
         return None
 
-    def values(self, number: int, inputs: dict[str, Any], texts: list[str]) -> Any:
+    def values(self, number: int, inputs: dict[str, Any], known: dict[str, str], texts: list[str]) -> Any:
         """Return a predictor's outputs from the texts of its fields."""
-        predictor = self._predictors[number]
+        predictor, _ = self._predictors[number]
         adapter = self._adapter or dspy.ChatAdapter()
-        spec = self.spec(number, inputs)
-        text = "".join(field["header"] + text for field, text in zip(spec["fields"], texts, strict=True))
+        spec = self.spec(number, inputs, known)
+        text = spec["begun"] + "".join(field["header"] + text for field, text in zip(spec["fields"], texts, strict=True))
         return adapter.parse(predictor.signature, text + spec["closing"])
+
+    def trajectory(self, number: int, trajectory: dict[str, Any]) -> str:
+        """Return an agent's turns as it shows them to its model."""
+        with dspy.context(adapter=self._adapter):
+            return self._agents[number]._format_trajectory(trajectory)
+
+
+def _tool(tool: dspy.Tool) -> HostFunction:
+    """Return a tool as a function of its arguments, which may be called ahead if the tool's own may."""
+    pure = tool.name == "finish" or (isinstance(tool.func, HostFunction) and tool.func.pure)
+    return (lmc.pure if pure else lmc.host)(lambda arguments: tool(**arguments))
 
 
 class _Probed(BaseException):

@@ -241,10 +241,9 @@ class _RunOfProgram(_Run):
         self._first = len(self.outputs)
         spec = spec_of(self._request, self._texts)
         assert spec is not None
-        (fork,) = self._parent.fork(1)
-        before = fork.ctx
-        ask(fork, spec)
-        self._fork, self._nodes = fork, [node for node in fork.ctx.nodes_after(before) if node.result is not None]
+        before = self._parent.ctx
+        self._fork = ask(self._parent, spec)
+        self._nodes = [node for node in self._fork.ctx.nodes_after(before) if node.result is not None]
 
     @property
     def results(self) -> Sequence[Result]:

@@ -35,14 +35,46 @@ class Predictor:
 
     def __call__(self, **inputs: Any) -> Any:
         (own,) = self.desk.state.fork(1)
-        (fork,) = own.fork(1)  # for each retry
-        spec = self.desk.spec(self.number, inputs)
-        ask(fork, spec)
-        values = self.desk.values(self.number, inputs, [fork[field["name"]] for field in spec["fields"]])
+        known: dict[str, str] = {}
+        spec = self.desk.spec(self.number, inputs, known)
+        fork = ask(own, spec)
+        while not spec["whole"]:  # some fields wait for the text of another
+            known = {**known, **{field["name"]: fork[field["name"]] for field in spec["fields"]}}
+            spec = self.desk.spec(self.number, inputs, known)
+            fork = ask(own, spec)
+        values = self.desk.values(self.number, inputs, known, [fork[field["name"]] for field in spec["fields"]])
         found = Prediction()
         for name in self.names:
             setattr(found, name, values[name])
         return found
+
+
+class ReAct:
+    """Stand-in for a `dspy.ReAct`: its turns as far as answers and tools are known. Tools declared pure are called ahead;
+    what the others give is unknown, and so are the turns after them."""
+
+    desk: Any
+    number: int
+    react: Any
+    extract: Any
+    tools: dict[str, Any]
+    max_iters: int
+
+    def __call__(self, **inputs: Any) -> Any:
+        trajectory: dict[str, Any] = {}
+        most = inputs.pop("max_iters", self.max_iters)
+        turn, name = 0, ""
+        while turn < most and name != "finish":
+            found = self.react(**inputs, trajectory=self.desk.trajectory(self.number, trajectory))
+            name = found.next_tool_name
+            trajectory[f"thought_{turn}"] = found.next_thought
+            trajectory[f"tool_name_{turn}"] = name
+            trajectory[f"tool_args_{turn}"] = found.next_tool_args
+            trajectory[f"observation_{turn}"] = self.tools[name](found.next_tool_args)
+            turn += 1
+        given = self.extract(**inputs, trajectory=self.desk.trajectory(self.number, trajectory))
+        given.trajectory = trajectory
+        return given
 
 
 class Prediction:
@@ -52,11 +84,12 @@ class Prediction:
 
 
 class SharedRun:
-    """Shared by the predictors of a run: its state, and DSPy's part of a request (`spec`, `values`)."""
+    """Shared by the predictors of a run: its state, and DSPy's part of a request (`spec`, `values`, `trajectory`)."""
 
 
-def ask(fork: Any, spec: Any) -> None:
-    """Make a request on a fork: its messages, then its fields one after another."""
+def ask(own: Any, spec: Any) -> Any:
+    """Make a request on a fork, and return that: its messages, then its fields one after another."""
+    (fork,) = own.fork(1)
     for role, content in spec["turns"]:
         if role == "system":
             fork += lmc.system(content)
@@ -68,3 +101,4 @@ def ask(fork: Any, spec: Any) -> None:
     fork += spec["begun"]
     for field in spec["fields"]:
         fork += field["header"] + lmc.gen(field["name"], **field["given"])
+    return fork
