@@ -110,7 +110,10 @@ def _cost(kind: str, source: str) -> str:
     took = f"{1e3 * (time.process_time() - begin):.1f} ms of CPU"
     if isinstance(machine, LazyDFA):
         return f"an engine makes it while it is used: {took} to begin"
-    return f"an engine compiles all of it: {took}, {machine.states:,} states over bytes, {machine.nbytes / 1024:,.0f} KiB, {machine.forced_share:.0%} of the states forced"
+    return (
+        f"an engine compiles all of it: {took}, {machine.states:,} states over bytes, {machine.nbytes / 1024:,.0f} KiB, "
+        f"{machine.forced_share:.0%} of the states forced"
+    )
 
 
 def _notes(kind: str, source: str) -> list[str]:

@@ -66,8 +66,9 @@ def bench(
         lines = compare(program, lambda _: items, model, ways=names, reps=reps)
     rows = [_row(line) for line in lines]
     print(_table(rows))
-    print(f"\n{several(len(items), 'item')}, {several(reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. p50 and p95: from the start to an item's last answer."
-          "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value.")
+    print(f"\n{several(len(items), 'item')}, {several(reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. "
+          "p50 and p95: from the start to an item's last answer.\n"
+          "computed: prompt tokens that no cache held. same: items with the first way's texts and return value.")
     if output is not None:
         write(json.dumps({"program": target, "backend": named.public(name), "lines": [asdict(line) for line in lines]}, indent=1), output)
     if any(line.same < 1 for line in lines):
@@ -79,8 +80,9 @@ def _row(line: Any) -> dict[str, str]:
     return {
         "": line.way, "seconds": f"{line.seconds:.3f}", "range": f"{line.least:.3f}-{line.most:.3f}", "faster": f"{line.speedup:.2f}x",
         "p50 s": f"{line.total.p50:.3f}", "p95 s": f"{line.total.p95:.3f}", "requests": str(line.requests), "prompt": str(line.prompt_tokens),
-        "computed": str(line.computed_tokens), "generated": str(line.generated_tokens), "forced": str(line.forced_tokens or ""), "passes": str(line.passes or ""),
-        "ahead": f"{line.ahead_used}/{line.ahead_asked}" if line.ahead_asked else "", "price": "" if line.cost is None else f"{line.cost:.4f}", "same": f"{line.same:.0%}",
+        "computed": str(line.computed_tokens), "generated": str(line.generated_tokens), "forced": str(line.forced_tokens or ""),
+        "passes": str(line.passes or ""), "ahead": f"{line.ahead_used}/{line.ahead_asked}" if line.ahead_asked else "",
+        "price": "" if line.cost is None else f"{line.cost:.4f}", "same": f"{line.same:.0%}",
     }  # fmt: skip
 
 
