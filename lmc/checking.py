@@ -140,7 +140,11 @@ def _choices(graph: Graph) -> Iterator[Finding]:
             choices = [choice for choice in op.operands[1:] if isinstance(choice, str)]
             for short, long in permutations(choices, 2):
                 if short != long and long.startswith(short):
-                    yield Finding(f"{_named(op)}: {long!r} begins with {short!r}, so an answer meant as the longer one may be taken for the shorter; choose texts that differ from the start", op.loc)
+                    yield Finding(
+                        f"{_named(op)}: {long!r} begins with {short!r}, so an answer meant as the longer one may be taken for the shorter; "
+                        "choose texts that differ from the start",
+                        op.loc,
+                    )
 
 
 def _collisions(graph: Graph) -> Iterator[Finding]:
@@ -148,7 +152,11 @@ def _collisions(graph: Graph) -> Iterator[Finding]:
         if isinstance(source := op.attr("lark"), str):
             try:
                 for a, b, text in collisions(source):
-                    yield Finding(f"terminals {a} and {b} of {_named(op)} both match {text!r}: a parser with a lexer takes it for one of them, wherever the other is meant", op.loc)
+                    yield Finding(
+                        f"terminals {a} and {b} of {_named(op)} both match {text!r}: "
+                        "a parser with a lexer takes it for one of them, wherever the other is meant",
+                        op.loc,
+                    )
             except LmcError:  # reported where it is requested
                 continue
 

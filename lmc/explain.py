@@ -215,7 +215,10 @@ def _stats(program: Program) -> Iterator[str]:
     if not stats.runs:
         yield "  so far: not run"
         return
-    yield f"  so far: {several(stats.runs, 'run')}; {several(profile.asked, 'request')} asked ahead ({program.ahead}), {profile.used} used, {profile.wasted} wasted"
+    yield (
+        f"  so far: {several(stats.runs, 'run')}; "
+        f"{several(profile.asked, 'request')} asked ahead ({program.ahead}), {profile.used} used, {profile.wasted} wasted"
+    )
     for site in profile.off:
         yield f"    no more requests are made ahead at {site}: guesses there were wrong too often"
     last = stats.counters

@@ -212,8 +212,11 @@ def _candidates(known: Known, what: str) -> list[Effect]:
     return raised[-1:] if known.end else []
 
 
-_NOTHING = {"question": "no question waits for an answer", "doubt": "no call is in doubt",
-            "retry": "no call is in doubt, and no run failed after a call that raised; a run that failed otherwise resumes when it is called again"}  # fmt: skip
+_NOTHING = {
+    "question": "no question waits for an answer",
+    "doubt": "no call is in doubt",
+    "retry": "no call is in doubt, and no run failed after a call that raised; a run that failed otherwise resumes when it is called again",
+}
 
 
 def _waiting(item: int, effect: Effect) -> PendingQuestion:
@@ -253,5 +256,7 @@ def _exported(contents: Contents, item: int) -> dict[str, Any]:
             found.append({"kind": "failure", "places": entry[1], "error": entry[3]})
         else:
             found.append({"kind": "answer", "places": entry[1], "texts": entry[3], "meta_infos": entry[4], "usage": entry[5]})
-    return {"item": item, "program": status.program, "source": contents.header.get("source"), "backend": contents.header.get("backend"), "seed": contents.header["seed"],
-            "status": status.status, "error": status.error, "ended": status.ended, "arguments": known.arguments, "steps": found}  # fmt: skip
+    return {
+        "item": item, "program": status.program, "source": contents.header.get("source"), "backend": contents.header.get("backend"),
+        "seed": contents.header["seed"], "status": status.status, "error": status.error, "ended": status.ended, "arguments": known.arguments, "steps": found,
+    }  # fmt: skip

@@ -249,6 +249,7 @@ def _line(name: str, runs: Sequence[MeasuredMode], reference: Sequence[MeasuredM
     pairs = [(a, b) for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts)]
     return Line(
         name, len(run.texts), len(runs), middle, min(times), max(times), run.cpu, run.first, run.total, run.counters.calls, run.counters.prompt_tokens,
-        run.counters.prefilled_tokens, run.counters.generated_tokens, run.counters.forced_tokens, run.counters.passes, run.usage.ahead_asked, run.usage.ahead_used,
-        None if prices is None else prices.of(run.usage), sum(a == b for a, b in pairs) / len(pairs), statistics.median_low([r.seconds for r in reference]) / middle,
+        run.counters.prefilled_tokens, run.counters.generated_tokens, run.counters.forced_tokens, run.counters.passes,
+        run.usage.ahead_asked, run.usage.ahead_used, None if prices is None else prices.of(run.usage), sum(a == b for a, b in pairs) / len(pairs),
+        statistics.median_low([r.seconds for r in reference]) / middle,
     )  # fmt: skip

@@ -89,14 +89,20 @@ def check_model(name: str) -> None:
     if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
         near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1)
         hint = f"did you mean {near[0]}{':…' if near[0] in _SERVICES else ''}? " if near else ""
-        raise ParameterError(f"no model {shown(name) if '@' in name or '://' in name else name!r}: there is no such file or folder (looked in {Path.cwd()}); {hint}expected one of: {FORMS}")
+        raise ParameterError(
+            f"no model {shown(name) if '@' in name or '://' in name else name!r}: there is no such file or folder (looked in {Path.cwd()}); "
+            f"{hint}expected one of: {FORMS}"
+        )
 
 
 def _api(make: Callable[..., Any]) -> Callable[..., Any]:
     def opened(rest: str, **options: Any) -> Any:
         model, *url = _AT.split(rest, maxsplit=1)
         if no_model := _NO_MODEL.search(model):
-            raise ParameterError(f"the model {(model[0] + model[1:].partition('@')[0])[: no_model.start()]!r}…: a model's name has no {no_model[0]!r}; a URL is written behind it, as in openai:MODEL@http://host:port/v1")
+            raise ParameterError(
+                f"the model {(model[0] + model[1:].partition('@')[0])[: no_model.start()]!r}…: a model's name has no {no_model[0]!r}; "
+                "a URL is written behind it, as in openai:MODEL@http://host:port/v1"
+            )
         return make(model, base_url=url[0], **options) if url else make(model, **options)
 
     return opened

@@ -165,7 +165,8 @@ def sums(runs: Sequence[RunRecord], prices: Prices | None) -> list[str]:
     ahead, vain = sum(r.ahead == "used" for r in asked), sum(r.ahead == "wasted" for r in asked)
     lines = [
         f"{several(len(asked), 'request')}{f' in {len(runs)} runs' if len(runs) > 1 else ''}: {count(usage.prompt_tokens)} prompt tokens, "
-        f"{count(usage.cached_tokens)} of them shared (from the cache); {count(usage.completion_tokens)} tokens of answers, {count(usage.forced_tokens)} of them forced."
+        f"{count(usage.cached_tokens)} of them shared (from the cache); "
+        f"{count(usage.completion_tokens)} tokens of answers, {count(usage.forced_tokens)} of them forced."
     ]
     if usage.drafted_tokens:
         lines.append(f"{count(usage.drafted_tokens)} tokens were drafted, and {count(usage.accepted_tokens)} of them drawn.")
@@ -195,7 +196,10 @@ def conversation(ran: RunRecord, state: State[Any] | None) -> str:
     rest = [r for r in ran.requests if id(r.result) not in shown and r.ahead != "wasted"]
     for r in rest:
         place = f"branch {r.branch}" if r.branch else "the program"
-        rows += f'<div class="m"><div class="r">{escape(place)}</div><div class="t">{notebook.answer_html(r.result, r.name, told.get(id(r.result), ""))}</div></div>'
+        rows += (
+            f'<div class="m"><div class="r">{escape(place)}</div>'
+            f'<div class="t">{notebook.answer_html(r.result, r.name, told.get(id(r.result), ""))}</div></div>'
+        )
     if state is not None:
         rows += notebook.value(state)
     legend = pages.legend(("k", "prompt that was shared (from the cache)"), ("text", "prompt that was computed"), ("a", "answer"), ("f", "answer that its constraint forced"))
@@ -242,7 +246,10 @@ def source(runs: Sequence[RunRecord], prices: Prices | None) -> str:
     measures = ["time", "tokens", *(["money"] if prices is not None else [])]
     found: list[str] = []
     for file, begin, end in _functions(lines):
-        found.append(f"<h3 class=code>{escape(PurePath(file).name)}:{begin}</h3><table class=source style='--on:{len(measures)}'><colgroup><col class=no><col>{'<col class=on>' * len(measures)}</colgroup>")
+        found.append(
+            f"<h3 class=code>{escape(PurePath(file).name)}:{begin}</h3><table class=source style='--on:{len(measures)}'>"
+            f"<colgroup><col class=no><col>{'<col class=on>' * len(measures)}</colgroup>"
+        )
         found.append(f"<tr class=head><th></th><th></th>{''.join(f'<th scope=col>{m}</th>' for m in measures)}</tr>")
         for number in range(begin, end + 1):
             text = escape(linecache.getline(file, number).rstrip("\n")) or " "

@@ -108,7 +108,8 @@ def member_of(kind: str, source: str, digest: bytes) -> str:
         if check is None or check(text) is None:
             return text
     raise ConstraintError(
-        f"{kind} {shown(source)}: none of {_TRIES} drawn texts passes what can only be checked when an answer ends (a warning named it); script the mock's answer"
+        f"{kind} {shown(source)}: none of {_TRIES} drawn texts passes what can only be checked when an answer ends (a warning named it); "
+        "script the mock's answer"
     )
 
 

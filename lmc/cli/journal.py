@@ -84,8 +84,10 @@ def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJs
     if as_json:
         return typer.echo(steps.to_json(stories))
     header = contents.header
-    typer.echo(f"{path}: a {header.get('kind')} of {header.get('program')} on {header.get('backend')}, seed {header['seed']}; {contents.size} bytes in {contents.groups + 1} lines"
-               f"{', encrypted' if contents.cipher is not None else ''}")  # fmt: skip
+    typer.echo(
+        f"{path}: a {header.get('kind')} of {header.get('program')} on {header.get('backend')}, seed {header['seed']}; "
+        f"{contents.size} bytes in {contents.groups + 1} lines{', encrypted' if contents.cipher is not None else ''}"
+    )
     if contents.dropped:
         typer.echo(f"  its last {contents.dropped} bytes were not written whole; they are dropped when the run is resumed")
     try:

@@ -200,9 +200,11 @@ class JournaledCalls(Answers):
 
     def in_doubt(self, known: Effect, loc: Loc | None) -> InDoubtEffect:
         return InDoubtEffect(
-            f"{known.name}({known.shown}) was begun before the run was cut off, and it is not known whether it was done. Resolve it with lmc journal "
-            f"resolve or retry {self.journal.path}, give it a check (@lmc.host(check=…)), mark it @lmc.host(idempotent=True) if it may be called again, or handle "
-            "lmc.InDoubtEffect where it is called", loc=loc)
+            f"{known.name}({known.shown}) was begun before the run was cut off, and it is not known whether it was done. "
+            f"Resolve it with lmc journal resolve or retry {self.journal.path}, give it a check (@lmc.host(check=…)), "
+            "mark it @lmc.host(idempotent=True) if it may be called again, or handle lmc.InDoubtEffect where it is called",
+            loc=loc,
+        )
 
     def may_begin_again(self, given: Iterable[Any]) -> bool:
         """Return whether awaiting these runs only idempotent functions."""

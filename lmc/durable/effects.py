@@ -176,16 +176,21 @@ BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_fu
 _OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match, string.Template}
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
 """Builtins with effects outside of the run, or possible ones."""
-_TURNS = frozenset({asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
-                    threading.Semaphore, threading.BoundedSemaphore})  # fmt: skip
+_TURNS = frozenset({
+    asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
+    threading.Semaphore, threading.BoundedSemaphore,
+})  # fmt: skip
 """Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
-_MADE_AGAIN = frozenset({copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at, asyncio.get_running_loop,
-               asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe, sys.exc_info, sys.exception,  # pyright: ignore[reportPrivateUsage]
-               inspect.currentframe, inspect.stack, inspect.getgeneratorstate, *_TURNS})  # fmt: skip
+_MADE_AGAIN = frozenset({
+    copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
+    asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
+    sys.exc_info, sys.exception, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, *_TURNS,
+})  # fmt: skip
 _RANDOM = frozenset({random.Random, random.SystemRandom})
 _CHANGE_NOTHING = frozenset({
     asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
-    datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4, os.getenv, os.getcwd, os.urandom,
+    datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4,
+    os.getenv, os.getcwd, os.urandom,
     *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
 })  # fmt: skip
 """Python functions that only wait, read the clock or draw random numbers: called again if it is not known whether they
@@ -277,8 +282,11 @@ def refuse_unseen_calls(cls: type) -> None:
     for base in reversed(cls.__mro__[:-1]):
         members |= dict.fromkeys(vars(base)) if from_library(base) else vars(base)
     for name, member in members.items():
-        functions = [member.fget, member.fset, member.fdel] if isinstance(member, property) else [member.func] if isinstance(member, functools.cached_property) else [
-            member if name.startswith("__") and name not in _SEEN else None]  # fmt: skip
+        functions = (
+            [member.fget, member.fset, member.fdel] if isinstance(member, property)
+            else [member.func] if isinstance(member, functools.cached_property)
+            else [member if name.startswith("__") and name not in _SEEN else None]
+        )  # fmt: skip
         for fn in functions:
             if not isinstance(fn, types.FunctionType) or is_instrumented(fn.__code__):
                 continue

@@ -98,8 +98,9 @@ class Sidecar:
         size, there = int(found[2]), 0 if contents is None else contents.size
         if there < size:
             raise JournalError(
-                f"{journal}: {size - there} bytes are missing at its end that were on the disk: {size} were, and {there} are whole. Effects that they know of would be "
-                f"called again. Restore the file, or delete {cls.path_of(journal).name} if that may be")
+                f"{journal}: {size - there} bytes are missing at its end that were on the disk: {size} were, and {there} are whole. "
+                f"Effects that they know of would be called again. Restore the file, or delete {cls.path_of(journal).name} if that may be"
+            )
 
 
 def is_at(file: BinaryIO, place: str) -> bool:

@@ -257,8 +257,10 @@ def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
             return same[0]
         why = "is not what its source says now: the file was edited, or something rewrote the code"
     raise JournalError(
-        f"{fn.__qualname__} cannot be journaled: its code at {code.co_filename}:{code.co_firstlineno} {why}. Run it from an unchanged file; a "
-        "function that only the program calls can be marked @lmc.host, and then its result is in the journal", loc=Loc(code.co_filename, code.co_firstlineno))  # fmt: skip
+        f"{fn.__qualname__} cannot be journaled: its code at {code.co_filename}:{code.co_firstlineno} {why}. "
+        "Run it from an unchanged file; a function that only the program calls can be marked @lmc.host, and then its result is in the journal",
+        loc=Loc(code.co_filename, code.co_firstlineno),
+    )
 
 
 def _is_same(running: types.CodeType, compiled: types.CodeType) -> bool:

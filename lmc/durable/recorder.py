@@ -328,7 +328,8 @@ def is_own_coroutine(x: Any) -> bool:
 
 
 _MANAGING = frozenset(
-    getattr(contextlib._AsyncGeneratorContextManager, name).__code__ for name in ("__aenter__", "__aexit__")  # pyright: ignore[reportPrivateUsage]
+    getattr(contextlib._AsyncGeneratorContextManager, name).__code__  # pyright: ignore[reportPrivateUsage]
+    for name in ("__aenter__", "__aexit__")
 )
 
 

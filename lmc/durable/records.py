@@ -293,8 +293,8 @@ def _number(number: Any) -> int:
 
 
 _TAKE = {
-    "b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "t": _attempt_failed, "g": _attempt, "q": _question, "r": _result, "u": _undo, "e": _end,
-    "x": _deleted,
+    "b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "t": _attempt_failed, "g": _attempt, "q": _question, "r": _result, "u": _undo,
+    "e": _end, "x": _deleted,
 }  # fmt: skip
 
 

@@ -93,9 +93,12 @@ class Story:
         tokens = [step.tokens for step in self.steps if step.tokens is not None]
         calls = sum(step.kind == "effect" for step in self.steps)
         now = sum(step.source == "now" for step in self.steps)
-        return (f"{several(len(self.steps) - calls, 'answer')} ({several(sum(t[0] for t in tokens), 'prompt token')}, {several(sum(t[1] for t in tokens), 'token')} generated), "
-                f"{several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}"
-                f"{f'; prompts as {self.written} writes them' if self.written else ''}")  # fmt: skip
+        return (
+            f"{several(len(self.steps) - calls, 'answer')} "
+            f"({several(sum(t[0] for t in tokens), 'prompt token')}, {several(sum(t[1] for t in tokens), 'token')} generated), "
+            f"{several(calls, 'call')} of host code{f'; {now} of these steps now' if now else ''}"
+            f"{f'; prompts as {self.written} writes them' if self.written else ''}"
+        )
 
 
 def listed(path: str | Path, item: int | None = None, key: Key | None = None) -> list[Story]:
@@ -239,8 +242,9 @@ def _shown(step: RunStep) -> str:
     given = f"<pre class=given>{escape(step.prompt)}</pre>" if step.prompt else ""
     given += "".join(f"<img class=thumb alt=picture src={quoted(url)}>" for url in step.pictures)
     return (
-        f'<div class="step {escape(step.kind)}" tabindex=0><header><span class=quiet>{step.number}</span> <b class=code>{escape(f"{step.kind} {step.name}".strip())}</b> '
-        f"{tag}<span class=quiet>{escape(_near(step.line))}</span> {tokens}</header>{given}<pre><span class=got>{escape(step.result)}</span></pre>{_listed_ways(step.decided)}</div>"
+        f'<div class="step {escape(step.kind)}" tabindex=0><header><span class=quiet>{step.number}</span> '
+        f'<b class=code>{escape(f"{step.kind} {step.name}".strip())}</b> {tag}<span class=quiet>{escape(_near(step.line))}</span> {tokens}</header>'
+        f"{given}<pre><span class=got>{escape(step.result)}</span></pre>{_listed_ways(step.decided)}</div>"
     )
 
 

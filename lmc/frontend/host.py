@@ -209,8 +209,11 @@ def host(
     if again is not None and not isinstance(again, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"retry={retry!r}: must be an lmc.Retry, or a number of further attempts", loc=caller_loc())
     if again is not None and again.on is None and check is None and not idempotent:
-        raise ParameterError("retry= needs idempotent=True, a check=, or exceptions after "
-                             "which the call may be made again, lmc.Retry(on=…): a call that failed may have happened all the same", loc=caller_loc())  # fmt: skip
+        raise ParameterError(
+            "retry= needs idempotent=True, a check=, or exceptions after which the call may be made again, lmc.Retry(on=…): "
+            "a call that failed may have happened all the same",
+            loc=caller_loc(),
+        )
 
     def mark(fn: Callable[..., Any]) -> HostFunction:
         seconds = None if timeout is None else float(timeout)

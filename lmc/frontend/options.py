@@ -99,8 +99,8 @@ class Options:
         desk = _desk(given)
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
         options = cls(
-            sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=_account(given.get("account")), desk=desk,
-            **getattr(given.get("journal"), "options", {}),
+            sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=_account(given.get("account")),
+            desk=desk, **getattr(given.get("journal"), "options", {}),
         )  # fmt: skip
         options.defaults(SamplingParams())  # a wrong value raises now, before a default backend loads its model
         return options

@@ -1,8 +1,8 @@
 """Static types of programs: parameters and result of the function, and the options that every call takes.
 
-Python's types cannot add keywords to a function's own (PEP 612). So a call with only the program's arguments is checked
-in full; in a call with options too, the options are checked statically and the program's arguments at run time. `fn.options(…)` takes the options apart, as Ray's remote functions
-do, and gives a program whose calls are checked in full.
+Python's types cannot add keywords to a function's own (PEP 612). So a call with only the program's arguments is checked in full; in a call with options too,
+the options are checked statically and the program's arguments at run time. `fn.options(…)` takes the options apart, as Ray's remote functions do, and gives a
+program whose calls are checked in full.
 """
 
 from __future__ import annotations

@@ -201,7 +201,10 @@ def _with_properties(pattern: str) -> tuple[str, Mapping[int, Ranges]]:
         name = token[3] or token[4]
         ranges = charset.category(name)
         if ranges is None:
-            raise ConstraintError(f"regex {shown(pattern)}: \\p{{{name}}} is not a general category of Unicode, such as L, Lu, Nd or Punctuation; scripts and others are not known")
+            raise ConstraintError(
+                f"regex {shown(pattern)}: \\p{{{name}}} is not a general category of Unicode, such as L, Lu, Nd or Punctuation; "
+                "scripts and others are not known"
+            )
         if (token[1] == "P") != (token[2] == "^"):
             ranges = charset.complement(ranges)
         code = next(code for code in range(charset.MAX_CHAR, 0, -1) if code not in found and chr(code) not in pattern)

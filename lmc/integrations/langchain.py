@@ -164,7 +164,10 @@ def _message(found: ConversationReply) -> dict[str, Any]:
     return {
         "usage_metadata": usage, "response_metadata": {"finish_reason": "tool_calls" if found.calls else found.finish, _WRITTEN: found.text},
         "tool_calls": [{"id": call["id"], "name": call["name"], "args": args, "type": "tool_call"} for call, args in known if args is not None],
-        "invalid_tool_calls": [{"id": call["id"], "name": call["name"], "args": str(call["arguments"]), "error": "not a JSON object", "type": "invalid_tool_call"} for call, args in known if args is None],
+        "invalid_tool_calls": [
+            {"id": call["id"], "name": call["name"], "args": str(call["arguments"]), "error": "not a JSON object", "type": "invalid_tool_call"}
+            for call, args in known if args is None
+        ],
     }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ class OpSpec:
 
 GEN_PARAMS = (
     "max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty ignore_eos "
-    "return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype regex json_schema json_whitespace strict ebnf lark structural_tag seed logit_bias tools adapter"
+    "return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs "
+    "dtype regex json_schema json_whitespace strict ebnf lark structural_tag seed logit_bias tools adapter"
 ).split()
 
 ATTRS: dict[str, str] = {

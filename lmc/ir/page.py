@@ -101,7 +101,10 @@ def _section(section: Section, id: str) -> Iterator[str]:
     graph = section.graph
     count = sum(1 for _ in graph.ops())
     yield f"<section id={id}><h2>{escape(section.title)}</h2><p>{summary(graph)}</p>{pages.facts(section.facts)}"
-    yield f'<h3>Prompts</h3>{_LEGEND}<div class=tools data-for={id}></div><div class=scroll tabindex=0 role=region aria-label="Prompts as a tree">{svg(section, id)}</div>'
+    yield (
+        f"<h3>Prompts</h3>{_LEGEND}<div class=tools data-for={id}></div>"
+        f'<div class=scroll tabindex=0 role=region aria-label="Prompts as a tree">{svg(section, id)}</div>'
+    )
     yield "<h3>Ops</h3>" + _key(section)
     checked = ["", " checked"] if count > MANY else [" checked", ""]
     yield (
@@ -351,7 +354,9 @@ for (const tools of document.querySelectorAll('.tools')) {
   const said = document.createElement('span'), field = document.createElement('input');
   field.type = 'search'; field.placeholder = 'search ops ( / )'; field.setAttribute('aria-label', 'search ops');
   said.className = 'quiet'; said.setAttribute('role', 'status');
-  const button = (text, act) => { const b = document.createElement('button'); b.type = 'button'; b.textContent = text; b.onclick = act; tools.append(b); return b; };
+  const button = (text, act) => {
+    const b = document.createElement('button'); b.type = 'button'; b.textContent = text; b.onclick = act; tools.append(b); return b;
+  };
   if (svg) {
     const own = svg.viewBox.baseVal;
     const zoom = scale => { svg.setAttribute('width', own.width * scale); svg.setAttribute('height', own.height * scale); };

@@ -180,7 +180,11 @@ class SavedFunction(Function[..., Any]):
         found = _looked_up(self.module, self.qualname, str(self.data["file"]))
         found = found.func if isinstance(found, Function) else found
         if not isinstance(found, types.FunctionType):
-            raise ProgramError(f"{self.path!r} is a program whose function is {name} ({self.loc}), and that is not there: import it under this name, or save the program again", loc=caller_loc())
+            raise ProgramError(
+                f"{self.path!r} is a program whose function is {name} ({self.loc}), and that is not there: "
+                "import it under this name, or save the program again",
+                loc=caller_loc(),
+            )
         if source_digest(found) != self.digest:
             raise ProgramError(
                 f"{self.path!r} was saved when {name} had another source ({self.loc}): save the program again, or compile it as it is now", loc=caller_loc()

@@ -49,8 +49,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class EndpointCall:
-    """A request as an endpoint sees it. `origin` is where it reached the server, `session` what its cookie says, `may` which programs its key allows; `share` is the key's part of the model, as runs take it: its account is charged with
-    all that is asked of the backend in its name."""
+    """A request as an endpoint sees it. `origin` is where it reached the server, `session` what its cookie says, `may` which programs its key allows; `share`
+    is the key's part of the model, as runs take it: its account is charged with all that is asked of the backend in its name."""
 
     body: bytes
     path: Mapping[str, str]

@@ -152,7 +152,8 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 def _empty(chat: Json) -> Json:
     return {
-        "id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": chat["model"], "content": [], "stop_reason": None, "stop_sequence": None,
+        "id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": chat["model"], "content": [],
+        "stop_reason": None, "stop_sequence": None,
     }  # fmt: skip
 
 

@@ -26,28 +26,44 @@ _BODIES = {
         "lmc serve",
         '<header class="top"><h1>lmc serve</h1><span class="quiet" id="about"></span></header>'
         f'<nav aria-label="Pages"><a href="/docs">API</a> <a id="runs" href="/runs" hidden>Questions of runs</a> <a href="/metrics">Metrics</a>OUT</nav>{_SAID}'
-        '<div id="cards" class="cards"></div><h2>Memory</h2><div id="memory"></div><h2>Endpoints</h2><div id="endpoints" class="scroll bare" tabindex="0" role="region" aria-label="Endpoints"></div>',
+        '<div id="cards" class="cards"></div><h2>Memory</h2><div id="memory"></div>'
+        '<h2>Endpoints</h2><div id="endpoints" class="scroll bare" tabindex="0" role="region" aria-label="Endpoints"></div>',
     ),
     "docs": (
         "API of lmc serve",
-        '<header class="top"><h1>API</h1><span class="quiet" id="models"></span></header><nav aria-label="Pages"><a href="/">Live</a> <a href="/openapi.json">openapi.json</a>OUT</nav>'
+        '<header class="top"><h1>API</h1><span class="quiet" id="models"></span></header>'
+        '<nav aria-label="Pages"><a href="/">Live</a> <a href="/openapi.json">openapi.json</a>OUT</nav>'
         f'{_SAID}<div class="tools"><input type="search" id="search" placeholder="search ( / )" aria-label="search"></div><main id="found"></main>',
     ),
-    "runs": ("Questions of runs", f'<header class="top"><h1>Questions of runs</h1></header><nav aria-label="Pages"><a href="/">Live</a> <a href="/docs">API</a>OUT</nav>{_SAID}<main id="found"></main>'),
+    "runs": (
+        "Questions of runs",
+        '<header class="top"><h1>Questions of runs</h1></header>'
+        f'<nav aria-label="Pages"><a href="/">Live</a> <a href="/docs">API</a>OUT</nav>{_SAID}<main id="found"></main>',
+    ),
     "sign-in": (
         "Sign in to lmc serve",
-        f'<header class="top"><h1>lmc serve</h1></header><form id="form"><label>API key <input id="key" type="password" autocomplete="current-password" autofocus required></label> <button>Sign in</button></form>{_SAID}',
+        '<header class="top"><h1>lmc serve</h1></header>'
+        '<form id="form"><label>API key <input id="key" type="password" autocomplete="current-password" autofocus required></label> '
+        f"<button>Sign in</button></form>{_SAID}",
     ),
 }
 _STYLE = """<style>
-.lmc .top{display:flex;flex-wrap:wrap;gap:0 1rem;align-items:baseline}.lmc .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,13rem),1fr));gap:.8rem}.lmc .small .n{white-space:nowrap}.lmc .cards .card{margin:0;display:flex;flex-direction:column}
-.lmc .card h2{font-size:1rem;margin:0}.lmc .cards h2{font-weight:400;color:var(--quiet)}.lmc .big{font-size:1.7rem;line-height:1.3;font-variant-numeric:tabular-nums}
-.lmc .cards svg{width:100%;height:28px;margin-top:auto;padding-top:.3rem}.lmc .cards polyline{fill:none;stroke:var(--decode);stroke-width:1.5;vector-effect:non-scaling-stroke}
+.lmc .top{display:flex;flex-wrap:wrap;gap:0 1rem;align-items:baseline}
+.lmc .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,13rem),1fr));gap:.8rem}.lmc .small .n{white-space:nowrap}
+.lmc .cards .card{margin:0;display:flex;flex-direction:column}
+.lmc .card h2{font-size:1rem;margin:0}.lmc .cards h2{font-weight:400;color:var(--quiet)}
+.lmc .big{font-size:1.7rem;line-height:1.3;font-variant-numeric:tabular-nums}
+.lmc .cards svg{width:100%;height:28px;margin-top:auto;padding-top:.3rem}
+.lmc .cards polyline{fill:none;stroke:var(--decode);stroke-width:1.5;vector-effect:non-scaling-stroke}
 .lmc .tall,.lmc .tall i{height:14px}.lmc .tall{max-width:60rem}.lmc .bare{border:0;overflow-wrap:normal}[hidden]{display:none!important}
-.lmc .operation{margin:.4rem 0;padding:.45rem .8rem}.lmc .method{display:inline-block;min-width:3.4em;font:600 12.5px ui-monospace,monospace;color:var(--link)}.lmc .method.get{color:var(--pin)}
-.lmc .operation .fields td{padding:2px 12px 2px 6px}.lmc .operation details{margin:.4rem 0}.lmc .answer:empty{display:none}.lmc .answer{background:var(--box);border-radius:4px;padding:.4rem .6rem;max-height:24rem;overflow:auto}.lmc .curl{margin-top:.5rem}
-.lmc [role=status]:not(:empty){min-height:1.4em}.lmc .link{border:0;padding:0;background:none;color:var(--link);font:inherit;text-decoration:underline;cursor:pointer}
-@media(max-width:800px){.lmc .bare td,.lmc .bare th{padding-right:8px}.lmc .cards{grid-template-columns:1fr 1fr;gap:.5rem}.lmc .cards .card{padding:.5rem .6rem}.lmc .big{font-size:1.3rem}}
+.lmc .operation{margin:.4rem 0;padding:.45rem .8rem}.lmc .method{display:inline-block;min-width:3.4em;font:600 12.5px ui-monospace,monospace;color:var(--link)}
+.lmc .method.get{color:var(--pin)}
+.lmc .operation .fields td{padding:2px 12px 2px 6px}.lmc .operation details{margin:.4rem 0}.lmc .answer:empty{display:none}
+.lmc .answer{background:var(--box);border-radius:4px;padding:.4rem .6rem;max-height:24rem;overflow:auto}.lmc .curl{margin-top:.5rem}
+.lmc [role=status]:not(:empty){min-height:1.4em}
+.lmc .link{border:0;padding:0;background:none;color:var(--link);font:inherit;text-decoration:underline;cursor:pointer}
+@media(max-width:800px){.lmc .bare td,.lmc .bare th{padding-right:8px}.lmc .cards{grid-template-columns:1fr 1fr;gap:.5rem}.lmc .cards .card{padding:.5rem .6rem}
+.lmc .big{font-size:1.3rem}}
 </style>"""
 
 

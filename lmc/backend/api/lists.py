@@ -356,7 +356,11 @@ class Listed(Completions):
                 seat.member.tally.unreported += lost
         elif members > 1:
             self._refused += 1
-            log("backend", f"a list of {members} requests was refused ({redacted(fault.message, self._fleet.secrets)}); {'they are sent without that' if (learned := self.learned(fault)) else 'they are sent one by one'}")
+            log(
+                "backend",
+                f"a list of {members} requests was refused ({redacted(fault.message, self._fleet.secrets)}); "
+                f"{'they are sent without that' if (learned := self.learned(fault)) else 'they are sent one by one'}",
+            )
             if learned:
                 for seat in left:
                     seat.work.tally = seat.member.tally if seat.member.ask is not None else None

@@ -67,8 +67,9 @@ class LiteLLM(Completions):
         fixed = {"timeout": patience.timeout, **options, "num_retries": 0, "max_retries": 0}
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
-            served_as="*", extra_body=extra_body, prices=prices and prices.with_cache(marks.read, marks.write, marks.write_hour) if marks else prices, concurrency=concurrency, patience=patience, speculate=speculate,
-            attempts=attempts, on_refusal=on_refusal, begin=BEGIN, wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
+            served_as="*", extra_body=extra_body, prices=prices and prices.with_cache(marks.read, marks.write, marks.write_hour) if marks else prices,
+            concurrency=concurrency, patience=patience, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
+            wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
         )  # fmt: skip
         self.cache_rules = rules
         self._reads_pdfs = True  # depends on the model; its provider decides

@@ -255,7 +255,10 @@ class Prompts:
             return spelled(place, target)
         ids = self.tokens.ids(place)
         if self.limit is not None and len(ids) >= self.limit:
-            raise PromptTooLongError(f"the prompt has {len(ids)} tokens; the context of {target} is {self.limit} tokens, one of them for the answer. Shorten it or take a model with a longer context")
+            raise PromptTooLongError(
+                f"the prompt has {len(ids)} tokens; the context of {target} is {self.limit} tokens, one of them for the answer. "
+                "Shorten it or take a model with a longer context"
+            )
         return ids
 
     def headers(self, place: PromptNode) -> dict[str, str]:

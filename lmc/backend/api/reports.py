@@ -18,19 +18,20 @@ _ANSWER = 1 << 20  # tokens of an answer that has no limit
 _REASONING = 1 << 17  # tokens of reasoning that no limit holds, where a server says that there were any
 _CONTEXT = 1 << 24  # tokens of one request: beyond every context there is
 _PARTS = {
-    "image": 1 << 16, "image_url": 1 << 16, "input_image": 1 << 16, "document": 1 << 22, "file": 1 << 22, "input_file": 1 << 22, "video": 1 << 22, "video_url": 1 << 22,
-    "input_audio": 1 << 20, "audio_url": 1 << 20,
+    "image": 1 << 16, "image_url": 1 << 16, "input_image": 1 << 16, "document": 1 << 22, "file": 1 << 22, "input_file": 1 << 22, "video": 1 << 22,
+    "video_url": 1 << 22, "input_audio": 1 << 20, "audio_url": 1 << 20,
 }  # fmt: skip
 """Tokens that a part of a message may have, whatever its bytes."""
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
 _KNOWN = frozenset({
-    *_LIMITS, "model", "messages", "prompt", "input", "system", "stream", "stream_options", "stop", "stop_sequences", "n", "best_of", "temperature", "top_p", "top_k",
-    "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs", "seed", "min_tokens", "stop_token_ids", "stop_regex",
-    "ignore_eos", "response_format", "structured_outputs", "output_config", "text", "tools", "tool_choice", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-    "cache_control", "service_tier", "reasoning", "reasoning_effort", "verbosity", "thinking", "store", "include", "metadata", "user", "safety_identifier", "prediction",
-    "continue_final_message", "add_generation_prompt", "chat_template_kwargs", "echo", "questions", "return_token_ids", "prompt_logprobs", "logprob_token_ids",
-    "return_tokens_as_token_ids", "stream_interval", "regex", "json_schema", "ebnf", "input_ids", "image_data", "sampling_params", "return_logprob",
-    "return_text_in_logprobs", "logprob_start_len", "top_logprobs_num", "token_ids_logprob",
+    *_LIMITS, "model", "messages", "prompt", "input", "system", "stream", "stream_options", "stop", "stop_sequences", "n", "best_of", "temperature", "top_p",
+    "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs", "seed", "min_tokens",
+    "stop_token_ids", "stop_regex", "ignore_eos", "response_format", "structured_outputs", "output_config", "text", "tools", "tool_choice",
+    "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "cache_control", "service_tier", "reasoning", "reasoning_effort", "verbosity",
+    "thinking", "store", "include", "metadata", "user", "safety_identifier", "prediction", "continue_final_message", "add_generation_prompt",
+    "chat_template_kwargs", "echo", "questions", "return_token_ids", "prompt_logprobs", "logprob_token_ids", "return_tokens_as_token_ids", "stream_interval",
+    "regex", "json_schema", "ebnf", "input_ids", "image_data", "sampling_params", "return_logprob", "return_text_in_logprobs", "logprob_start_len",
+    "top_logprobs_num", "token_ids_logprob",
 })  # fmt: skip
 """Fields of a request with which a server adds at most `_TEMPLATE` tokens to its prompt."""
 

@@ -231,7 +231,8 @@ class ProxiedWire:
         self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers), *secrets_of_proxies())
         self._client: Any = httpx.AsyncClient(
             base_url=addressed(url).rstrip("/"),  # httpx logs it
-            headers={"content-type": "application/json", **headers, **authorization(url)}, timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
+            headers={"content-type": "application/json", **headers, **authorization(url)},
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
         )  # fmt: skip
         bounded(self._client)
 

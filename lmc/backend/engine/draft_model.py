@@ -4,8 +4,8 @@
                                                     ▲                          │
                                                     └──── that token ◄─────────┘   until the draft is long enough
 
-It draws as the answer does: with its parameters, penalties, constraint, and the number that belongs to (seed, position). So what both models find alike is drawn
-alike, at every temperature; what is drawn is verified like any other draft, and nothing that is said changes.
+It draws as the answer does: with its parameters, penalties, constraint, and the number that belongs to (seed, position). So what both models find alike is
+drawn alike, at every temperature; what is drawn is verified like any other draft, and nothing that is said changes.
 
 Its KV is in a pool and a radix tree of its own, whose namespaces are those of requests:
 

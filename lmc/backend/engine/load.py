@@ -47,8 +47,8 @@ class Load:
     def gain(self) -> float:
         """The share of the device's time up to which recomputation pays for another run in flight; 0: not known.
 
-        Let rows leave the share `idle` of the device's time, and n requests be on the device at a time. If recomputation takes the share d, passes become longer
-        by d / idle, which delays n requests, and so costs the work of n · d / idle runs. One run is gained: it pays while d < idle / n.
+        Let rows leave the share `idle` of the device's time, and n requests be on the device at a time. If recomputation takes the share d, passes become
+        longer by d / idle, which delays n requests, and so costs the work of n · d / idle runs. One run is gained: it pays while d < idle / n.
         """
         row = self.row
         if row is None:

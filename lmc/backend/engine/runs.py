@@ -5,12 +5,12 @@ again.
                                       ├── the run ends · its time is well over · an older run needs the room ──► the cache
                                       └── the host has it, and others need the room ──► *parked* until the run resumes
 
-A run is *open* while a request of it runs or it has a lease, be it parked. A new one opens when it is expected to fit beside the open ones
-until its end, as all of them grow and those that are nearest to their ends give back what they have (forecast.py). It also opens if the room that it lacks can be
-had from runs that are away, and what that has computed again costs less than another run in flight gains (load.py). Until then its requests wait, the oldest first. What a program needs, how long its
-runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
-and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing.
-If it has come back to what an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
+A run is *open* while a request of it runs or it has a lease, be it parked. A new one opens when it is expected to fit beside the open ones until its end, as
+all of them grow and those that are nearest to their ends give back what they have (forecast.py). It also opens if the room that it lacks can be had from runs
+that are away, and what that has computed again costs less than another run in flight gains (load.py). Until then its requests wait, the oldest first. What a
+program needs, how long its runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
+and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing. If it has come back to what
+an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
 
 Leases are locks, so the tree counts shared prefixes once. Bookkeeping on the loop's thread; scheduling is decided
 elsewhere.
@@ -555,7 +555,8 @@ class Runs:
         return False
 
     def affordable(self, req: Request, need: int) -> list[Lease]:
-        """Leases of other runs that give so many slots, those that are used again last first, if what they have computed again costs less than what is gained; else none."""
+        """Leases of other runs that give so many slots, those that are used again last first,
+        if what they have computed again costs less than what is gained; else none."""
         load = self._load
         if load is None or req.guess or (row := load.row) is None:
             return []
@@ -573,7 +574,8 @@ class Runs:
         return []
 
     def _by_next_use(self) -> list[tuple[float, Lease]]:
-        """Leases of runs that are away as wholes, and the seconds until they are expected back; the longest first. Where nothing is known of a place, none is there."""
+        """Leases of runs that are away as wholes, and the seconds until they are expected back; the longest first.
+        Where nothing is known of a place, none is there."""
         if self._away_longest is None:
             now = self._now()
             known = ((self._until_back(lease, now), lease) for run in self._open for lease in run.leases.values())

@@ -280,7 +280,8 @@ class Scheduler:
             return {}
         return {
             "host_slots": host.capacity, "host_tokens": host.size, "host_out": host.saved, "host_in": host.fetched,
-            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_ahead": host.ahead, "host_failed": host.failed, "parked_leases": self.runs.parked,
+            "host_bytes": (host.saved + host.fetched) * size, "host_hits": host.fetches, "host_ahead": host.ahead,
+            "host_failed": host.failed, "parked_leases": self.runs.parked,
         }  # fmt: skip
 
     # -- preemption --------------------------------------------------------------------------------------------

@@ -149,7 +149,8 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         stream: str = "",
         explores: bool = False,
     ) -> None:
-        """`explores`: it looks into arms of undecided branches, too. `frames`: locals of the frames of Python's that run functions of the program now, by their places."""
+        """`explores`: it looks into arms of undecided branches, too. `frames`: locals of the frames of Python's that run functions of the program now,
+        by their places."""
         self.function, self.snapshot, self.emitter = function, arguments, emitter
         self.domain = domain or Domain()
         self.paused, self.passes, self.frames, self.stream = paused, passes, frames, stream

@@ -480,7 +480,8 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: _constant, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
-    ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>"),
+    ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call,
+    ast.Lambda: lambda node, scope: function(node, scope, "<lambda>"),
     ast.Await: _await, ast.Yield: _yield, ast.YieldFrom: _yield_from, ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
     ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set), ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set),
     ast.DictComp: _comprehension(dict),

@@ -75,7 +75,8 @@ PURE_METHODS: Mapping[type, frozenset[str]] = {
     frozenset: frozenset({"union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint", "copy"}),
 }
 _MODULES: Mapping[Any, str] = {
-    math: "ceil floor sqrt log log2 log10 exp pow sin cos tan atan atan2 hypot isclose isfinite isinf isnan fabs fmod gcd lcm copysign trunc degrees radians dist fsum prod tanh",
+    math: "ceil floor sqrt log log2 log10 exp pow sin cos tan atan atan2 hypot isclose isfinite isinf isnan fabs fmod gcd lcm copysign trunc "
+    "degrees radians dist fsum prod tanh",
     json: "loads dumps",
     re: "match search findall fullmatch split sub subn compile escape finditer",
     textwrap: "dedent indent shorten wrap fill",
@@ -191,7 +192,8 @@ _TAKING: Mapping[Any, str] = {
     itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av", itertools.combinations_with_replacement: "av",
     itertools.accumulate: "if", itertools.groupby: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
 }  # fmt: skip
-"""Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, r sequences, m mappings or iterables, f and d functions, v known values, x
+"""Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, r sequences, m mappings or iterables,
+f and d functions, v known values, x
 anything; the last letter stands for all arguments that follow."""
 
 
@@ -514,19 +516,25 @@ _SHORT: Mapping[Any, Rule] = {
     setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
     functools.partial: lambda ev, args, kwargs: Partial(lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named})),
-    **dict.fromkeys((functools.cache, functools.lru_cache), lambda ev, args, kwargs: _cached(ev, args[0]) if args and not isinstance(args[0], int | None) else Partial(lambda more, _: _cached(ev, more[0]))),
-    operator.itemgetter: lambda ev, args, kwargs: Partial(lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
+    **dict.fromkeys(
+        (functools.cache, functools.lru_cache),
+        lambda ev, args, kwargs: _cached(ev, args[0]) if args and not isinstance(args[0], int | None) else Partial(lambda more, _: _cached(ev, more[0]))),
+    operator.itemgetter: lambda ev, args, kwargs: Partial(
+        lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
-    copy.copy: lambda ev, args, kwargs: op.apply(ev, "copy", copy.copy, args[0]) if type(args[0]) in op.CONTAINERS or type(args[0]) in op.ATOMS else Unknown(None),
+    copy.copy: lambda ev, args, kwargs:
+        op.apply(ev, "copy", copy.copy, args[0]) if type(args[0]) in op.CONTAINERS or type(args[0]) in op.ATOMS else Unknown(None),
     copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, lambda _: False),
     contextlib.contextmanager: lambda ev, args, kwargs: Partial(lambda more, named: manager_of(ev, ev.call(args[0], more, named))),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
     time.sleep: lambda ev, args, kwargs: None,
-    **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
+    **dict.fromkeys(
+        (asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
     **dict.fromkeys((asyncio.wait_for, asyncio.shield), lambda ev, args, kwargs: args[0]),
-    **dict.fromkeys((hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),
+    **dict.fromkeys(
+        (hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),
 }  # fmt: skip
 for _fn, _made in _SHORT.items():
     rule(_fn)(_made)

@@ -198,7 +198,8 @@ _MISSING: Mapping[str, Any] = {
     "contains": Object._contains, **dict.fromkeys("len iter next int float index call getitem setitem delitem".split(), Object._refused),
 }  # fmt: skip
 for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul lt le gt ge iadd isub ior iand".split()
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul "
+    "lt le gt ge iadd isub ior iand".split()
 ):
     setattr(Object, f"__{_name}__", _special(f"__{_name}__", lambda *_: NotImplemented, False))
 for _name, _missing in _MISSING.items():

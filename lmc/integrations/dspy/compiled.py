@@ -179,8 +179,10 @@ class StandIns:
             self._agents.append(x)
             return made
         functions = {
-            name: member for cls in reversed(type(x).__mro__) if issubclass(cls, dspy.Module) and cls is not dspy.Module and not cls.__module__.startswith("dspy.")
-            for name, member in vars(cls).items() if isinstance(member, types.FunctionType | staticmethod | classmethod | property) and not name.startswith("__")
+            name: member for cls in reversed(type(x).__mro__)
+            if issubclass(cls, dspy.Module) and cls is not dspy.Module and not cls.__module__.startswith("dspy.")
+            for name, member in vars(cls).items()
+            if isinstance(member, types.FunctionType | staticmethod | classmethod | property) and not name.startswith("__")
         }  # fmt: skip
         made = self._made[id(x)] = _plain(followed.Module, functions)
         for name, value in vars(x).items():

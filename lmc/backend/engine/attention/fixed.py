@@ -1,7 +1,7 @@
 """Attention whose bits do not depend on what else is in a pass, nor on how a prompt was cut or cached.
 
-A row reads its context from the first token on, filled up to a length that its position alone decides; what fills it up is masked. Rows of one span that
-have the same length are read together in tiles. So the kernel sees few shapes, and of the heights of tiles those alone are used that give a row the same bits, which
+A row reads its context from the first token on, filled up to a length that its position alone decides; what fills it up is masked. Rows of one span that have
+the same length are read together in tiles. So the kernel sees few shapes, and of the heights of tiles those alone are used that give a row the same bits, which
 is tried once (cf. models/fixed.py). Prefixes that several rows share are read by each: to merge partial results would round otherwise.
 """
 

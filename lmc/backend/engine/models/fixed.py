@@ -1,9 +1,9 @@
 """A row's numbers that do not depend on what else is in its pass: products in a few numbers of rows that are known to agree.
 
-A library adds up a product in an order that its shapes decide: one row takes another way than seven or sixty-four. For each kind of matrix it is tried, once, where a
-model is loaded, which numbers of rows give a row the same bits, wherever it stands among them; only those are used, and what is missing is filled up with
-zeros (cf. batch-invariant kernels). If there are none, each row is multiplied by itself. Which order is taken depends on shapes, never on numbers, so
-what rows of noise show holds for all. In float32: in half precision most rows would round to the same, and what is left would not be seen.
+A library adds up a product in an order that its shapes decide: one row takes another way than seven or sixty-four. For each kind of matrix it is tried, once,
+where a model is loaded, which numbers of rows give a row the same bits, wherever it stands among them; only those are used, and what is missing is filled up
+with zeros (cf. batch-invariant kernels). If there are none, each row is multiplied by itself. Which order is taken depends on shapes, never on numbers, so what
+rows of noise show holds for all. In float32: in half precision most rows would round to the same, and what is left would not be seen.
 
 Of what else a model computes, only SiLU gives a number other bits where torch's threads part the rows (`silu`); norms, rotations and sums do not.
 """

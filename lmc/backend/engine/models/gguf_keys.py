@@ -65,8 +65,9 @@ TOKENIZER_READ = frozenset({
     "eom_token_id", "eos_token_ids", "unknown_token_id",
 })  # fmt: skip
 TOKENIZER_IDS = frozenset({
-    "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id", "padding_token_id", "seperator_token_id", "separator_token_id", "mask_token_id", "cls_token_id",
-    *(f"fim_{each}_token_id" for each in ("pre", "suf", "mid", "pad", "rep", "sep")), "prefix_token_id", "suffix_token_id", "middle_token_id",
+    "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id", "padding_token_id", "seperator_token_id",
+    "separator_token_id", "mask_token_id", "cls_token_id", *(f"fim_{each}_token_id" for each in ("pre", "suf", "mid", "pad", "rep", "sep")),
+    "prefix_token_id", "suffix_token_id", "middle_token_id",
 })  # fmt: skip
 """Tokens by their use; those that lmc does not use must exist all the same."""
 TOKENIZER_MUST_BE: Mapping[str, tuple[Any, str]] = {
@@ -124,7 +125,10 @@ def check_tokenizer(meta: Mapping[str, Any], size: int, where: str) -> None:
         elif name in TOKENIZER_MUST_BE:
             _must_be(key, value, *TOKENIZER_MUST_BE[name], where)
         elif name not in TOKENIZER_READ and name not in TOKENIZER_NO_MATTER:
-            raise ModelLoadError(f"{where}: {key} is {value!r:.60}, which lmc does not know, and which may change what a text's tokens are; use the model's directory with tokenizer.json")
+            raise ModelLoadError(
+                f"{where}: {key} is {value!r:.60}, which lmc does not know, and which may change what a text's tokens are; "
+                "use the model's directory with tokenizer.json"
+            )
 
 
 def _must_be(key: str, value: Any, wanted: Any, why: str, where: str) -> None:
