@@ -125,7 +125,10 @@ def _engines(kind: str, source: str) -> tuple[Machine, str]:
     took = f"{1e3 * (time.process_time() - begin):.1f} ms of CPU"
     if isinstance(machine, LazyDFA):
         return machine, f"an engine makes it while it is used: {took} to begin"
-    return machine, f"an engine compiles all of it: {took}, {machine.states:,} states over bytes, {machine.nbytes / 1024:,.0f} KiB, {machine.forced_share:.0%} of the states forced"
+    return machine, (
+        f"an engine compiles all of it: {took}, {machine.states:,} states over bytes, {machine.nbytes / 1024:,.0f} KiB, "
+        f"{machine.forced_share:.0%} of the states forced"
+    )
 
 
 def _notes(kind: str, source: str) -> list[str]:

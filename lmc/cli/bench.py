@@ -77,7 +77,8 @@ def bench(
                 raise
             interrupted = stopped
     print(_table([_row(line) for line in lines]))
-    print(f"\n{several(len(items), 'item')}, {several(lines[0].reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. p50 to p99: from the start to an item's last answer."
+    print(f"\n{several(len(items), 'item')}, {several(lines[0].reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. "
+          "p50 to p99: from the start to an item's last answer."
           "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value."
           f"\nMeasured on {named.public(name)}: {', '.join(_where().values())}")
     if any(line.same < 1 for line in lines):
@@ -96,9 +97,11 @@ def _where() -> dict[str, str]:
 def _row(line: Any) -> dict[str, str]:
     return {
         "": line.way, "seconds": f"{line.seconds:.3f}", "range": f"{line.least:.3f}-{line.most:.3f}", "faster": f"{line.speedup:.2f}x",
-        "p50 s": f"{line.total.p50:.3f}", "p95 s": f"{line.total.p95:.3f}", "p99 s": f"{line.total.p99:.3f}", "requests": str(line.requests), "prompt": str(line.prompt_tokens),
-        "computed": str(line.computed_tokens), "generated": str(line.generated_tokens), "forced": str(line.forced_tokens or ""), "passes": str(line.passes or ""),
-        "ahead": f"{line.ahead_used}/{line.ahead_asked}" if line.ahead_asked else "", "price": "" if line.cost is None else f"{line.cost:.4f}", "same": f"{line.same:.0%}",
+        "p50 s": f"{line.total.p50:.3f}", "p95 s": f"{line.total.p95:.3f}", "p99 s": f"{line.total.p99:.3f}",
+        "requests": str(line.requests), "prompt": str(line.prompt_tokens),
+        "computed": str(line.computed_tokens), "generated": str(line.generated_tokens), "forced": str(line.forced_tokens or ""),
+        "passes": str(line.passes or ""), "ahead": f"{line.ahead_used}/{line.ahead_asked}" if line.ahead_asked else "",
+        "price": "" if line.cost is None else f"{line.cost:.4f}", "same": f"{line.same:.0%}",
     }  # fmt: skip
 
 

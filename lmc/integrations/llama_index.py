@@ -68,7 +68,8 @@ class Chat(FunctionCallingLLM):
     def metadata(self) -> LLMMetadata:
         able = self._backend.capabilities
         return LLMMetadata(
-            model_name=able.name, is_chat_model=True, is_function_calling_model=able.tools, context_window=able.max_context or 8192, num_output=self.max_tokens or 128
+            model_name=able.name, is_chat_model=True, is_function_calling_model=able.tools,
+            context_window=able.max_context or 8192, num_output=self.max_tokens or 128,
         )  # fmt: skip
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
