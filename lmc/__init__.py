@@ -209,7 +209,16 @@ def _engine(model: str) -> Any:
     found = _config.settings()
     if found.device:
         _check_device(found.device)
-    return Engine(model, device=found.device or "auto", deterministic=found.deterministic, drafts=found.drafts, draft_model=found.draft_model or None, adapters=found.adapters, tp=found.tp, dp=found.dp)
+    return Engine(
+        model,
+        device=found.device or "auto",
+        deterministic=found.deterministic,
+        drafts=found.drafts,
+        draft_model=found.draft_model or None,
+        adapters=found.adapters,
+        tp=found.tp,
+        dp=found.dp,
+    )
 
 
 def _check_device(device: str) -> None:
@@ -220,9 +229,7 @@ def _check_device(device: str) -> None:
         torch.ones(1, device=device).item()
     except Exception as error:  # torch raises many types, with long messages
         gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        raise ParameterError(
-            f"LMC_DEVICE={device!r} is not a device that torch can use here; set it to {' or '.join(['cpu', *gpus])}, or unset it"
-        ) from error
+        raise ParameterError(f"LMC_DEVICE={device!r} is not a device that torch can use here; set it to {' or '.join(['cpu', *gpus])}, or unset it") from error
 
 
 class _CallableModule(ModuleType):

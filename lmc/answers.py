@@ -61,7 +61,10 @@ def _tokens(schema: Any, root: Any, depth: int) -> int:
         return 2 + sum(len(name) // 3 + 4 + _tokens(value, root, depth + 1) for name, value in found["properties"].items())
     if found.get("type") == "array":
         first = sum(_tokens(item, root, depth + 1) for item in found.get("prefixItems", ()))
-        return min(2 + first + (0 if first and "items" not in found else min(found.get("maxItems", _ITEMS), 64) * (1 + _tokens(found.get("items"), root, depth + 1))), _MOST)
+        return min(
+            2 + first + (0 if first and "items" not in found else min(found.get("maxItems", _ITEMS), 64) * (1 + _tokens(found.get("items"), root, depth + 1))),
+            _MOST,
+        )
     if found.get("type") in ("integer", "number", "boolean", "null"):
         return _NUMBER
     if found.get("type") == "string":
@@ -83,7 +86,9 @@ def check_whole(asked: Any, text: str, meta: Mapping[str, Any], loc: Loc | None)
     if meta.get("finish_reason", {}).get("type") != "length" or _is_whole(asked, text):
         return
     count = meta.get("completion_tokens", "its limit of")
-    error = IncompleteAnswer(f"the answer was cut at {count} token{'' if count == 1 else 's'}, before it was complete: {_shown(text)}; raise max_tokens", loc=loc)
+    error = IncompleteAnswer(
+        f"the answer was cut at {count} token{'' if count == 1 else 's'}, before it was complete: {_shown(text)}; raise max_tokens", loc=loc
+    )
     error.text = text
     raise error
 

@@ -1,7 +1,7 @@
 """Certificates: how often a program does the same on two backends, with an exact bound, and where it begins not to.
 
-    items ──► on a ──┐ return values, requests in order, texts   equal on 118 of 120 items;
-          ──► on b ──┘ of each item, with the same seeds    ──►  in at least 95.8 % of such items, with a confidence of 95 %
+items ──► on a ──┐ return values, requests in order, texts   equal on 118 of 120 items;
+      ──► on b ──┘ of each item, with the same seeds    ──►  in at least 95.8 % of such items, with a confidence of 95 %
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ class Certificate:
         return found
 
     def _differences(self) -> list[tuple[str, str, str, str]]:
-        return [
-            (str(item.index), str(item.first or ""), *(pages.short(value, _FAR) for value in item.values)) for item in self.differing[:_SHOWN]
-        ]  # pyright: ignore[reportReturnType]
+        return [(str(item.index), str(item.first or ""), *(pages.short(value, _FAR) for value in item.values)) for item in self.differing[:_SHOWN]]  # pyright: ignore[reportReturnType]
 
     def __str__(self) -> str:
         lines = [f"{self.program} on {self.backends[0]} and {self.backends[1]}, {several(len(self.items), 'item')}", *(f"  {fact}" for fact in self._facts())]
@@ -147,7 +145,10 @@ class Certificate:
 
     def json(self) -> str:
         shares = {name: {"equal": s.equal, "least": s.least} for name, s in (("values", self.values), ("paths", self.paths), ("texts", self.texts))}
-        items = [{"item": i.index, "value": i.value, "path": i.path, "text": i.text, "common": i.common, "first": i.first and str(i.first), "values": i.values} for i in self.items]
+        items = [
+            {"item": i.index, "value": i.value, "path": i.path, "text": i.text, "common": i.common, "first": i.first and str(i.first), "values": i.values}
+            for i in self.items
+        ]
         return json.dumps({
             "program": self.program, "backends": self.backends, "confidence": self.confidence, "n": len(self.items), **shares, "common": self.common,
             "sites": {str(site): n for site, n in self.sites.items()}, "items": items}, indent=1, ensure_ascii=False)  # fmt: skip
@@ -254,7 +255,9 @@ def _equal(x: Any, y: Any) -> bool:
     try:
         return bool(x == y)
     except Exception as error:
-        raise ParameterError(f"certify: return values of {type(x).__name__} and {type(y).__name__} cannot be compared ({error}); return what == compares") from error
+        raise ParameterError(
+            f"certify: return values of {type(x).__name__} and {type(y).__name__} cannot be compared ({error}); return what == compares"
+        ) from error
 
 
 def _asked(state: State[Any]) -> dict[str, list[tuple[Site, str | None]]]:

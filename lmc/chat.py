@@ -91,9 +91,7 @@ def conversation(template: ChatTemplate, messages: Iterable[tuple[str, str | Seq
 
 # -- named templates -------------------------------------------------------------------------------------------------
 
-_SPECIAL = re.compile(
-    r"<\|[^|<>]+\|>|<｜[^｜]+｜>|</?s>|<bos>|<(?:start|end)_of_turn>|<BOS_TOKEN>|\[/?(?:INST|SYSTEM_PROMPT)\]"
-)
+_SPECIAL = re.compile(r"<\|[^|<>]+\|>|<｜[^｜]+｜>|</?s>|<bos>|<(?:start|end)_of_turn>|<BOS_TOKEN>|\[/?(?:INST|SYSTEM_PROMPT)\]")
 
 
 def parts(text: str, pattern: re.Pattern[str] = _SPECIAL) -> tuple[Part, ...]:
@@ -124,9 +122,7 @@ def _template(
 
     edges = {role: (cut(prefix), cut(suffix)) for role, (prefix, suffix) in roles.items()}
     default = cut(bos + roles["system"][0] + system + roles["system"][1]) if system else ()
-    opened = {
-        role: cut(bos + prefix) for role, (prefix, _) in roles.items() if bos and (role == "system" or not system)
-    }
+    opened = {role: cut(bos + prefix) for role, (prefix, _) in roles.items() if bos and (role == "system" or not system)}
     return RoleTemplate(name, edges, default, stop, opened, {pair: cut(text) for pair, text in after.items()})
 
 
@@ -138,8 +134,7 @@ _CHATML_ROLES = _marked("<|im_start|>{}\n", "<|im_end|>\n")
 CHATML = _template("chatml", _CHATML_ROLES)
 
 _VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 
 _templates: dict[str, ChatTemplate] = {

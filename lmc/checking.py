@@ -60,7 +60,15 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
     """Return what is likely wrong with a program, in the order of its lines, and what a run costs. `context`: tokens that the model can see."""
     graph = program.graph()
     section = explain.section(program, program.planner.planned(graph, program.target))
-    found = [*_not_followed(graph), *_unread(section.graph), *_too_long(section, context), *_stops(graph), *_choices(graph), *_collisions(graph), *_data_of_users(program)]
+    found = [
+        *_not_followed(graph),
+        *_unread(section.graph),
+        *_too_long(section, context),
+        *_stops(graph),
+        *_choices(graph),
+        *_collisions(graph),
+        *_data_of_users(program),
+    ]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
 
@@ -164,7 +172,9 @@ def _collisions(graph: Graph) -> Iterator[Finding]:
 def _data_of_users(program: Program) -> Iterator[Finding]:
     """Arguments and answers in a system message, whose instructions a model follows. A default counts as the argument's
     value until a caller passes another."""
-    texts = {name: ANY for name, p in list(program.function.signature.parameters.items())[1:] if isinstance(p.default, str) and name not in program.function.bound}
+    texts = {
+        name: ANY for name, p in list(program.function.signature.parameters.items())[1:] if isinstance(p.default, str) and name not in program.function.bound
+    }
     graph = graph_of(program.function, **texts) if texts else program.graph()
     role: dict[Value, str | None] = {}
     for op in graph.ops():
@@ -173,7 +183,9 @@ def _data_of_users(program: Program) -> Iterator[Finding]:
         if op.kind == "append" and here == "system":
             names = sorted({name for x in op.uses[1:] for name in _sources(graph, x)})
             if names:
-                yield Finding(f"a system message contains {', '.join(names)}: the author of that text can give the model instructions; put it into a user message", op.loc)
+                yield Finding(
+                    f"a system message contains {', '.join(names)}: the author of that text can give the model instructions; put it into a user message", op.loc
+                )
         if op.kind == "role.begin":
             here = str(op.attr("role"))
         elif op.kind == "role.end":

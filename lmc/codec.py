@@ -57,7 +57,8 @@ def _unknown(x: Any) -> Any:
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 _pieces: Any = getattr(json.encoder, "c_make_encoder", None) and json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-    None, _unknown, json.encoder.encode_basestring, None, ":", ",", False, False, True)
+    None, _unknown, json.encoder.encode_basestring, None, ":", ",", False, False, True
+)
 """Python's C encoder, which `json.dumps` would build again for each call: records are many and small."""
 
 
@@ -261,7 +262,9 @@ class _Encoding:
         if (cls.__module__, cls.__qualname__) != _REFUSAL:
             raise NotData(f"a {cls.__name__}, which only its own library makes")
         title, errors, kind, hidden = cast(Any, x.__reduce__()[1])  # a function and what it takes
-        lines = [[_kind_of_refusal(e["type"]), self.many(e["loc"], depth), self.value(e["input"], depth + 1), self.value(e.get("ctx"), depth + 1)] for e in errors]
+        lines = [
+            [_kind_of_refusal(e["type"]), self.many(e["loc"], depth), self.value(e["input"], depth + 1), self.value(e.get("ctx"), depth + 1)] for e in errors
+        ]
         return ["refused", ":".join(_REFUSAL), title, lines, str(x), kind, hidden, self.held_by(x, depth), *self.cause(x, depth)]
 
     def cause(self, x: BaseException, depth: int) -> list[Any]:

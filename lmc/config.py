@@ -90,9 +90,7 @@ def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
         except (TypeError, ValueError):
             raise ParameterError(f"{name}={value!r}: must be a whole number") from None
         if number < low or (high is not None and number > high):
-            raise ParameterError(
-                f"{name}={value!r}: must be {f'{low} to {high}' if high is not None else f'at least {low}'}"
-            )
+            raise ParameterError(f"{name}={value!r}: must be {f'{low} to {high}' if high is not None else f'at least {low}'}")
         return number
 
     return read

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 def explain(program: Program) -> str:
     """Return the report, one fact a line."""
     planned = _planned(program)
-    lines = [f"program {program.function.name}", *_shape(planned.graph), *_plan(program, planned), *_costs(section(program, planned)), *_stats(program), *(f"  {line}" for line in dollars.of_program(program))]
+    lines = [
+        f"program {program.function.name}",
+        *_shape(planned.graph),
+        *_plan(program, planned),
+        *_costs(section(program, planned)),
+        *_stats(program),
+        *(f"  {line}" for line in dollars.of_program(program)),
+    ]
     return "\n".join(lines)
 
 

@@ -11,10 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-REMEDY = (
-    "start what you use in the process that uses it (in the child, after the fork), or create processes with "
-    'multiprocessing.get_context("spawn")'
-)
+REMEDY = 'start what you use in the process that uses it (in the child, after the fork), or create processes with multiprocessing.get_context("spawn")'
 
 
 class OfOneProcess(Protocol):

@@ -127,9 +127,7 @@ def _encoded(source: Any, loc: Loc | None) -> bytes:
         return _as_png(source, loc)
     if hasattr(source, "__array__") or hasattr(source, "detach"):
         return _as_png(_of_array(source, loc), loc)
-    raise ArgumentError(
-        f"image() takes a path, bytes, a data URL, a web address, a PIL image, an array or a tensor, not {type(source).__name__}", loc=loc
-    )
+    raise ArgumentError(f"image() takes a path, bytes, a data URL, a web address, a PIL image, an array or a tensor, not {type(source).__name__}", loc=loc)
 
 
 def bytes_of_url(url: str, what: Literal["image", "video"], loc: Loc | None) -> bytes:

@@ -89,9 +89,7 @@ class Journal:
           replayed where they are gone; otherwise it has their hashes alone, and notices that they have changed
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, key: Key | None = None, keep: float | timedelta | None = None, with_media: bool = False
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, key: Key | None = None, keep: float | timedelta | None = None, with_media: bool = False) -> None:
         if not (isinstance(path, str | os.PathLike) and path):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"lmc.Journal({path!r}): must be the path of a file (for a batch, of a directory)")
         self.path = Path(path)

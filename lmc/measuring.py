@@ -1,9 +1,9 @@
 """Measure a program in the ways in which it can be run: times of each item, requests, tokens, money. `lmc bench`, and the project's experiments.
 
-    loop          one item after another, interpreted: like plain code
-    interpreted   all items as a batch, interpreted
-    one by one    one item after another, compiled
-    compiled      all items as a batch, compiled
+loop          one item after another, interpreted: like plain code
+interpreted   all items as a batch, interpreted
+one by one    one item after another, compiled
+compiled      all items as a batch, compiled
 """
 
 from __future__ import annotations

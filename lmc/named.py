@@ -1,9 +1,9 @@
 """Backends by name: values of `--backend`, `backend="…"` and `set_default_backend("…")`.
 
-    mock                          no model: made-up answers
-    smollm2, FOLDER, FILE.gguf    lmc.Engine, also a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct
-    openai:MODEL[@URL]            lmc.OpenAI and servers that speak its API; anthropic:MODEL[@URL], litellm:MODEL[@URL]; vertexai:MODEL
-    vllm:URL, sglang:URL          lmc.VLLM, lmc.SGLang; several servers of one model with commas between them
+mock                          no model: made-up answers
+smollm2, FOLDER, FILE.gguf    lmc.Engine, also a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct
+openai:MODEL[@URL]            lmc.OpenAI and servers that speak its API; anthropic:MODEL[@URL], litellm:MODEL[@URL]; vertexai:MODEL
+vllm:URL, sglang:URL          lmc.VLLM, lmc.SGLang; several servers of one model with commas between them
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from lmc.backend.api.redaction import shown
 from lmc.backend.base import Prices
 from lmc.errors import ParameterError
 
-FORMS = ("mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json and *.safetensors, a hub id such as "
-         "HuggingFaceTB/SmolLM2-135M-Instruct, openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL")
+FORMS = (
+    "mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json and *.safetensors, a hub id such as "
+    "HuggingFaceTB/SmolLM2-135M-Instruct, openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL"
+)
 
 
 _AT = re.compile(r"@(?=[^@/]*:/|//)")

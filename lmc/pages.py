@@ -120,9 +120,7 @@ def timeline(rows: Sequence[TimelineRow], end: float) -> str:
     found = [f"<div class=axis aria-hidden=true><div class=track>{marks}</div></div>"]
     for row in rows:
         said = ", ".join(f"{WORDS[kind]} {seconds(e - b)}" for b, e, kind in row.spans if kind in WORDS)
-        spans = "".join(
-            f'<i class={kind} style="left:{min(b / whole, .998):.3%};width:{max(0.002, (e - b) / whole):.3%}"></i>' for b, e, kind in row.spans
-        )
+        spans = "".join(f'<i class={kind} style="left:{min(b / whole, 0.998):.3%};width:{max(0.002, (e - b) / whole):.3%}"></i>' for b, e, kind in row.spans)
         where = f" <span class=quiet>{escape(row.where)}</span>" if row.where else ""
         found.append(
             f"<div class=row tabindex=0 title={quoted(said)}><div class=what><b>{escape(row.label)}</b>{where}</div>"
@@ -131,7 +129,15 @@ def timeline(rows: Sequence[TimelineRow], end: float) -> str:
     return f"<div class=gantt>{''.join(found)}</div>"
 
 
-WORDS = {"ahead": "asked ahead", "early": "submitted before its prompt was known", "wait": "waiting", "prefill": "prefill", "decode": "answer", "tool": "the program and its tools", "vain": "asked in vain"}
+WORDS = {
+    "ahead": "asked ahead",
+    "early": "submitted before its prompt was known",
+    "wait": "waiting",
+    "prefill": "prefill",
+    "decode": "answer",
+    "tool": "the program and its tools",
+    "vain": "asked in vain",
+}
 """Meaning of a timeline's colours."""
 
 

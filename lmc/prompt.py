@@ -131,9 +131,7 @@ class Frames:
         """Build from the arguments of `video(…)`. Raises for unusable ones."""
         if num_frames is not None and fps is not None:
             raise ArgumentError("video() takes num_frames=… or fps=…, not both")
-        return cls(
-            None if num_frames is None else _integer(1)("video(num_frames)", num_frames), None if fps is None else _number(*_RATES)("video(fps)", fps)
-        )
+        return cls(None if num_frames is None else _integer(1)("video(num_frames)", num_frames), None if fps is None else _number(*_RATES)("video(fps)", fps))
 
 
 _RATES = 1e-3, 1e3  # frames per second
@@ -231,9 +229,7 @@ def _integer(low: int, also: int | None = None) -> _Check:
         except TypeError:
             raise _wrong_type(name, value, "a whole number") from None
         if value < low and value != also:
-            raise ParameterError(
-                f"{name}={value}: must be at least {low}" + (f" or {also}" if also is not None else "")
-            )
+            raise ParameterError(f"{name}={value}: must be at least {low}" + (f" or {also}" if also is not None else ""))
         return value
 
     return check
@@ -352,9 +348,7 @@ def sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingPara
     return resolve(defaults, given)[0]
 
 
-def resolve(
-    defaults: SamplingParams, given: Mapping[str, Any], loc: Loc | None = None
-) -> tuple[SamplingParams, Constraint | None]:
+def resolve(defaults: SamplingParams, given: Mapping[str, Any], loc: Loc | None = None) -> tuple[SamplingParams, Constraint | None]:
     """Resolve a gen's arguments over the run's defaults; return the sampling parameters and the constraint on its
     answer.
 
@@ -385,9 +379,7 @@ def _at(error: LmcError, loc: Loc | None) -> LmcError:
 
 
 @lru_cache(maxsize=4096)
-def _resolve_cached(
-    defaults: SamplingParams, items: tuple[tuple[str, Any], ...], _types: tuple[type, ...]
-) -> tuple[SamplingParams, Constraint | None]:
+def _resolve_cached(defaults: SamplingParams, items: tuple[tuple[str, Any], ...], _types: tuple[type, ...]) -> tuple[SamplingParams, Constraint | None]:
     return _resolve(defaults, items)
 
 
@@ -701,9 +693,7 @@ class Origin:
         return derive_seed(self.run_seed, self.item, self.stream, self.ordinal)
 
 
-def make_gen(
-    defaults: SamplingParams, given: Mapping[str, Any], origin: Origin, name: str | None = None, loc: Loc | None = None
-) -> Gen:
+def make_gen(defaults: SamplingParams, given: Mapping[str, Any], origin: Origin, name: str | None = None, loc: Loc | None = None) -> Gen:
     """Build the request of one `gen`. A seed that the user gave wins over the derived one; temperature 0 needs none."""
     params, constraint = resolve(defaults, given, loc)
     seed = 0

@@ -202,7 +202,9 @@ def conversation(ran: RunRecord, state: State[Any] | None) -> str:
         )
     if state is not None:
         rows += notebook.value(state)
-    legend = pages.legend(("k", "prompt that was shared (from the cache)"), ("text", "prompt that was computed"), ("a", "answer"), ("f", "answer that its constraint forced"))
+    legend = pages.legend(
+        ("k", "prompt that was shared (from the cache)"), ("text", "prompt that was computed"), ("a", "answer"), ("f", "answer that its constraint forced")
+    )
     missing = "" if state is not None else "<p class=quiet>The prompts are shown while the program still has the run's state.</p>"
     return f"{legend}{missing}<div class=talk>{rows}</div>"
 
@@ -363,7 +365,9 @@ def _phases(r: RequestRecord, end: float) -> list[tuple[float, float, str]]:
         return [(begin, end, "vain")]
     admitted, first = (result.answer.phases if result.answer is not None else None) or (result.first, result.first)
     early = [(begin, "early")] if r.known > begin else []
-    cuts = [*early, (r.known, "wait"), (max(admitted, r.known), "prefill"), (max(first or end, r.known), "decode")] if admitted else [*early, (r.known, "decode")]
+    cuts = (
+        [*early, (r.known, "wait"), (max(admitted, r.known), "prefill"), (max(first or end, r.known), "decode")] if admitted else [*early, (r.known, "decode")]
+    )
     found: list[tuple[float, float, str]] = []
     for (at, kind), after in zip(cuts, [*(at for at, _ in cuts[1:]), end]):
         if after > at:

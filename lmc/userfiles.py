@@ -43,8 +43,7 @@ def load_program(target: str) -> Any:
     if not name and len(programs) == 1:
         return next(iter(programs.values()))
     if not name:
-        raise UsageError(f"{path} has several programs; say which one, for example {path}:{next(iter(programs))} "
-                         f"(there: {', '.join(programs)})")
+        raise UsageError(f"{path} has several programs; say which one, for example {path}:{next(iter(programs))} (there: {', '.join(programs)})")
     if name not in programs:
         near = difflib.get_close_matches(name, programs, n=1)
         hint = f"did you mean {path}:{near[0]}?" if near else f"there: {', '.join(programs)}"
@@ -122,9 +121,11 @@ def check_arguments(program: Any, given: Item, where: str = "") -> None:
     """Refuse an item that lacks a required argument of the program."""
     missing = [name for name, p in parameters(program).items() if _required(p) and name not in given]
     if missing:
-        raise UsageError(f"{where + ': ' if where else ''}{program.name} needs the argument "
-                         f"{' and '.join(repr(m) for m in missing)}; its parameters are {describe(program)} "
-                         f"({_place(program)})")
+        raise UsageError(
+            f"{where + ': ' if where else ''}{program.name} needs the argument "
+            f"{' and '.join(repr(m) for m in missing)}; its parameters are {describe(program)} "
+            f"({_place(program)})"
+        )
 
 
 def describe(program: Any) -> str:
@@ -158,8 +159,10 @@ def value_of(program: Any, parameter: inspect.Parameter | None, text: str, given
         return json.loads(text)
     except json.JSONDecodeError as error:
         example = {int: "3", float: "0.5", bool: "true", list: '["a", "b"]', dict: '{"a": 1}'}.get(_kind(parameter), "[1, 2]")
-        raise UsageError(f"{given}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
-                         f"for example '{parameter.name}={example}' ({error.msg} at column {error.colno})") from error
+        raise UsageError(
+            f"{given}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
+            f"for example '{parameter.name}={example}' ({error.msg} at column {error.colno})"
+        ) from error
 
 
 def is_json(parameter: inspect.Parameter) -> bool:
@@ -187,8 +190,7 @@ def _object(line: str, loc: Loc) -> Item:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UsageError(f"not JSON: {error.msg} at column {error.colno}; each line is one JSON object",
-                         loc=Loc(loc.file, loc.line, error.colno - 1)) from None
+        raise UsageError(f"not JSON: {error.msg} at column {error.colno}; each line is one JSON object", loc=Loc(loc.file, loc.line, error.colno - 1)) from None
     if not isinstance(row, dict):
         raise UsageError(f"a JSON object with the program's arguments is expected, not {type(row).__name__}", loc=loc)
     return row
@@ -240,8 +242,10 @@ class Results:
             if resume and expected is not None:
                 self.kept = self._earlier(path, expected, overwrite)
             elif not overwrite:
-                raise UsageError(f"{path} exists and is not empty; choose another --output, --overwrite to replace it, "
-                                 f"or --resume to keep its results and run the other items of --input")
+                raise UsageError(
+                    f"{path} exists and is not empty; choose another --output, --overwrite to replace it, "
+                    f"or --resume to keep its results and run the other items of --input"
+                )
         self.written = len(self.kept)
         self._indices = list(self.kept)
         self._stream: TextIO = sys.stdout
@@ -283,8 +287,10 @@ class Results:
                 continue
             wrong = _mismatch(row, expected)
             if wrong and not overwrite:
-                raise UsageError(f"{path}:{number}: {wrong}; nothing was changed. Name the --input, program and options that "
-                                 f"made it, another --output, or --resume --overwrite to run what does not match again")
+                raise UsageError(
+                    f"{path}:{number}: {wrong}; nothing was changed. Name the --input, program and options that "
+                    f"made it, another --output, or --resume --overwrite to run what does not match again"
+                )
             if not wrong:
                 kept[row["index"]] = row
         return kept

@@ -113,7 +113,9 @@ def spoken(trail: Trail, ask: Gen, whole: WholeTemplate | None, template: ChatTe
     if begun is None:
         raise UnsupportedOpError("gen(tools=…) outside of an assistant's message", target, "write lmc.assistant(lmc.gen(…, tools=…))", loc=ask.loc)
     if tools and ask.constraint is not None:
-        raise UnsupportedOpError("gen(tools=…) with a constraint", target, "the calls are constrained by the tools; ask for the rest in another gen", loc=ask.loc)
+        raise UnsupportedOpError(
+            "gen(tools=…) with a constraint", target, "the calls are constrained by the tools; ask for the rest in another gen", loc=ask.loc
+        )
     results = sum(message["role"] == "tool" for message in messages)
     family = family_of(whole.source) if whole is not None else None
     try:
@@ -153,7 +155,11 @@ def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_as_seen(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": _short(call["id"]), "type": "function", "function": {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}}
+    return {
+        "id": _short(call["id"]),
+        "type": "function",
+        "function": {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])},
+    }
 
 
 def _short(id: str) -> str:

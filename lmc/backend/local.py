@@ -234,7 +234,16 @@ class LocalBackend:
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
-        self._scheduler = Scheduler(max_tokens, max_batch=max_batch, chunk=chunk, policy=policy, pace=pace, now=now, mover=mover, drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row), draft_model))
+        self._scheduler = Scheduler(
+            max_tokens,
+            max_batch=max_batch,
+            chunk=chunk,
+            policy=policy,
+            pace=pace,
+            now=now,
+            mover=mover,
+            drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row), draft_model),
+        )
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
         self._finalizer.atexit = False

@@ -62,7 +62,17 @@ from lmc.images import digest, read
 from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
-    "mock", KINDS, select=True, logprobs=True, images=True, videos=True, documents=True, n=True, streams=True, tools=True, seed=0,
+    "mock",
+    KINDS,
+    select=True,
+    logprobs=True,
+    images=True,
+    videos=True,
+    documents=True,
+    n=True,
+    streams=True,
+    tools=True,
+    seed=0,
     adapters=ANY_ADAPTER,
 )
 

@@ -172,9 +172,7 @@ def _check_script(answer: _Answer, ask: Gen, constraint: Constraint) -> None:
 
     cut = len(answer.tokens) >= ask.params.max_new_tokens
     if not (begins if cut else allows)(constraint.kind, constraint.source, answer.text):
-        raise BackendError(
-            f"the scripted answer for {ask.name!r} is {answer.text!r}, which its {constraint.kind} {shown(constraint.source)} does not allow"
-        )
+        raise BackendError(f"the scripted answer for {ask.name!r} is {answer.text!r}, which its {constraint.kind} {shown(constraint.source)} does not allow")
 
 
 def _calls(node: MockNode, raw: str) -> list[Call]:
@@ -198,9 +196,7 @@ def _raw_answers(prompt: Any, ask: Gen, scripted: Any) -> Sequence[str]:
     if isinstance(scripted, str):
         return [scripted] * n
     if not isinstance(scripted, (list, tuple)) or len(scripted) != n or not all(isinstance(t, str) for t in scripted):  # pyright: ignore
-        raise BackendError(
-            f"the scripted answer for {ask.name!r} must be text or a list of {n} texts, not {scripted!r}"
-        )
+        raise BackendError(f"the scripted answer for {ask.name!r} must be text or a list of {n} texts, not {scripted!r}")
     return scripted  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -258,9 +254,7 @@ def select_output(node: MockNode, ask: Select, scripted: Any) -> tuple[Output, s
     scores = _scores(prompt, ask)
     if scripted is not None:
         if scripted not in ask.choices:
-            raise BackendError(
-                f"the scripted answer for {ask.name!r} is {scripted!r}, which is not one of {list(ask.choices)}"
-            )
+            raise BackendError(f"the scripted answer for {ask.name!r} is {scripted!r}, which is not one of {list(ask.choices)}")
         scores[ask.choices.index(scripted)] = 0.0
     chosen = ask.choices[scores.index(max(scores))]
     tokens = [tokens_of(choice) for choice in ask.choices]
@@ -268,9 +262,7 @@ def select_output(node: MockNode, ask: Select, scripted: Any) -> tuple[Output, s
         _meta(node, prompt, 0)
         | {
             "normalized_prompt_logprobs": scores,
-            "input_token_logprobs": [
-                [[score, ord(token), token] for token in row] for score, row in zip(scores, tokens, strict=True)
-            ],
+            "input_token_logprobs": [[[score, ord(token), token] for token in row] for score, row in zip(scores, tokens, strict=True)],
             "output_token_logprobs": [[] for _ in tokens],
         }
         | _EXTRA[ask.method](scores)
@@ -282,9 +274,7 @@ def select_output(node: MockNode, ask: Select, scripted: Any) -> tuple[Output, s
 _EXTRA: Mapping[ChoicesMethod, Callable[[list[float]], dict[str, Any]]] = {
     ChoicesMethod.TOKEN_LENGTH_NORMALIZED: lambda scores: {},
     ChoicesMethod.GREEDY_TOKEN_SELECTION: lambda scores: {"greedy_logprob_matrix": [[score] for score in scores]},
-    ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED: lambda scores: {
-        "normalized_unconditional_prompt_logprobs": scores
-    },
+    ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED: lambda scores: {"normalized_unconditional_prompt_logprobs": scores},
 }
 
 

@@ -31,8 +31,9 @@ class Drawing(StrEnum):
 
 
 def dump_fsm(
-    regex: Annotated[str | None, typer.Argument(metavar="REGEX", show_default=False,
-                                                help="A pattern in Python's syntax, with ASCII classes; (?u) makes them Unicode.")] = None,
+    regex: Annotated[
+        str | None, typer.Argument(metavar="REGEX", show_default=False, help="A pattern in Python's syntax, with ASCII classes; (?u) makes them Unicode.")
+    ] = None,
     schema: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="File with a JSON schema.")] = None,
     lark: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="File with a grammar in Lark's syntax.")] = None,
     format: Annotated[Drawing, typer.Option(help="dot is for Graphviz, html is a page for a browser.")] = Drawing.text,

@@ -32,7 +32,9 @@ def bench(
     backend: ModelName = None,
     reps: Annotated[int, typer.Option(min=1, metavar="N", help="Timed repetitions; each runs every item in every way.")] = 3,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", show_default="all", help="Run only the first N items of --input.")] = None,
-    ways: Annotated[str, typer.Option(metavar="LIST", help="Ways to compare, separated by commas; the first is what the others are compared with.")] = "loop,interpreted,one by one,compiled",
+    ways: Annotated[
+        str, typer.Option(metavar="LIST", help="Ways to compare, separated by commas; the first is what the others are compared with.")
+    ] = "loop,interpreted,one by one,compiled",
     output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file, as JSON.")] = None,
 ) -> None:
     """Run a program in several ways and compare them: seconds, latencies, requests, tokens, price.
@@ -71,19 +73,25 @@ def bench(
         try:
             for lines in comparing(program, lambda _: items, model, ways=names, reps=reps):
                 if output is not None:
-                    write(json.dumps({"program": target, "backend": named.public(name), **_where(), "lines": [asdict(line) for line in lines]}, indent=1), output)
+                    write(
+                        json.dumps({"program": target, "backend": named.public(name), **_where(), "lines": [asdict(line) for line in lines]}, indent=1), output
+                    )
         except KeyboardInterrupt as stopped:
             if not lines:
                 raise
             interrupted = stopped
     print(_table([_row(line) for line in lines]))
-    print(f"\n{several(len(items), 'item')}, {several(lines[0].reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. "
-          "p50 to p99: from the start to an item's last answer."
-          "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value."
-          f"\nMeasured on {named.public(name)}: {', '.join(_where().values())}")
+    print(
+        f"\n{several(len(items), 'item')}, {several(lines[0].reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. "
+        "p50 to p99: from the start to an item's last answer."
+        "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value."
+        f"\nMeasured on {named.public(name)}: {', '.join(_where().values())}"
+    )
     if any(line.same < 1 for line in lines):
-        say("note: some answers differ between the ways. On a real model the numerics of batching can decide a near tie; a program that uses the time, "
-            "random numbers or other programs' answers differs by itself")
+        say(
+            "note: some answers differ between the ways. On a real model the numerics of batching can decide a near tie; a program that uses the time, "
+            "random numbers or other programs' answers differs by itself"
+        )
     if interrupted is not None:
         say(f"these are {lines[0].reps} of {several(reps, 'repetition')}")
         raise interrupted
@@ -91,7 +99,11 @@ def bench(
 
 def _where() -> dict[str, str]:
     """Return when, where and with which lmc was measured."""
-    return {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}", "lmc": f"lmc {lmc.__version__}"}
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "lmc": f"lmc {lmc.__version__}",
+    }
 
 
 def _row(line: Any) -> dict[str, str]:

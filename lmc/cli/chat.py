@@ -35,8 +35,12 @@ _MOST_CALLS = 8  # of tools, before the next user message
 def chat(
     backend: ModelName = None,
     system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", show_default=False, help="System prompt.")] = "",
-    tools: Annotated[Path | None, typer.Option("--tools", metavar="FILE.py", show_default=False,
-                                               help="File with functions that the model may call; those whose names begin with _ are left out.")] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            "--tools", metavar="FILE.py", show_default=False, help="File with functions that the model may call; those whose names begin with _ are left out."
+        ),
+    ] = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = 1024,
     seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,

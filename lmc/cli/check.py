@@ -22,8 +22,12 @@ from lmc.userfiles import UsageError
 def check(
     target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", show_default=False, help="The program; without :FUNCTION, all programs in the file.")],
     backend: BackendName = "mock",
-    prices: Annotated[str | None, typer.Option(metavar="IN,OUT[,CACHED]", show_default=False,
-                                               help="Price in dollars of a million prompt tokens, answer tokens and cached prompt tokens.")] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IN,OUT[,CACHED]", show_default=False, help="Price in dollars of a million prompt tokens, answer tokens and cached prompt tokens."
+        ),
+    ] = None,
     context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Length of the model's context.")] = None,
 ) -> None:
     """Report likely mistakes in a program, and roughly what a run will cost. No request is made, and nothing of the program runs.

@@ -63,8 +63,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
-                                                help="Show the version and exit.")] = False) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")] = False) -> None:
     pass
 
 

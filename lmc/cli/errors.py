@@ -40,8 +40,11 @@ def _users_line(error: BaseException) -> str:
     """Return the last position of an exception in the user's files, as text; "" if it never left lmc's or a
     library's."""
     here = str(Path(lmc.__file__).parent)
-    frames = [f for f in traceback.extract_tb(error.__traceback__)
-              if not f.filename.startswith((here, "<", sys.prefix, sys.base_prefix)) and "site-packages" not in f.filename]
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith((here, "<", sys.prefix, sys.base_prefix)) and "site-packages" not in f.filename
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         return f"\n  {os.path.relpath(error.filename)}:{error.lineno}"
     if not frames:

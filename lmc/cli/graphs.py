@@ -19,10 +19,8 @@ from lmc.userfiles import UsageError
 def dump_ir(
     target: Target,
     arg: Arguments = None,
-    after: Annotated[str | None, typer.Option(metavar="PASS", show_default=False,
-                                              help="Show the graph as it is after this pass; trace: before any.")] = None,
-    format: Annotated[Format, typer.Option(help="text can be read back (lmc opt), dot is for Graphviz, html is a "
-                                                "page for a browser.")] = Format.text,
+    after: Annotated[str | None, typer.Option(metavar="PASS", show_default=False, help="Show the graph as it is after this pass; trace: before any.")] = None,
+    format: Annotated[Format, typer.Option(help="text can be read back (lmc opt), dot is for Graphviz, html is a page for a browser.")] = Format.text,
     no_loc: NoLoc = False,
     output: OutputFile = None,
     backend: BackendName = "mock",
@@ -67,18 +65,27 @@ def _without_locs(text: str) -> str:
 
 def opt(
     file: Annotated[Path, typer.Argument(metavar="FILE.lmir", show_default=False, help="The graph, as text.")],
-    passes: Annotated[str | None, typer.Option("--passes", metavar="PIPELINE", show_default=False,
-                                               help="Names of passes in the order in which they run, separated by commas, with options in braces: "
-                                               "plan-prefix{min_chars = 4}. [default: the pipeline of --target]")] = None,
+    passes: Annotated[
+        str | None,
+        typer.Option(
+            "--passes",
+            metavar="PIPELINE",
+            show_default=False,
+            help="Names of passes in the order in which they run, separated by commas, with options in braces: "
+            "plan-prefix{min_chars = 4}. [default: the pipeline of --target]",
+        ),
+    ] = None,
     target: Annotated[str, typer.Option(metavar="KIND", help="Kind of backend to compile for: tokens, text or chat.")] = "tokens",
     template: Annotated[str, typer.Option(metavar="NAME", help="Name of the chat template.")] = "chatml",
     greedy: Annotated[bool, typer.Option("--greedy", help="Assume temperature 0 for requests that set none.")] = False,
     verify_each: Annotated[bool, typer.Option("--verify-each", help="Check the graph after every pass.")] = False,
-    print_after: Annotated[str, typer.Option("--print-after", metavar="PASSES", show_default=False,
-                                             help="Print the graph to standard error after these passes, or after all.")] = "",
+    print_after: Annotated[
+        str, typer.Option("--print-after", metavar="PASSES", show_default=False, help="Print the graph to standard error after these passes, or after all.")
+    ] = "",
     timing: Annotated[bool, typer.Option("--timing", help="Print time and statistics of each pass to standard error.")] = False,
-    list_passes: Annotated[bool, typer.Option("--list", help="List all passes with their options, and exit.",
-                                              is_eager=True, callback=lambda wanted: _list_passes(wanted))] = False,
+    list_passes: Annotated[
+        bool, typer.Option("--list", help="List all passes with their options, and exit.", is_eager=True, callback=lambda wanted: _list_passes(wanted))
+    ] = False,
     no_loc: NoLoc = False,
     output: OutputFile = None,
 ) -> None:

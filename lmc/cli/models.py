@@ -15,7 +15,9 @@ from lmc.config import config
 from lmc.userfiles import UsageError
 
 
-def warmup(model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="smollm2, a GGUF file, a model folder with safetensors, or a hub id.")]) -> None:
+def warmup(
+    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="smollm2, a GGUF file, a model folder with safetensors, or a hub id.")],
+) -> None:
     """Prepare this machine, or a machine image, for a model.
 
     Load it once, and compile and cache all that its passes use.

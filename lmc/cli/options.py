@@ -8,13 +8,26 @@ from typing import Annotated
 
 import typer
 
-Target = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
-                                       help="The program; :FUNCTION may be left out if the file has only one. Or FILE.lmcp, a saved program.")]
-Arguments = Annotated[list[str] | None, typer.Option(
-    "--arg", "-a", metavar="NAME=VALUE", show_default=False,
-    help="An argument of the program; repeatable. Text, or JSON if the parameter is annotated as int, list, …")]
-BACKENDS = ("smollm2 (the small model), mock (no model: made-up answers), the path of a model folder or GGUF file, a hub id, "
-            "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL.")
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION", show_default=False, help="The program; :FUNCTION may be left out if the file has only one. Or FILE.lmcp, a saved program."
+    ),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg",
+        "-a",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="An argument of the program; repeatable. Text, or JSON if the parameter is annotated as int, list, …",
+    ),
+]
+BACKENDS = (
+    "smollm2 (the small model), mock (no model: made-up answers), the path of a model folder or GGUF file, a hub id, "
+    "openai:MODEL[@URL], anthropic:MODEL[@URL], litellm:MODEL[@URL], vertexai:MODEL, vllm:URL or sglang:URL."
+)
 _BEGINNINGS = ("smollm2", "mock", "openai:", "anthropic:", "litellm:", "vertexai:", "vllm:", "sglang:")
 
 
@@ -24,26 +37,61 @@ def _backends(incomplete: str) -> list[str]:
 
 
 BackendName = Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help=BACKENDS, autocompletion=_backends)]
-ModelName = Annotated[str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS, autocompletion=_backends)]
-TensorParallel = Annotated[int | None, typer.Option("--tp", min=1, max=64, metavar="N", show_default="LMC_TP, else 1",
-                                                    help="Spread the model over N GPUs (docs/several-gpus.md).")]
-Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1",
-                                              help="Run N copies of the model, each on --tp GPUs.")]
-Deterministic = Annotated[bool, typer.Option("--deterministic", show_default="LMC_DETERMINISTIC, else off",
-                                             help="Give the same bits whatever runs beside a request; slower, on a CPU (docs/determinism.md).")]
-Drafts = Annotated[str | None, typer.Option("--drafts", metavar="auto|off|N", show_default="LMC_DRAFTS, else auto with a draft model, else off",
-                                            help="Tokens that the model drafts (docs/drafts.md).")]
-DraftModel = Annotated[str | None, typer.Option("--draft-model", metavar="NAME", show_default="LMC_DRAFT_MODEL, else none",
-                                                help="Smaller model of the same vocabulary that guesses drafts.")]
-Adapters = Annotated[list[str] | None, typer.Option("--adapter", metavar="NAME=PATH", show_default="LMC_ADAPTERS, else none",
-                                                    help="LoRA adapter of the model, in PEFT's format; repeatable (docs/adapters.md).")]
-InputFile = Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", show_default=False,
-                                                help="Items to run: JSONL with one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.")]
+ModelName = Annotated[
+    str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS, autocompletion=_backends)
+]
+TensorParallel = Annotated[
+    int | None, typer.Option("--tp", min=1, max=64, metavar="N", show_default="LMC_TP, else 1", help="Spread the model over N GPUs (docs/several-gpus.md).")
+]
+Replicas = Annotated[
+    int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1", help="Run N copies of the model, each on --tp GPUs.")
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        show_default="LMC_DETERMINISTIC, else off",
+        help="Give the same bits whatever runs beside a request; slower, on a CPU (docs/determinism.md).",
+    ),
+]
+Drafts = Annotated[
+    str | None,
+    typer.Option(
+        "--drafts",
+        metavar="auto|off|N",
+        show_default="LMC_DRAFTS, else auto with a draft model, else off",
+        help="Tokens that the model drafts (docs/drafts.md).",
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option("--draft-model", metavar="NAME", show_default="LMC_DRAFT_MODEL, else none", help="Smaller model of the same vocabulary that guesses drafts."),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=PATH",
+        show_default="LMC_ADAPTERS, else none",
+        help="LoRA adapter of the model, in PEFT's format; repeatable (docs/adapters.md).",
+    ),
+]
+InputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="FILE",
+        show_default=False,
+        help="Items to run: JSONL with one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.",
+    ),
+]
 NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave out places in the source.")]
-Temperature = Annotated[float | None, typer.Option(min=0, metavar="T", show_default=False, help="Temperature of every gen that sets none; 0 takes the likeliest token.")]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, metavar="T", show_default=False, help="Temperature of every gen that sets none; 0 takes the likeliest token.")
+]
 MaxTokens = Annotated[int | None, typer.Option(min=1, metavar="N", show_default=False, help="Length limit, in tokens, of every gen that sets none.")]
-OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                                                 help="File to write to.  [default: standard output]")]
+OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="File to write to.  [default: standard output]")]
 
 
 class Format(StrEnum):

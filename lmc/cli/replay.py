@@ -19,14 +19,18 @@ from lmc.userfiles import UsageError
 
 def replay(
     path: Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="A run's journal, or a batch's directory.")],
-    target: Annotated[str | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="The run's program; with it, prompts and source lines are shown.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="The run's program; with it, prompts and source lines are shown.")
+    ] = None,
     item: Annotated[int | None, typer.Option("--item", metavar="N", show_default=False, help="Number of one run of a batch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per run.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="Write a page for a browser.")] = None,
     at: Annotated[int | None, typer.Option("--from", metavar="STEP", show_default=False, help="What if: make the requests from this step on anew.")] = None,
     answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: take this as the answer of step --from.")] = None,
     backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Backend for the steps from --from on: " + BACKENDS)] = "mock",
-    effects: Annotated[bool, typer.Option("--run-effects", help="Make the calls of tools after --from, instead of taking their results from the journal.")] = False,
+    effects: Annotated[
+        bool, typer.Option("--run-effects", help="Make the calls of tools after --from, instead of taking their results from the journal.")
+    ] = False,
     key_file: KeyFile = None,
 ) -> None:
     """Show a journaled run step by step: source line, prompt, answer, tokens, decisions, effects. The journal is never changed.

@@ -53,18 +53,40 @@ def run(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed of the run, which makes sampling repeatable.")] = None,
-    journal: Annotated[Path | None, typer.Option("--journal", metavar="FOLDER", show_default=False,
-                                                 help="Record the run here: after a crash, or when a person has answered, the same command continues it.")] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            "--journal",
+            metavar="FOLDER",
+            show_default=False,
+            help="Record the run here: after a crash, or when a person has answered, the same command continues it.",
+        ),
+    ] = None,
     key_file: KeyFile = None,
     with_media: Annotated[bool, typer.Option("--with-media", help="Copy files of pictures and videos into the journal.")] = False,
-    deadline: Annotated[str | None, typer.Option("--deadline", metavar="24h", show_default=False,
-                                                 help="Use the batch API of OpenAI or Anthropic: answers within a day, at half the price. Needs --journal.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
-                                              help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph.")] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            "--deadline",
+            metavar="24h",
+            show_default=False,
+            help="Use the batch API of OpenAI or Anthropic: answers within a day, at half the price. Needs --journal.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            show_default=False,
+            help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph.",
+        ),
+    ] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run without compiling.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output, and run the items that are missing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results in --output; with --resume, only those that "
-                                                                "do not belong to this input and these options.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace results in --output; with --resume, only those that do not belong to this input and these options.")
+    ] = False,
 ) -> None:
     """Run a program on one set of arguments, or on every item of a JSONL or CSV file.
 
@@ -119,7 +141,7 @@ def run(
     items = read_items(program, input_file)
     if items.extra_names:
         parameters = "parameter" if len(items.extra_names) == 1 else "parameters"
-        say(f"note: {program.name} has no {parameters} {', '.join(items.extra_names)}; copied to the results as \"input\"")
+        say(f'note: {program.name} has no {parameters} {", ".join(items.extra_names)}; copied to the results as "input"')
     expected = userfiles.digests(program, items.arguments, items.places, options, name)
     results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
@@ -162,8 +184,9 @@ def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
     return arguments
 
 
-def _run_one(program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results,
-             interpret: bool, html: Path | None) -> None:
+def _run_one(
+    program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results, interpret: bool, html: Path | None
+) -> None:
     with closing(open_backend(backend)) as target:
         ((_, state),) = states_of(program, {0: arguments}, options, target, interpret, html)
         if (error := state.error()) is not None:
@@ -187,18 +210,18 @@ def _print_result(state: Any) -> None:
         print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _run_file(program: Any, items: InputItems, options: dict[str, Any], backend: str, results: userfiles.Results,
-              interpret: bool, html: Path | None) -> None:
+def _run_file(program: Any, items: InputItems, options: dict[str, Any], backend: str, results: userfiles.Results, interpret: bool, html: Path | None) -> None:
     with closing(open_backend(backend)) as target:
         failed, done = _write_all(program, items, options, target, results, interpret, html)
     if failed:
         first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
         again = "; the same command with --resume runs them again" if results.path else ""
-        raise RunFailed(f"{len(failed)} of {done} items ended with an error (index {first}), written as \"error\"{again}")
+        raise RunFailed(f'{len(failed)} of {done} items ended with an error (index {first}), written as "error"{again}')
 
 
-def _write_all(program: Any, items: InputItems, options: dict[str, Any], target: Any, results: userfiles.Results,
-               interpret: bool, html: Path | None) -> tuple[list[int], int]:
+def _write_all(
+    program: Any, items: InputItems, options: dict[str, Any], target: Any, results: userfiles.Results, interpret: bool, html: Path | None
+) -> tuple[list[int], int]:
     """Run the remaining items and write each result; return the indices of items that failed, and how many ran."""
     todo = [i for i in range(len(items.arguments)) if i not in results.done]
     failed: list[int] = []
@@ -226,8 +249,9 @@ def _write_all(program: Any, items: InputItems, options: dict[str, Any], target:
     return sorted(failed), len(todo)
 
 
-def states_of(program: Any, items: Mapping[int, dict[str, Any]], options: dict[str, Any], backend: Any,
-            interpret: bool, html: Path | None = None) -> Iterator[tuple[int, Any]]:
+def states_of(
+    program: Any, items: Mapping[int, dict[str, Any]], options: dict[str, Any], backend: Any, interpret: bool, html: Path | None = None
+) -> Iterator[tuple[int, Any]]:
     """Yield the final state of each item with its index, as soon as it is done; a failed one has its `error()`.
 
     Items keep their numbers in the input, so that with a seed a resumed run gives the same results as an uninterrupted
@@ -283,11 +307,12 @@ class _Background:
 def _kept(results: userfiles.Results, total: int) -> str:
     if results.path is None:
         return f"stopped: {results.written} of {total} results were written"
-    return (f"stopped: {results.written} of {total} results are in {results.path}; "
-            f"the same command with --resume does the rest")
+    return f"stopped: {results.written} of {total} results are in {results.path}; the same command with --resume does the rest"
 
 
 def _summary(items: int, seconds: float, spent: Any) -> str:
-    return (f"{items} item{'' if items == 1 else 's'} in {seconds:.1f} s: {spent.calls} calls, {spent.prompt_tokens} prompt tokens "
-            f"({spent.prefilled_tokens} computed, {spent.cached_tokens} cached, prefill optimality "
-            f"{spent.prefill_optimality:.3f}), {spent.generated_tokens} generated")
+    return (
+        f"{items} item{'' if items == 1 else 's'} in {seconds:.1f} s: {spent.calls} calls, {spent.prompt_tokens} prompt tokens "
+        f"({spent.prefilled_tokens} computed, {spent.cached_tokens} cached, prefill optimality "
+        f"{spent.prefill_optimality:.3f}), {spent.generated_tokens} generated"
+    )

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 def serve(
-    targets: Annotated[list[str] | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False,
-                                                        help="Programs to publish, each under its name; also FILE.lmcp.")] = None,
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="Programs to publish, each under its name; also FILE.lmcp.")
+    ] = None,
     backend: ModelName = None,
     tp: TensorParallel = None,
     dp: Replicas = None,
@@ -39,30 +40,66 @@ def serve(
     draft_model: DraftModel = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on. All but loopback are open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")] = 8000,
-    api_keys: Annotated[Path | None, typer.Option("--api-keys", metavar="FILE", show_default=False,
-                                                  help="File with the keys that requests must have, one per line, as `lmc new-key` writes them.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option("--allow-host", metavar="NAME", show_default="those of loopback, if it listens there",
-                                                         help="Value that the Host header may have; repeatable.")] = None,
-    cors: Annotated[list[str] | None, typer.Option("--cors", metavar="ORIGIN", show_default="none",
-                                                   help="Origin of pages that may make requests from a browser, such as https://app.example.org; repeatable.")] = None,
-    allow_remote_media: Annotated[list[str] | None, typer.Option("--allow-remote-media", metavar="HOST", show_default="none: data URLs only",
-                        help="Host (HOST or HOST:PORT) from which pictures in requests may be fetched; repeatable.")] = None,
-    audit_log: Annotated[Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request to this file.")] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-keys", metavar="FILE", show_default=False, help="File with the keys that requests must have, one per line, as `lmc new-key` writes them."
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host", metavar="NAME", show_default="those of loopback, if it listens there", help="Value that the Host header may have; repeatable."
+        ),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            show_default="none",
+            help="Origin of pages that may make requests from a browser, such as https://app.example.org; repeatable.",
+        ),
+    ] = None,
+    allow_remote_media: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-remote-media",
+            metavar="HOST",
+            show_default="none: data URLs only",
+            help="Host (HOST or HOST:PORT) from which pictures in requests may be fetched; repeatable.",
+        ),
+    ] = None,
+    audit_log: Annotated[
+        Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request to this file.")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="PEM", show_default=False, help="Certificate; makes the server speak HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", show_default=False, help="Private key of the certificate.")] = None,
-    name: Annotated[list[str] | None, typer.Option("--name", metavar="MODEL", show_default="the backend's",
-                                                   help="Name of the model in requests; repeatable.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", metavar="MODEL", show_default="the backend's", help="Name of the model in requests; repeatable.")
+    ] = None,
     max_requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time; more are refused with 429.")] = 256,
     max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Size of the largest request.")] = 8 << 20,
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Length limit, in tokens, of chat answers whose request sets none.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time from a request to the end of its answer.")] = 600.0,
-    drain: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Time that running requests get to finish when the server stops; then they end with a 503.")] = 60.0,
+    drain: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Time that running requests get to finish when the server stops; then they end with a 503.")
+    ] = 60.0,
     workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that run programs, one request each; 0 runs them in the server's own.")] = 0,
     worker_memory: Annotated[int, typer.Option(min=1, metavar="MIB", help="Memory that a worker may use for its request.")] = 2048,
-    worker_cpu: Annotated[int | None, typer.Option(min=1, metavar="SECONDS", show_default="no limit", help="Processor time that a worker's request may take.")] = None,
+    worker_cpu: Annotated[
+        int | None, typer.Option(min=1, metavar="SECONDS", show_default="no limit", help="Processor time that a worker's request may take.")
+    ] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Ignore unknown fields in requests, instead of refusing them.")] = False,
-    journals: Annotated[Path | None, typer.Option("--journals", metavar="FOLDER", show_default=False,
-                                                  help="Keep runs that have an id (?run=ID) here: they may wait for a person (lmc.interrupt) and continue later; /runs shows them.")] = None,
+    journals: Annotated[
+        Path | None,
+        typer.Option(
+            "--journals",
+            metavar="FOLDER",
+            show_default=False,
+            help="Keep runs that have an id (?run=ID) here: they may wait for a person (lmc.interrupt) and continue later; /runs shows them.",
+        ),
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start a new process when the engine fails or the process is killed.")] = False,
 ) -> None:
     """Serve a model under OpenAI's and Anthropic's APIs, and programs as endpoints. Ctrl-C and SIGTERM let running requests finish.
@@ -113,8 +150,18 @@ def serve(
             with closing(where):
                 raise typer.Exit(supervisor.supervise(["-m", "lmc", *sys.argv[1:]], where, say))
     settings = ServerSettings(
-        names, keys, names_of_host or None, tuple(cors or ()), audit_log, max_requests=max_requests, max_body=max_body, max_tokens=max_tokens, timeout=timeout,
-        lenient=lenient, journals=journals, media_hosts=frozenset(map(str.lower, allow_remote_media or ())),
+        names,
+        keys,
+        names_of_host or None,
+        tuple(cors or ()),
+        audit_log,
+        max_requests=max_requests,
+        max_body=max_body,
+        max_tokens=max_tokens,
+        timeout=timeout,
+        lenient=lenient,
+        journals=journals,
+        media_hosts=frozenset(map(str.lower, allow_remote_media or ())),
     )
     with closing(where), as_usage():
         broken = main.serve(
@@ -170,8 +217,12 @@ def new_key(
     requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests per minute.", show_default="no limit")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens per minute.", show_default="no limit")] = None,
     concurrency: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests at a time.", show_default="no limit")] = None,
-    program: Annotated[list[str] | None, typer.Option("--program", metavar="NAME", help="Program that the key may run; repeatable.", show_default="all")] = None,
-    priority: Annotated[int | None, typer.Option(min=1, metavar="N", help="Share of the model where keys compete for it: 2 gets twice what 1 gets.", show_default="1")] = None,
+    program: Annotated[
+        list[str] | None, typer.Option("--program", metavar="NAME", help="Program that the key may run; repeatable.", show_default="all")
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Share of the model where keys compete for it: 2 gets twice what 1 gets.", show_default="1")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="File to append the line to.", show_default="standard output")] = None,
 ) -> None:
     """Make a key for `lmc serve --api-keys`. The key is shown once, on standard error; the file gets its digest.

@@ -241,7 +241,8 @@ class JournaledCalls(Answers):
                 return None
             return False, self.lost(
                 f"{known.name}() gave a {known.outcome[1]}, which a journal cannot hold, so the run cannot be resumed behind it. "
-                "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again")
+                "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again"
+            )
         if known.outcome[0] == "awaitable":
             kind = known.outcome[1]
             idempotent = is_idempotent(fn) or self.may_begin_again(args)

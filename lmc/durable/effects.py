@@ -108,7 +108,14 @@ def _of_function(fn: types.FunctionType) -> CallKind:
 
 
 def _of_class(cls: type) -> CallKind:
-    if issubclass(cls, BaseException | pathlib.PurePath) or cls in _OWN_DATA or cls in _MADE_AGAIN or is_of_lmc(cls) or _only_makes_data(cls) or _is_of_pydantic(cls):
+    if (
+        issubclass(cls, BaseException | pathlib.PurePath)
+        or cls in _OWN_DATA
+        or cls in _MADE_AGAIN
+        or is_of_lmc(cls)
+        or _only_makes_data(cls)
+        or _is_of_pydantic(cls)
+    ):
         return CallKind.AGAIN
     if cls.__module__ == "builtins" and cls not in (map, filter):
         return CallKind.AGAIN
@@ -131,7 +138,14 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.AGAIN
     if isinstance(owner, StateGroup):
         return CallKind.CALLS_BACK
-    if is_language(owner) or is_of_lmc(type(owner)) or is_of_lmc(function) or isinstance(owner, BaseException) or type(owner) in _TURNS or type(owner) in _OWN_DATA:
+    if (
+        is_language(owner)
+        or is_of_lmc(type(owner))
+        or is_of_lmc(function)
+        or isinstance(owner, BaseException)
+        or type(owner) in _TURNS
+        or type(owner) in _OWN_DATA
+    ):
         return CallKind.EITHER if isinstance(owner, asyncio.TaskGroup) else CallKind.AGAIN
     if _is_of_pydantic(fn) or _is_of_pydantic(function):
         return CallKind.CALLS_BACK
@@ -218,8 +232,28 @@ _COMPUTING: Mapping[str, str] = {
 }  # fmt: skip
 """Python functions that only compute with their arguments: no files, no clock, no state. By name, because importing
 them here would cost every program."""
-_COMPUTE = frozenset({"_bisect", "_heapq", "_operator", "_functools", "abc", "bisect", "cmath", "collections", "contextlib", "dataclasses", "enum",
-                      "functools", "heapq", "itertools", "math", "operator", "statistics", "typing"})
+_COMPUTE = frozenset(
+    {
+        "_bisect",
+        "_heapq",
+        "_operator",
+        "_functools",
+        "abc",
+        "bisect",
+        "cmath",
+        "collections",
+        "contextlib",
+        "dataclasses",
+        "enum",
+        "functools",
+        "heapq",
+        "itertools",
+        "math",
+        "operator",
+        "statistics",
+        "typing",
+    }
+)
 """Modules whose functions and classes all do so, or define something."""
 _MODULES_OF: Mapping[str, Sequence[str]] = {
     name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
@@ -291,7 +325,9 @@ def refuse_unseen_calls(cls: type) -> None:
             if not isinstance(fn, types.FunctionType) or is_instrumented(fn.__code__):
                 continue
             called = [fn.__globals__.get(used) for used in fn.__code__.co_names]
-            unseen = next((x for x in called if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (CallKind.EITHER, CallKind.EFFECT)), None)
+            unseen = next(
+                (x for x in called if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (CallKind.EITHER, CallKind.EFFECT)), None
+            )
             if unseen is not None:
                 raise JournalError(
                     f"a run that makes a {cls.__qualname__} cannot be journaled: Python calls its {name} by itself, and so {unseen.__name__}() would be called "

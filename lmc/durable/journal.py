@@ -207,7 +207,9 @@ class JournalFile:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise JournalError(f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot continue without its journal")
+            raise JournalError(
+                f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot continue without its journal"
+            )
 
     def _work(self) -> None:
         closing, due = False, 0.0  # deadline of the next sync; 0: all is synced

@@ -129,7 +129,9 @@ def _enter(journal: JournalFile, bound: Sequence[inspect.BoundArguments], number
             of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
             raise JournalError(
                 f"journal={str(journal.path)!r} belongs to a call with other arguments: those of {of} have changed. Give the call what it was given "
-                "before, or a journal of its own", loc=caller_loc())
+                "before, or a journal of its own",
+                loc=caller_loc(),
+            )
 
 
 def _same(given: Record, known: Record) -> bool:

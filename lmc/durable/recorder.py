@@ -60,7 +60,9 @@ class Recorder:
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             refuse_unseen_calls(fn)
         found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else _Call(self, fn, kind)
-        if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(fn, "__qualname__", ""):  # others would live longer than in Python
+        if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(
+            fn, "__qualname__", ""
+        ):  # others would live longer than in Python
             self._callees[id(fn)] = fn, found
         return found
 
@@ -86,7 +88,9 @@ class Recorder:
         if kind is CallKind.MAKES_COROUTINE or getattr(fn, "__self__", None) in self.journal.effects.tasks:
             with beyond_hooks():
                 result = fn(*args, **kwargs)
-            if is_idempotent(fn) or (fn is asyncio.to_thread and args and (is_idempotent(args[0]) or kind_of(args[0]) in (CallKind.AGAIN, CallKind.CALLS_BACK))):
+            if is_idempotent(fn) or (
+                fn is asyncio.to_thread and args and (is_idempotent(args[0]) or kind_of(args[0]) in (CallKind.AGAIN, CallKind.CALLS_BACK))
+            ):
                 self.journal.note_coroutine(result)
             return result
         return self._recorded(fn, args, kwargs)
@@ -110,7 +114,11 @@ class Recorder:
                 return False, error
 
         loc, owner = caller_loc(), getattr(fn, "__self__", None)
-        of, given = (fn.__func__, (owner, *args)) if isinstance(getattr(fn, "__func__", None), HostFunction) else (fn, (owner, *args) if codec.is_object(owner) else args)
+        of, given = (
+            (fn.__func__, (owner, *args))
+            if isinstance(getattr(fn, "__func__", None), HostFunction)
+            else (fn, (owner, *args) if codec.is_object(owner) else args)
+        )
         ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
         if not made and any(map(is_own_coroutine, (*args, *kwargs.values()))):
             raise JournalError(

@@ -168,8 +168,7 @@ def parse(data: bytes, name: str, key: Key | None = None) -> Contents | None:
     version, _, rest = head[len(magic) :].partition(b" ")
     if version != str(VERSION).encode():
         shown = version[:20].decode("utf-8", "replace")
-        raise JournalError(
-            f"{name} is a journal of format {shown}; this lmc reads format {VERSION}. Finish it with the lmc that wrote it, or start a new one")
+        raise JournalError(f"{name} is a journal of format {shown}; this lmc reads format {VERSION}. Finish it with the lmc that wrote it, or start a new one")
     try:
         header, total, cipher = _header(rest, key)
     except JournalError as error:
@@ -226,7 +225,8 @@ def _check_rest(contents: Contents, data: bytes) -> None:
     if data.find(b"\n", at) >= 0 or payload(data[at:-1], contents.sum) is not None:  # of a complete one only the line end may have been changed
         raise JournalError(
             f"{contents.name} is damaged at byte {at}, where what was written behind the group before is not, or not as it was: effects that it, or what "
-            f"follows, knows of would be called again. Restore the file, or cut it there if that may be (truncate -s {at})")
+            f"follows, knows of would be called again. Restore the file, or cut it there if that may be (truncate -s {at})"
+        )
 
 
 # -- records of a run ------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def _shown(step: RunStep) -> str:
     given += "".join(f"<img class=thumb alt=picture src={quoted(url)}>" for url in step.pictures)
     return (
         f'<div class="step {escape(step.kind)}" tabindex=0><header><span class=quiet>{step.number}</span> '
-        f'<b class=code>{escape(f"{step.kind} {step.name}".strip())}</b> {tag}<span class=quiet>{escape(_near(step.line))}</span> {tokens}</header>'
+        f"<b class=code>{escape(f'{step.kind} {step.name}'.strip())}</b> {tag}<span class=quiet>{escape(_near(step.line))}</span> {tokens}</header>"
         f"{given}<pre><span class=got>{escape(step.result)}</span></pre>{_listed_ways(step.decided)}</div>"
     )
 

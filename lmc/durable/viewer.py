@@ -46,7 +46,9 @@ class WhatIf:
     effects: bool = False
 
 
-def replayed(path: str | Path, program: Function, backend: Backend, item: int | None = None, change: WhatIf | None = None, key: Key | None = None) -> list[Story]:
+def replayed(
+    path: str | Path, program: Function, backend: Backend, item: int | None = None, change: WhatIf | None = None, key: Key | None = None
+) -> list[Story]:
     """Replay the runs of a journal (or one of them) by the program, with prompts and lines; with `change`, on `backend`
     from there on.
 
@@ -63,7 +65,6 @@ def replayed(path: str | Path, program: Function, backend: Backend, item: int | 
     if change is not None and change.at < 0:
         raise JournalError(f"there is no step {change.at}; steps are counted from 0")
     return [_replayed(contents, Path(path), program, backend, number, change) for number in numbers]
-
 
 
 class _Shelf:
@@ -164,9 +165,7 @@ class View(RunJournal):
         result.finish(replace(old, texts=(text, *old.texts[1:]), ids=()))
         return Prompt(before, (), result, before.handle, (*before.tail, Given(text)))
 
-    def begin(
-        self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool
-    ) -> tuple[int, Effect | None]:
+    def begin(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> tuple[int, Effect | None]:
         number, known = super().begin(stream, name, args, kwargs, loc, ordered=ordered)
         shown = effects.shown_call(args, kwargs)
         if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
@@ -256,6 +255,14 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
             output = result.output()
             step.result, step.tokens = "\n".join(output.texts), (output.usage.prompt_tokens, output.usage.completion_tokens)
     on = recorded if change is None or recorded == ours else f"{recorded}, from step {change.at} on {ours}"
-    return Story(program.name, on, item, view.steps, end, shown_arguments(known.arguments), view.broken is None or view.over, ours if view.elsewhere else "", view.decided_first)
-
-
+    return Story(
+        program.name,
+        on,
+        item,
+        view.steps,
+        end,
+        shown_arguments(known.arguments),
+        view.broken is None or view.over,
+        ours if view.elsewhere else "",
+        view.decided_first,
+    )

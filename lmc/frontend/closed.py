@@ -26,7 +26,9 @@ from lmc.frontend.source import NoSource, find
 
 _SCALARS = (str, int, float, bool, complex, bytes, type(None), enum.Enum, re.Pattern, Expr, type(...))
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque, collections.Counter, collections.defaultdict, types.MappingProxyType)
-_BLOCKING = frozenset(map(id, (time.sleep, builtins.input, builtins.open, builtins.exec, builtins.eval, builtins.compile, builtins.__import__, builtins.breakpoint)))
+_BLOCKING = frozenset(
+    map(id, (time.sleep, builtins.input, builtins.open, builtins.exec, builtins.eval, builtins.compile, builtins.__import__, builtins.breakpoint))
+)
 _SCOPES = frozenset({"system", "user", "assistant", "var_scope", "copy"})
 """Methods of a state that are entered by `with`."""
 _METHODS = frozenset[str]().union(

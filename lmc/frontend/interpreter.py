@@ -80,6 +80,7 @@ def watch(own: State) -> tuple[State, Mirror]:
 
 # -- programs --------------------------------------------------------------------------------------------------------
 
+
 class Function(Call[P, "State[R]"], Generic[P, R]):
     """A language-model program: a Python function whose first parameter is the state; of a method, the one after `self`
     or `cls`.
@@ -118,9 +119,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             parameters[0].POSITIONAL_ONLY,
             parameters[0].POSITIONAL_OR_KEYWORD,
         ):
-            raise ProgramError(
-                f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc
-            )
+            raise ProgramError(f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc)
         self._takes(signature)
         self.is_async = aio.is_async(func)
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
@@ -187,14 +186,10 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     @property
     def described(self) -> str:
         """Return the program with its parameters and its location, for messages."""
-        shown = ", ".join(
-            str(p).split(":")[0].split("=")[0].strip() for p in list(self.signature.parameters.values())[1:]
-        )
+        shown = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in list(self.signature.parameters.values())[1:])
         return f"program {self.name}({shown})" + (f" at {self.loc}" if self.loc else "")
 
-    def split(
-        self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split(self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split into program arguments and run options.
 
         A program's own parameter wins over an option of the same name; an option wins over `**kwargs`, which gets the rest.
@@ -377,12 +372,36 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             limits = options.limits(backend, _run_of(caller).limits if caller else None)
             journal = own and _journal_of_run(own, item)
             ledger = None if caller is None or options.begin or options.batch else _run_of(caller).ledger
-            run = Run(backend, options.defaults(inherited), fresh_seed(backend, options.seed), item, limits, self.num_api_spec_tokens or 0, options.stream, journal, ledger, options.begin, self._whole(options, caller))
+            run = Run(
+                backend,
+                options.defaults(inherited),
+                fresh_seed(backend, options.seed),
+                item,
+                limits,
+                self.num_api_spec_tokens or 0,
+                options.stream,
+                journal,
+                ledger,
+                options.begin,
+                self._whole(options, caller),
+            )
             return self._counted(caller, State(LiveEmitter(run), name=self.name))
         outer = _run_of(caller)
         backend = options.backend or outer.backend
         limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
-        run = Run(backend, options.defaults(outer.defaults), outer.seed, outer.item, limits, self.num_api_spec_tokens or 0, watched, outer.journal, outer.ledger, None if outer.ledger else options.begin, outer.whole)
+        run = Run(
+            backend,
+            options.defaults(outer.defaults),
+            outer.seed,
+            outer.item,
+            limits,
+            self.num_api_spec_tokens or 0,
+            watched,
+            outer.journal,
+            outer.ledger,
+            None if outer.ledger else options.begin,
+            outer.whole,
+        )
         stream = f"{caller.stream}/c{caller.calls}"
         caller.calls += 1
         return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
@@ -481,13 +500,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     @overload
     def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State[R]]: ...
     @overload
-    def run_batch(
-        self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any
-    ) -> list[State[R]]: ...
+    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any) -> list[State[R]]: ...
     @users_frames
-    def run_batch(
-        self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any
-    ) -> list[State] | Iterator[State]:
+    def run_batch(self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any) -> list[State] | Iterator[State]:
         """Run the program for each item (a dict, or a tuple of positional arguments); return results in the order of the inputs.
 
         Takes the sampling defaults of `run`, `backend`, `seed`, and: `num_threads="auto"`; `progress_bar=False`;
@@ -528,17 +543,13 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                 elif isinstance(item, (tuple, list)):
                     bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
                 else:
-                    raise ArgumentError(
-                        f"{self.described}: an item must be a dict or a tuple, not {item!r}", loc=caller_loc()
-                    )
+                    raise ArgumentError(f"{self.described}: an item must be a dict or a tuple, not {item!r}", loc=caller_loc())
             except ArgumentError as error:
                 error.message = f"item {i} of the batch: {error.message}"
                 raise
         return bound
 
-    def _batch(
-        self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]
-    ) -> Iterator[State]:
+    def _batch(self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]) -> Iterator[State]:
         if not items:
             return iter(())
         if isinstance(options.journal, str):
@@ -556,9 +567,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         limit = min(in_flight(limit, fibers, waves=options.desk is not None), len(items))
         return PendingBatch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
 
-    def _journaled_batch(
-        self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]
-    ) -> Iterator[State]:
+    def _journaled_batch(self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]) -> Iterator[State]:
         with self._journaled(options, items, numbers, batch=True) as options:
             yield from self._batch(items, numbers, options, given)
 
@@ -578,7 +587,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             return lambda place: first.pop() if place == 0 else self._state(options, numbers[place])
         if (journal := run.journal) is not None:  # the record of each run is read before any resumes
             journals = [journal, *[_journal_of_run(journal.journal, item) for item in numbers[1:]]]
-            return lambda place: State(LiveEmitter(run._replace(item=numbers[place], journal=journals[place], whole=self._whole(options, None))), name=self.name)
+            return lambda place: State(
+                LiveEmitter(run._replace(item=numbers[place], journal=journals[place], whole=self._whole(options, None))), name=self.name
+            )
         return lambda place: State(LiveEmitter(run._replace(item=numbers[place], whole=self._whole(options, None))), name=self.name)
 
     def __reduce__(self) -> str:

@@ -1,7 +1,7 @@
 """Notebook display of a state: its conversation, and the cost of its answers. Waits for nothing and never raises.
 
-    role      text of the program
-              an answer, coloured    ▮▮▮▯▯ 320 of 340 prompt tokens cached · 24 tokens, 9 forced
+role      text of the program
+          an answer, coloured    ▮▮▮▯▯ 320 of 340 prompt tokens cached · 24 tokens, 9 forced
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def answer_html(result: Result, name: str | None, told: str = "") -> str:
         ("forced", usage.forced_tokens / answer / 2), ("decode", (usage.completion_tokens - usage.forced_tokens) / answer / 2),
     )  # fmt: skip
     forced = f", {usage.forced_tokens} forced" if usage.forced_tokens else ""
-    cost = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached · {usage.completion_tokens} tokens{forced}" + (f" · {escape(told)}" if told else "")
+    cost = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached · {usage.completion_tokens} tokens{forced}" + (
+        f" · {escape(told)}" if told else ""
+    )
     called = f'<span class="n">{escape(name)}</span> ' if name else ""
     return f'<span class="a">{_with_forced(output)}</span><span class="c">{called}{bar}{cost}</span>'
 

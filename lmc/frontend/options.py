@@ -164,9 +164,7 @@ def backend_of(given: Any) -> Backend | None:
             error.loc = error.loc or caller_loc()
             raise
     if given is not None and not hasattr(given, "submit"):
-        raise ArgumentError(
-            f"backend={given!r}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}", loc=caller_loc()
-        )
+        raise ArgumentError(f"backend={given!r}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}", loc=caller_loc())
     return given
 
 

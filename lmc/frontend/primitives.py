@@ -107,15 +107,19 @@ class Expr:
 
     def __str__(self) -> str:
         """Raise: `str(expr)` and `"%s" % expr` would make a prompt of its repr."""
-        raise ArgumentError('an expression is not text, and str() cannot make it one; concatenate it: "…" + lmc.gen(…); '
-                            'repr(…) shows what it is', loc=caller_loc())
+        raise ArgumentError(
+            'an expression is not text, and str() cannot make it one; concatenate it: "…" + lmc.gen(…); repr(…) shows what it is', loc=caller_loc()
+        )
 
     def __eq__(self, other: object) -> bool:
         """Return whether both make the same request. The answer is not known yet: comparing with text or a number is a
         mistake, and never true."""
         if isinstance(other, (str, bytes, int, float)):
-            raise ArgumentError(f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it equals no "
-                                f'text and no number; read the answer with s["name"]', loc=caller_loc())
+            raise ArgumentError(
+                f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it equals no "
+                f'text and no number; read the answer with s["name"]',
+                loc=caller_loc(),
+            )
         if type(other) is not type(self):
             return NotImplemented
         return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.compare)
@@ -125,16 +129,22 @@ class Expr:
 
     @users_frames
     def _is_no_answer(self, *_: object) -> Never:
-        raise ArgumentError(f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it has no items and no order; "
-                            f'read the answer with s["name"]', loc=caller_loc())
+        raise ArgumentError(
+            f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it has no items and no order; "
+            f'read the answer with s["name"]',
+            loc=caller_loc(),
+        )
 
     if not TYPE_CHECKING:  # a type checker knows which attributes exist
         __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _is_no_answer
 
         @users_frames
         def __getattr__(self, name: str) -> Any:
-            raise AttributeMissing(f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which asks the model once it is "
-                                   f'appended; read the answer with s["name"]', loc=caller_loc())
+            raise AttributeMissing(
+                f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which asks the model once it is "
+                f'appended; read the answer with s["name"]',
+                loc=caller_loc(),
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

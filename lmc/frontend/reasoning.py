@@ -67,9 +67,7 @@ def reasoning_format(model_type: str, loc: Loc | None = None) -> ReasoningFormat
     """Return the format of a family by its name, in any case; raises ParameterError that lists the known names."""
     found = FORMATS.get(model_type.lower())
     if found is None:
-        raise ParameterError(
-            f"separate_reasoning(model_type={model_type!r}): no such family{suggestion(model_type, list(FORMATS))}", loc=loc
-        )
+        raise ParameterError(f"separate_reasoning(model_type={model_type!r}): no such family{suggestion(model_type, list(FORMATS))}", loc=loc)
     return found
 
 

@@ -125,9 +125,11 @@ def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
     imported)."""
     if any(name.startswith("@py") for name in a.co_varnames + a.co_names):
         return True  # pytest rewrote the module's asserts
-    return a.co_code == b.co_code and a.co_names == b.co_names and [c for c in a.co_consts if not isinstance(c, types.CodeType)] == [
-        c for c in b.co_consts if not isinstance(c, types.CodeType)
-    ]
+    return (
+        a.co_code == b.co_code
+        and a.co_names == b.co_names
+        and [c for c in a.co_consts if not isinstance(c, types.CodeType)] == [c for c in b.co_consts if not isinstance(c, types.CodeType)]
+    )
 
 
 # -- what is in a file ---------------------------------------------------------------------------------------------

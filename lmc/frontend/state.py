@@ -314,7 +314,9 @@ class State(Generic[R]):
         held = self.variables[name] if name in self.variables else self._await(name)
         asked = self.types.get(name) if dtype is None else dtype
         if asked is None:
-            raise ArgumentError(f"{name!r} was asked for without a type; give it one with gen({name!r}, dtype=…), or write s.parsed({name!r}, int)", loc=caller_loc())
+            raise ArgumentError(
+                f"{name!r} was asked for without a type; give it one with gen({name!r}, dtype=…), or write s.parsed({name!r}, int)", loc=caller_loc()
+            )
         value, metas = self[name], None if held.__class__ is Scoped or (held.__class__ is Stored and held.source is None) else self._meta(name, held)
         return _parsed(asked, value, metas)
 
@@ -511,9 +513,7 @@ def _video(s: State, expr: VideoExpr) -> None:
 
 def _role_begin(s: State, expr: RoleBegin) -> None:
     if s.role is not None:
-        raise ProgramError(
-            f"cannot open {an(expr.role)} message inside the open {s.role} message; close that one first", loc=expr.loc
-        )
+        raise ProgramError(f"cannot open {an(expr.role)} message inside the open {s.role} message; close that one first", loc=expr.loc)
     try:
         s.ctx = s.emitter.role_begin(s.ctx, expr.role, s.previous)
     except LmcError as error:  # the template has no such role, or not here
@@ -621,8 +621,9 @@ class StateGroup:
     def __getitem__(self, i: slice) -> list[State]: ...
     def __getitem__(self, i: int | slice) -> State | list[State]:
         if isinstance(i, str):
-            raise ArgumentError(f"forks are numbered, and each has its own variables; write [f[{i!r}] for f in forks], "
-                                f"or s[{i!r}] after forks.join()", loc=caller_loc())
+            raise ArgumentError(
+                f"forks are numbered, and each has its own variables; write [f[{i!r}] for f in forks], or s[{i!r}] after forks.join()", loc=caller_loc()
+            )
         return self.states[i]
 
     def __setitem__(self, i: int, state: State) -> None:

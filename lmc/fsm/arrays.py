@@ -36,9 +36,7 @@ class ArrayDFA(Walk):
     @staticmethod
     def of(dfa: ByteDFA) -> ArrayDFA:
         window = dfa.characters.windows(windows(np.array(dfa.characters.table, np.int32)).tolist())
-        return ArrayDFA(
-            np.frombuffer(dfa.deltas, np.int32), np.frombuffer(dfa.rows, np.int32), np.frombuffer(dfa.final, bool), np.array(window)
-        )
+        return ArrayDFA(np.frombuffer(dfa.deltas, np.int32), np.frombuffer(dfa.rows, np.int32), np.frombuffer(dfa.final, bool), np.array(window))
 
     @staticmethod
     def of_table(table: np.ndarray, final: np.ndarray) -> ArrayDFA:

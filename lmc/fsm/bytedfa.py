@@ -162,5 +162,3 @@ class RowTable:
     def deltas(self) -> bytes:
         """Return the deltas of all rows, and the dead one after them."""
         return b"".join([*self._numbers, NO_WAYS.tobytes()])
-
-

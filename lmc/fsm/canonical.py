@@ -70,7 +70,9 @@ class Canonical:
         self._parts: dict[int, tuple[int, int, int]] = {}  # of merged tokens: left, right, rank
         kept = self._read(merges)
         self._behind = _Side(kept, self._parts, size)
-        self._before = _Side([(right, left, made, rank) for left, right, made, rank in kept], {t: (b, a, rank) for t, (a, b, rank) in self._parts.items()}, size, first=1)
+        self._before = _Side(
+            [(right, left, made, rank) for left, right, made, rank in kept], {t: (b, a, rank) for t, (a, b, rank) in self._parts.items()}, size, first=1
+        )
         self._firsts, self._last = _kinds(tokens, size, added)
         self._first, self._lasts = np.array(self._firsts, np.int8), np.array(self._last, np.int8)
         self._cuttable = _cuttable(cuts)
@@ -150,6 +152,7 @@ class Canonical:
             if found is None:
                 return False
             _, a, there = found
+
 
 class _Side:
     """The tokens that are merged with an adjacent one, found all at once.

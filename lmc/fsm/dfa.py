@@ -205,9 +205,7 @@ class _NFA:
         return end
 
     def add_repeat(self, tree: Repeat, at: int) -> int:
-        if (
-            id(tree) not in self.turns
-        ):  # (x?){m,n} is x{0,n}: from every turn there would be empty moves to all later ones
+        if id(tree) not in self.turns:  # (x?){m,n} is x{0,n}: from every turn there would be empty moves to all later ones
             often = tree.high is not None and tree.high > 8 and is_nullable(tree.body)
             self.turns[id(tree)] = (_nonempty(tree.body), False) if often else (tree.body, True)
         body, needed = self.turns[id(tree)]
@@ -281,9 +279,7 @@ def _determinised(nfa: _NFA) -> tuple[Table, list[bool]]:
     return rows, [nfa.end in s for s in order]
 
 
-def _per_class(
-    ways: dict[tuple[int, ...], list[int]], closures: list[frozenset[int]]
-) -> Iterable[tuple[tuple[int, ...], frozenset[int]]]:
+def _per_class(ways: dict[tuple[int, ...], list[int]], closures: list[frozenset[int]]) -> Iterable[tuple[tuple[int, ...], frozenset[int]]]:
     """Yield (classes, targets): overlapping sets are split."""
     if len(ways) == 1:
         [(classes, targets)] = ways.items()

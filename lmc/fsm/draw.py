@@ -16,8 +16,7 @@ def to_text(fsm: CompressedFSM) -> str:
     width = min(48, max(map(len, labels), default=0))
     sources = {edge.source for edge in fsm.edges}
     lines += [
-        f"{_mark(fsm, e.source)}{e.source:>5} -- {label:<{width}} -> {e.target}{'*' if fsm.dfa.final[e.target] else ''}"
-        for e, label in zip(fsm.edges, labels)
+        f"{_mark(fsm, e.source)}{e.source:>5} -- {label:<{width}} -> {e.target}{'*' if fsm.dfa.final[e.target] else ''}" for e, label in zip(fsm.edges, labels)
     ]
     lines += [f"{_mark(fsm, s)}{s:>5}    (nothing may follow)" for s in fsm.states if s not in sources]
     return "\n".join(lines)
@@ -49,9 +48,7 @@ def to_dot(fsm: CompressedFSM) -> str:
 
 def to_html(fsm: CompressedFSM, title: str) -> str:
     """Render a page with a drawing and the table of edges."""
-    rows = "\n".join(
-        f"<tr><td>{e.source}</td><td><code>{escape(e.label)}</code></td><td>{e.target}</td></tr>" for e in fsm.edges
-    )
+    rows = "\n".join(f"<tr><td>{e.source}</td><td><code>{escape(e.label)}</code></td><td>{e.target}</td></tr>" for e in fsm.edges)
     return page(
         title,
         f"<h1 class=code>{escape(title)}</h1><p>{escape(summary(fsm))}. Blue: chains, text without a choice. Double circles: the text may end here.</p>"
@@ -83,7 +80,7 @@ def _svg(fsm: CompressedFSM) -> str:
         parts.append(f'<circle cx="{x}" cy="{y}" r="{_RADIUS}"/><text x="{x}" y="{y + 4}">{state}</text>')
     return (
         f'<svg class="fsm" viewBox="0 {top} {width} {height - top}" width="{width}" height="{height - top}" role="img" aria-label="automaton">'
-        f'<defs>{_tip("tip")}{_tip("chain-tip")}</defs>{"".join(parts)}</svg>'
+        f"<defs>{_tip('tip')}{_tip('chain-tip')}</defs>{''.join(parts)}</svg>"
     )
 
 

@@ -1,7 +1,7 @@
 """EBNF in the syntax of xgrammar and llama.cpp, as a `Grammar`: rules, literals, classes, groups and repeats.
 
-    root  ::= "[" (item ("," item)*)? "]"      # begins at `root`
-    item  ::= [0-9]{1,3} | root
+root  ::= "[" (item ("," item)*)? "]"      # begins at `root`
+item  ::= [0-9]{1,3} | root
 """
 
 from __future__ import annotations

@@ -198,9 +198,7 @@ class Seams:
         before, behind = self._tokens[last], self._tokens[first]
         return not (before and behind) or self._joins[before[-1] << 8 | behind[0]] == 1
 
-    def agreed(
-        self, tail: Tail, place: object, run: tuple[int, ...], legal: Callable[[], Iterable[bytes]]
-    ) -> tuple[int, ...]:
+    def agreed(self, tail: Tail, place: object, run: tuple[int, ...], legal: Callable[[], Iterable[bytes]]) -> tuple[int, ...]:
         """Return as much of `run` as the canonical encodings of `tail` and each of the legal texts after it share;
         `place` identifies run and texts."""
         known = self._known.get((tail, place))

@@ -1,7 +1,7 @@
 """Grammars: named rules over trees that may name rules. Without recursion, or cut at a depth, one tree; as EBNF for servers.
 
-    rules ─► Grammar.tree() ─► dfa.build           the language is regular: an automaton, with forced tokens
-                  └ None ─► sources.lazily          it is not: an automaton built on demand
+rules ─► Grammar.tree() ─► dfa.build           the language is regular: an automaton, with forced tokens
+              └ None ─► sources.lazily          it is not: an automaton built on demand
 """
 
 from __future__ import annotations

@@ -152,4 +152,3 @@ def _characters(work: TransitionBudget, shape: SchemaShape) -> Node:
 
 def less(work: TransitionBudget, language: Node, texts: Sequence[Node]) -> Node:
     return without(language, one_of(texts), work) if texts and language != NOTHING else language
-

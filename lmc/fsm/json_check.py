@@ -70,7 +70,11 @@ class Checker:
         mine = _Seen()  # of this schema and what it applies, not of its neighbours
         for keyword, rule in _RULES.items():
             if keyword in schema and (found := rule(self, place, keyword, value, mine, at, depth)) is not None:
-                return found if isinstance(found, str) else f"{at or '/'} must satisfy {keyword!r}: {json.dumps(schema[keyword], ensure_ascii=False, default=str):.100}"
+                return (
+                    found
+                    if isinstance(found, str)
+                    else f"{at or '/'} must satisfy {keyword!r}: {json.dumps(schema[keyword], ensure_ascii=False, default=str):.100}"
+                )
         seen.add(mine)
         return None
 

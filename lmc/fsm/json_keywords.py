@@ -30,11 +30,25 @@ _OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
     **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
 }  # fmt: skip
-_SELDOM = frozenset(_OF_TYPE) - {"properties", "patternProperties", "additionalProperties", "required", "items", "prefixItems", "additionalItems"}  # of those that `plain` reads
+_SELDOM = frozenset(_OF_TYPE) - {
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "items",
+    "prefixItems",
+    "additionalItems",
+}  # of those that `plain` reads
 _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dynamicRef $recursiveRef nullable".split())
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
-PLAIN = frozenset({*_OF_TYPE, "type", "enum", "const"}) - {"unevaluatedProperties", "unevaluatedItems", "dependentRequired", "dependentSchemas", "dependencies"}  # combine nothing
+PLAIN = frozenset({*_OF_TYPE, "type", "enum", "const"}) - {
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+}  # combine nothing
 _SPEAKING = KEYWORDS - NOTES - {OPTIONS}
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
 _NEAR = 0.75  # similarity of a suggestion: `tpye` and `type`
@@ -265,8 +279,7 @@ class Keywords:
                 raise wrong(f"{place.pointer}/{keyword}", "must be an object")
         properties = {name: place.at("properties", name) for name in schema.get("properties", {})}
         patterns = tuple(
-            (self.pattern(p, f"{place.pointer}/patternProperties/{p}"), place.at("patternProperties", p))
-            for p in schema.get("patternProperties", {})
+            (self.pattern(p, f"{place.pointer}/patternProperties/{p}"), place.at("patternProperties", p)) for p in schema.get("patternProperties", {})
         )
         others = place.at("additionalProperties") if "additionalProperties" in schema else None
         return (ObjectRule(properties, patterns, others),)
@@ -289,8 +302,4 @@ class Keywords:
         if old and "prefixItems" in schema:
             raise wrong(f"{place.pointer}/prefixItems", "and a list of items exclude each other")
         count = len(self.list_of(place, first)) if first in schema else 0
-        return (
-            ArrayRule(
-                tuple(place.at(first, i) for i in range(count)), place.at(rest) if rest in schema else None
-            ),
-        )
+        return (ArrayRule(tuple(place.at(first, i) for i in range(count)), place.at(rest) if rest in schema else None),)

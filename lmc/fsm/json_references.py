@@ -65,7 +65,10 @@ class References:
             if outer in self._dynamic[fragment]:
                 return self._places[f"{outer}#{fragment}"]
             if len(self._dynamic[fragment]) > 1:
-                raise wrong(f"{place.pointer}/{keyword}", f"is {ref!r}, which several parts define and the root does not: which of them is meant depends on the way to it")
+                raise wrong(
+                    f"{place.pointer}/{keyword}",
+                    f"is {ref!r}, which several parts define and the root does not: which of them is meant depends on the way to it",
+                )
         return found
 
     def _joined(self, base: str, ref: str) -> tuple[str, str]:

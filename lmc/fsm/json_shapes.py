@@ -208,10 +208,7 @@ def counts_behind(shape: SchemaShape, counts: tuple[int, ...]) -> Iterator[tuple
     """Yield the schemas of one more item, and the counts for each schema after it. Without an upper bound an item of
     the schema need not count, and no more are counted than are needed."""
     for chosen in itertools.product((True, False), repeat=len(counts)):
-        after = tuple(
-            n + yes if most is not None else min(n + yes, least)
-            for n, yes, (_, least, most) in zip(counts, chosen, shape.contains)
-        )
+        after = tuple(n + yes if most is not None else min(n + yes, least) for n, yes, (_, least, most) in zip(counts, chosen, shape.contains))
         if all(most is None or n <= most for n, (_, _, most) in zip(after, shape.contains)):
             said = zip(chosen, shape.contains)
             yield tuple(place if yes else opposite(place) for yes, (place, _, most) in said if yes or most is not None), after

@@ -59,7 +59,9 @@ class Styles:
     named              by rule, where that is known: the rules that it names
     """
 
-    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style], named: Mapping[str, frozenset[str]] | None = None) -> None:
+    def __init__(
+        self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style], named: Mapping[str, frozenset[str]] | None = None
+    ) -> None:
         self._recursive, self._styles = recursive, styles
         self._marked: dict[int, bool] = {}
         self._parts: dict[tuple[int, At | None], Sequence[tuple[Node, At | None]]] = {}

@@ -179,9 +179,7 @@ class Bounds:
     def apart(self, other: Bounds) -> bool:
         """Return whether no number is within both, as far as bounds tell."""
         return any(
-            a.high is not None
-            and b.low is not None
-            and (a.high < b.low or (a.high == b.low and (a.open_high or b.open_low)))
+            a.high is not None and b.low is not None and (a.high < b.low or (a.high == b.low and (a.open_high or b.open_low)))
             for a, b in ((self, other), (other, self))
         )
 
@@ -198,9 +196,7 @@ def _common_multiple(a: Decimal, b: Decimal) -> Decimal:
         return Decimal(found.numerator) / Decimal(found.denominator)
 
 
-def _tighter(
-    a: tuple[Decimal | None, bool], b: tuple[Decimal | None, bool], sign: int
-) -> tuple[Decimal | None, bool]:
+def _tighter(a: tuple[Decimal | None, bool], b: tuple[Decimal | None, bool], sign: int) -> tuple[Decimal | None, bool]:
     if a[0] is None or b[0] is None:
         return b if a[0] is None else a
     if a[0] == b[0]:

@@ -82,7 +82,9 @@ class Ways(Keywords):
     def count(self, place: SchemaPointer, looks: int) -> None:
         self.work.looks += looks
         if self.work.looks > _MOST_LOOKS:
-            raise wrong(place.pointer, "is one of too many schemas that combine others, each of them several times; use fewer $ref within anyOf, oneOf and allOf")
+            raise wrong(
+                place.pointer, "is one of too many schemas that combine others, each of them several times; use fewer $ref within anyOf, oneOf and allOf"
+            )
 
     def of_place(self, place: SchemaPointer, refs: tuple[str, ...]) -> tuple[SchemaShape, ...]:
         schema = place.schema
@@ -144,7 +146,9 @@ class Ways(Keywords):
             place = replace(place, schema={k: v for k, v in place.schema.items() if k != "unevaluatedItems"})
         return without_unevaluated(shape, place)
 
-    def _exactly_one(self, place: SchemaPointer, arms: Sequence[Sequence[SchemaShape]], together: tuple[int, int], refs: tuple[str, ...]) -> Sequence[Sequence[SchemaShape]]:
+    def _exactly_one(
+        self, place: SchemaPointer, arms: Sequence[Sequence[SchemaShape]], together: tuple[int, int], refs: tuple[str, ...]
+    ) -> Sequence[Sequence[SchemaShape]]:
         """Return arms of a oneOf that may hold together, each without the others; unchanged, and checked later, where
         that cannot be written."""
         trial = Ways(self.root, notes=Notes(strict=True))

@@ -69,9 +69,7 @@ def _builder() -> Any:
             is_multiple = len(stmt.children) > 1 and hasattr(stmt.children[1], "children")
             of = path if is_multiple else path[:-1]
             if stmt.children[0].data != "import_lib" or (of and (len(of) > 1 or of[0] not in _BUNDLED)):
-                raise GrammarError(
-                    f"%import of {'.'.join(path)}: no files are read, there are {', '.join(_BUNDLED)}; write what you need into the grammar"
-                )
+                raise GrammarError(f"%import of {'.'.join(path)}: no files are read, there are {', '.join(_BUNDLED)}; write what you need into the grammar")
             return super()._unpack_import(stmt, grammar_name)
 
     return Bundled
@@ -89,9 +87,7 @@ class _Reader:
 
     def __init__(self, loaded: Any) -> None:
         self.terms: dict[str, tuple[Any, int]] = {str(name): found for name, found in loaded.term_defs}
-        self.rules_of: dict[str, tuple[tuple[str, ...], Any]] = {
-            str(name): (tuple(map(str, params)), tree) for name, params, tree, _ in loaded.rule_defs
-        }
+        self.rules_of: dict[str, tuple[tuple[str, ...], Any]] = {str(name): (tuple(map(str, params)), tree) for name, params, tree, _ in loaded.rule_defs}
         self.made: dict[str, Node] = {}  # terminals
         self.rules: dict[str, Node] = {}
         self.templates: dict[tuple[str, tuple[Node, ...]], int] = {}

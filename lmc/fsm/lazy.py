@@ -339,7 +339,9 @@ class LazyDFA:
         if slot != UNMADE:
             return slot
         if self._made >= MOST_ROWS:
-            raise ConstraintError(f"the answer has met {MOST_ROWS:,} states of its constraint, which are all that are kept; use smaller repeats or less nesting")
+            raise ConstraintError(
+                f"the answer has met {MOST_ROWS:,} states of its constraint, which are all that are kept; use smaller repeats or less nesting"
+            )
         content = self._contents[state]
         above: tuple[_Ranges, array[int]] | None = None
         if isinstance(content, frozenset):

@@ -35,7 +35,9 @@ def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
         edges += [(index[head], tail, index[name]) for name, part in parts.items() for head, tail in part.heads]
         left -= len(group) * len(edges)
         if left < 0:
-            raise ConstraintError(f"the rules that begin with each other, {shown(min(group))} and {len(group) - 1} more, need too large an automaton; use fewer")
+            raise ConstraintError(
+                f"the rules that begin with each other, {shown(min(group))} and {len(group) - 1} more, need too large an automaton; use fewer"
+            )
         for name, part in parts.items():
             graph = _trimmed(edges, index[name])
             out[name] = one_of([graph, EMPTY]) if part.empty else graph

@@ -182,7 +182,9 @@ def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node
     try:
         found = resolved(tree, assertions)
     except TooLarge:
-        raise ConstraintError(f"regex {shown(pattern)}: its look-around, word boundaries or line ends need too large an automaton; use smaller repeats beside them") from None
+        raise ConstraintError(
+            f"regex {shown(pattern)}: its look-around, word boundaries or line ends need too large an automaton; use smaller repeats beside them"
+        ) from None
     if found == NOTHING:
         raise ConstraintError(f"regex {shown(pattern)} matches nothing: its look-around, word boundaries or line ends exclude each other")
     return found
@@ -298,10 +300,7 @@ class _Reader:
         while at_end and items and items[-1][0] is _sre.AT and items[-1][1] in _ENDS:
             items = items[:-1]
         last = len(items) - 1
-        parts = [
-            self.item(op, arg, at_start=at_start and i == 0, at_end=at_end and i == last)
-            for i, (op, arg) in enumerate(items)
-        ]
+        parts = [self.item(op, arg, at_start=at_start and i == 0, at_end=at_end and i == last) for i, (op, arg) in enumerate(items)]
         return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
     def item(self, op: Any, arg: Any, *, at_start: bool, at_end: bool) -> Node:

@@ -1,7 +1,7 @@
 """From users' sources to machines that follow an answer: a whole automaton if that is small, else one built on demand.
 
-    regex ─► tree ─┬► ByteDFA        schema, Lark, EBNF, tag ─► Grammar ─┬► tree ─► ByteDFA
-                   └► LazyDFA                                            └► LazyDFA
+regex ─► tree ─┬► ByteDFA        schema, Lark, EBNF, tag ─► Grammar ─┬► tree ─► ByteDFA
+               └► LazyDFA                                            └► LazyDFA
 """
 
 from __future__ import annotations

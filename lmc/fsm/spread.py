@@ -212,12 +212,7 @@ class _Shape:
 
 
 def _renamed(runs: Runs, leaves: Sequence[_Leaf] | dict[_Leaf, _Leaf]) -> Runs:
-    return tuple(
-        [
-            (a, b, leaves[ref] if isinstance(ref, int) else (ref[0], tuple([leaves[i] for i in ref[1]])))
-            for a, b, ref in runs
-        ]
-    )
+    return tuple([(a, b, leaves[ref] if isinstance(ref, int) else (ref[0], tuple([leaves[i] for i in ref[1]]))) for a, b, ref in runs])
 
 
 class Above(NamedTuple):

@@ -756,6 +756,4 @@ def _union(a: _Spans, b: _Spans) -> _Spans | None:
 
 
 def _within(a: _Spans, b: _Spans) -> bool:
-    return all(
-        x is None or y is None or (y[0] <= x[0] and (y[1] is None or (x[1] is not None and x[1] <= y[1]))) for x, y in zip(a, b)
-    )
+    return all(x is None or y is None or (y[0] <= x[0] and (y[1] is None or (x[1] is not None and x[1] <= y[1]))) for x, y in zip(a, b))

@@ -215,8 +215,7 @@ class TokenAutomaton:
             made = TokenRow.of(bits, vocabulary.size)
             if made.few is not None and not len(made.few):
                 raise ConstraintError(
-                    f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may "
-                    f"follow here; allow other characters"
+                    f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may follow here; allow other characters"
                 )
         with self._lock:
             made = self._rows.setdefault((window, others), made)  # states with equal rows have the same one

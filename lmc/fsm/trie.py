@@ -165,9 +165,7 @@ class ByteTrie:
         behind[0] = DEAD
         return behind
 
-    def _follow(
-        self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _follow(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Return, level by level, the legal nodes below `nodes`, and the states after them: visits children of legal
         nodes only."""
         while total := int((counts := self.count[nodes]).sum()):

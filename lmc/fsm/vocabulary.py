@@ -43,17 +43,13 @@ class Vocabulary:
     Tokens of up to LONG bytes are in a trie; the few above it are stepped one by one, so that the trie stays flat.
     """
 
-    def __init__(
-        self, tokens: Sequence[bytes], eos: Iterable[int], special: Iterable[int] = (), size: int | None = None
-    ) -> None:
+    def __init__(self, tokens: Sequence[bytes], eos: Iterable[int], special: Iterable[int] = (), size: int | None = None) -> None:
         self.eos = tuple(sorted(set(eos)))
         closed = {*special, *self.eos}
         self.tokens = tuple(b"" if i in closed else text for i, text in enumerate(tokens))
         self.size = max(len(self.tokens), max(self.eos, default=-1) + 1) if size is None else size
         if self.size < len(self.tokens) or any(i >= self.size for i in self.eos):
-            raise ValueError(
-                f"a vocabulary of {len(self.tokens)} tokens and EOS {self.eos} does not fit {self.size} logits"
-            )
+            raise ValueError(f"a vocabulary of {len(self.tokens)} tokens and EOS {self.eos} does not fit {self.size} logits")
         usable = [i for i, text in enumerate(self.tokens) if text]
         self.longest = max((len(self.tokens[i]) for i in usable), default=0)
         self.long_ids = tuple(i for i in usable if len(self.tokens[i]) > LONG)
@@ -332,11 +328,7 @@ class Vocabulary:
         short = self.reach_short(dfa, state, after)
         if after not in self._long_heads:
             return short
-        long = [
-            (i, end)
-            for i in self.long_ids
-            if self.tokens[i].startswith(after) and (end := dfa.step(state, self.tokens[i][len(after) :])) >= 0
-        ]
+        long = [(i, end) for i in self.long_ids if self.tokens[i].startswith(after) and (end := dfa.step(state, self.tokens[i][len(after) :])) >= 0]
         if not long:
             return short
         ids, ends = np.array(long).T

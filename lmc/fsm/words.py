@@ -1,6 +1,6 @@
 """Long lists of words, read as a trie of which only what is met is made. In ascending order, words with one beginning are neighbours:
 
-    bean, bear, beat, bee      be│an be│ar be│at be│e      the range 0 to 4, behind 2 letters
+bean, bear, beat, bee      be│an be│ar be│at be│e      the range 0 to 4, behind 2 letters
 """
 
 from __future__ import annotations

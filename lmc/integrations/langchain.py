@@ -68,13 +68,19 @@ class Chat(BaseChatModel):
         found = own | {name: value for name, value in given.items() if name in known} | ({"stop": list(stop)} if stop else {})
         return {name: value for name, value in found.items() if value is not None}
 
-    def _generate(self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
+    def _generate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any
+    ) -> ChatResult:
         return _result(reply(self._backend, turns(messages), self._options(kwargs, stop)))
 
-    async def _agenerate(self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any
+    ) -> ChatResult:
         return _result(await areply(self._backend, turns(messages), self._options(kwargs, stop)))
 
-    def _stream(self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+    def _stream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any
+    ) -> Iterator[ChatGenerationChunk]:
         options = self._options(kwargs, stop)
         for piece in stream(self._backend, turns(messages), options):
             chunk = _chunk(piece, told="tools" in options)
@@ -159,7 +165,11 @@ def _content(message: BaseMessage) -> str | list[Any]:
 
 def _message(found: ConversationReply) -> dict[str, Any]:
     """Return the fields of an answer's message."""
-    usage = UsageMetadata(input_tokens=found.usage.prompt_tokens, output_tokens=found.usage.completion_tokens, total_tokens=found.usage.prompt_tokens + found.usage.completion_tokens)
+    usage = UsageMetadata(
+        input_tokens=found.usage.prompt_tokens,
+        output_tokens=found.usage.completion_tokens,
+        total_tokens=found.usage.prompt_tokens + found.usage.completion_tokens,
+    )
     known = [(call, arguments_of(call)) for call in found.calls]
     return {
         "usage_metadata": usage, "response_metadata": {"finish_reason": "tool_calls" if found.calls else found.finish, _WRITTEN: found.text},

@@ -129,7 +129,9 @@ class Chat(FunctionCallingLLM):
             return {"messages": _shown(messages, described), "json_schema": _required(described), "tool_required": True, **kwargs}
         return {"messages": messages, **({"tools": described} if described else {}), **kwargs}
 
-    def _validate_chat_with_tools_response(self, response: ChatResponse, tools: Sequence[Any], allow_parallel_tool_calls: bool = False, **kwargs: Any) -> ChatResponse:
+    def _validate_chat_with_tools_response(
+        self, response: ChatResponse, tools: Sequence[Any], allow_parallel_tool_calls: bool = False, **kwargs: Any
+    ) -> ChatResponse:
         """Return the answer, with one call unless several are allowed."""
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not allow_parallel_tool_calls:
@@ -208,7 +210,11 @@ def _arguments(call: ToolCallBlock) -> dict[str, Any]:
 
 
 def _extra(found: ConversationReply) -> dict[str, Any]:
-    return {"finish_reason": "tool_calls" if found.calls else found.finish, "prompt_tokens": found.usage.prompt_tokens, "completion_tokens": found.usage.completion_tokens}
+    return {
+        "finish_reason": "tool_calls" if found.calls else found.finish,
+        "prompt_tokens": found.usage.prompt_tokens,
+        "completion_tokens": found.usage.completion_tokens,
+    }
 
 
 def _called(found: ConversationReply, options: Mapping[str, Any]) -> ConversationReply:
@@ -218,7 +224,11 @@ def _called(found: ConversationReply, options: Mapping[str, Any]) -> Conversatio
 
 def _message(found: ConversationReply) -> ChatMessage:
     calls = [ToolCallBlock(tool_call_id=str(call["id"]), tool_name=call["name"], tool_kwargs=call["arguments"]) for call in found.calls]
-    return ChatMessage(role=MessageRole.ASSISTANT, blocks=[*([TextBlock(text=found.said)] if found.said or not calls else []), *calls], additional_kwargs={_WRITTEN: found.text})
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        blocks=[*([TextBlock(text=found.said)] if found.said or not calls else []), *calls],
+        additional_kwargs={_WRITTEN: found.text},
+    )
 
 
 def _response(found: ConversationReply, options: Mapping[str, Any]) -> ChatResponse:

@@ -326,7 +326,12 @@ def _answered(output: Output) -> Attributes:
         found["gen_ai.usage.cache_creation.input_tokens"] = usage.written_tokens
     if reasons := [reason for each in output.metas if (reason := _reason(each)) is not None]:
         found["gen_ai.response.finish_reasons"] = reasons
-    named = {"gen_ai.response.id": meta.get("id"), "gen_ai.response.model": meta.get("model"), "lmc.attempts": meta.get("attempts"), "lmc.cost": meta.get("cost")}
+    named = {
+        "gen_ai.response.id": meta.get("id"),
+        "gen_ai.response.model": meta.get("model"),
+        "lmc.attempts": meta.get("attempts"),
+        "lmc.cost": meta.get("cost"),
+    }
     return found | {name: value for name, value in named.items() if value}
 
 

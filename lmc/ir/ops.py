@@ -108,7 +108,9 @@ OPS: dict[str, OpSpec] = {
 }
 # fmt: on
 
-FUNCTION = OpSpec("py.*", ("*any",), ("any",), "pure", "A function of Python that only computes, by its name: `py.eq`, `py.str.strip`, `py.json.loads`.", ("kwargs",))
+FUNCTION = OpSpec(
+    "py.*", ("*any",), ("any",), "pure", "A function of Python that only computes, by its name: `py.eq`, `py.str.strip`, `py.json.loads`.", ("kwargs",)
+)
 """All ops whose kind begins with `py.`: functions in the evaluator's table."""
 
 
@@ -144,4 +146,3 @@ def address(op: Op) -> tuple[str, int] | None:
     if not isinstance(stream, str) or not isinstance(ordinal, int) or op.attr("shifted"):
         return None
     return stream, ordinal
-

@@ -108,8 +108,8 @@ def _section(section: Section, id: str) -> Iterator[str]:
     yield "<h3>Ops</h3>" + _key(section)
     checked = ["", " checked"] if count > MANY else [" checked", ""]
     yield (
-        f'<div class=ops><p class=filter><label><input type=radio name={id}-show value=all{checked[0]}> all {count} ops</label> '
-        f'<label><input type=radio name={id}-show value=asks class=few{checked[1]}> what asks, acts, or decides</label> '
+        f"<div class=ops><p class=filter><label><input type=radio name={id}-show value=all{checked[0]}> all {count} ops</label> "
+        f"<label><input type=radio name={id}-show value=asks class=few{checked[1]}> what asks, acts, or decides</label> "
         f"<label><input type=radio name={id}-show value=critical class=crit> the critical path</label></p>"
     )
     yield from _listing(section, id)
@@ -131,9 +131,13 @@ def summary(graph: Graph) -> str:
 def _key(section: Section) -> str:
     unknown = "50" if section.unit == "tokens" else "200, four to a token"
     said = (
-        f"Expected: {section.unit} of the prompt, shared with earlier ops or computed for this one, and the most tokens that its answer can "
-        f"have; each text that only a run knows counts as {unknown}. "
-    ) if section.expected else ""
+        (
+            f"Expected: {section.unit} of the prompt, shared with earlier ops or computed for this one, and the most tokens that its answer can "
+            f"have; each text that only a run knows counts as {unknown}. "
+        )
+        if section.expected
+        else ""
+    )
     seen = "Measured: means over the runs that made the request, in tokens, and the time from when the prompt was known to the answer." if section.seen else ""
     return f"<p class=quiet>{said}{seen}</p>" if said or seen else ""
 
@@ -227,8 +231,7 @@ def _op(op: Op, names: Mapping[str, str]) -> str:
     if len(whole) > 200:
         text = f"<details class=long><summary>{text}</summary>{_bold(op, whole)}</details>"
     links = (
-        f"{'_' if case is DEFAULT else escape(short(str(case), 60))} → <a href={quoted('#' + names[label])}>^{escape(label)}</a>"
-        for case, label in op.cases
+        f"{'_' if case is DEFAULT else escape(short(str(case), 60))} → <a href={quoted('#' + names[label])}>^{escape(label)}</a>" for case, label in op.cases
     )
     then = f" then <a href={quoted('#' + names[op.then])}>^{escape(op.then)}</a>" if op.then is not None else ""
     return text + (" [" + ", ".join(links) + "]" if op.cases else "") + then + _thumbnail(op)
@@ -251,7 +254,6 @@ def _anchor(label: str) -> str:
     return "b-" + "".join(c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in label)
 
 
-
 # -- the picture ---------------------------------------------------------------------------------------------------
 
 
@@ -271,10 +273,7 @@ def svg(section: Section, id: str = "s0") -> str:
         parts += [_data_edge(home[i], home[index], section, i, index) for i in put if i in home and index in home and home[i] is not home[index]]
     parts += [label for _, label in edges]  # no edge crosses a label
     parts += [_box(step, ops, section, id, any(v in pinned for i in step.ops for v in ops[i].results)) for step in drawn.steps]
-    return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="tree of prompts">{"".join(parts)}</svg>'
-    )
+    return f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="tree of prompts">{"".join(parts)}</svg>'
 
 
 def _box(step: Box, ops: Sequence[Op], section: Section, id: str, pinned: bool) -> str:

@@ -116,9 +116,7 @@ def _short(text: str, limit: int) -> str:
 # -- HTML ----------------------------------------------------------------------------------------------------------
 
 
-def to_html(
-    graph: Graph, *, stats: Mapping[str, int] | None = None, snapshots: Sequence[tuple[str, Graph]] = ()
-) -> str:
+def to_html(graph: Graph, *, stats: Mapping[str, int] | None = None, snapshots: Sequence[tuple[str, Graph]] = ()) -> str:
     """Render one page, light or dark as the reader's system: the tree of prompts, then each op beside its source line.
 
     stats      statistics of the passes, shown as a table

@@ -93,9 +93,7 @@ def quote(text: str) -> str:
 
 def _atom(x: object) -> str:
     if (rule := _ATOMS.get(type(x))) is None:
-        raise IRError(
-            f"{x!r} of type {type(x).__name__} is not a literal of the IR; use str, int, float, bool, None, bytes or a Symbol"
-        )
+        raise IRError(f"{x!r} of type {type(x).__name__} is not a literal of the IR; use str, int, float, bool, None, bytes or a Symbol")
     return rule(x)
 
 

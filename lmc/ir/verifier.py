@@ -56,9 +56,7 @@ class _Verifier:
                 try:
                     self._op(block, op, last=i == len(block.ops))
                 except _Broken as e:
-                    raise IRError(
-                        f"graph @{self.graph.name}, block ^{block.label}, op {i}: {e}\n    in  {_shown(op)}", loc=op.loc
-                    ) from None
+                    raise IRError(f"graph @{self.graph.name}, block ^{block.label}, op {i}: {e}\n    in  {_shown(op)}", loc=op.loc) from None
 
     # -- the graph
 

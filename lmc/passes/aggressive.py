@@ -236,14 +236,5 @@ def _joined(paragraphs: Sequence[Paragraph]) -> list[Operand]:
 
 def _shown(parts: Sequence[Operand]) -> str:
     """Return a prompt for a person: arguments in braces, indented."""
-    text = "".join(
-        f"{{{x.name}}}"
-        if isinstance(x, Value)
-        else x.spelling
-        if isinstance(x, Special)
-        else x
-        if isinstance(x, str)
-        else ""
-        for x in parts
-    )
+    text = "".join(f"{{{x.name}}}" if isinstance(x, Value) else x.spelling if isinstance(x, Special) else x if isinstance(x, str) else "" for x in parts)
     return "\n".join(f"    {line}" for line in text.splitlines())

@@ -70,8 +70,13 @@ def _adds_text(op: Op) -> bool:
 
 def _absorbed(graph: Graph) -> set[Value]:
     """Return results of appends and concats that their only user absorbs."""
-    found = {x for op in graph.ops() if op.kind in ("append", "concat") for i, x in enumerate(op.operands)
-             if isinstance(x, Value) and _takes_in(op, i, graph.producer.get(x))}
+    found = {
+        x
+        for op in graph.ops()
+        if op.kind in ("append", "concat")
+        for i, x in enumerate(op.operands)
+        if isinstance(x, Value) and _takes_in(op, i, graph.producer.get(x))
+    }
     if not found:
         return found
     uses = Counter(v for op in graph.ops() for v in op.uses if v in found)

@@ -64,14 +64,7 @@ class Measure:
     def size(self, parts: Sequence[Operand]) -> int:
         """Return the size of an append's operands."""
         return sum(
-            self.text(x)
-            if isinstance(x, str)
-            else self.special
-            if isinstance(x, Special)
-            else self.unknown
-            if isinstance(x, Value)
-            else 0
-            for x in parts
+            self.text(x) if isinstance(x, str) else self.special if isinstance(x, Special) else self.unknown if isinstance(x, Value) else 0 for x in parts
         )
 
 
@@ -146,9 +139,7 @@ _REWRITTEN = "canonicalize, lower-chat, canonicalize, aggressive"  # prepended w
 _UNOPTIMIZED = "lower-chat"  # required for execution, and nothing else
 
 
-def pipeline_for(
-    target: Target, *, opt: int = 1, outputs: Sequence[str] | None = None, aggressive: bool = False
-) -> tuple[Pass, ...]:
+def pipeline_for(target: Target, *, opt: int = 1, outputs: Sequence[str] | None = None, aggressive: bool = False) -> tuple[Pass, ...]:
     """Return the passes of a target, in order, except those that LMC_SKIP_PASSES names.
 
     opt=0 lowers only; `outputs`: the variables that dce keeps; `aggressive` also changes prompts, at any level.
@@ -222,9 +213,7 @@ def _parse_pass(item: str) -> Pass:
         try:
             parsed: Any = json.loads(value)
         except ValueError:
-            raise ParameterError(
-                f'pass {name}: {key} = {value} is not a value; write a number, true, false, "text" or [list]'
-            ) from None
+            raise ParameterError(f'pass {name}: {key} = {value} is not a value; write a number, true, false, "text" or [list]') from None
         options[key] = _typed(name, key, hints[key], parsed)
     return cls(**options)
 
@@ -306,9 +295,7 @@ class Planned:
         for r in self.reports:
             ops = sum(1 for _ in r.graph.ops())
             did = ", ".join(f"{n} {what}" for what, n in r.stats.items())
-            lines.append(
-                f"{r.pass_.name:<18} {r.seconds * 1e3:8.2f} {ops:6}  {did or ('changed' if r.changed else 'nothing')}"
-            )
+            lines.append(f"{r.pass_.name:<18} {r.seconds * 1e3:8.2f} {ops:6}  {did or ('changed' if r.changed else 'nothing')}")
         return "\n".join([*lines, f"{'all':<18} {self.seconds * 1e3:8.2f}"])
 
 
@@ -324,9 +311,7 @@ class PassManager:
         self.verify_each = verify_each
         self._printed = frozenset(name.strip() for name in print_after.split(",") if name.strip())
         if unknown := sorted(self._printed - registry().keys() - {p.name for p in passes} - {"all"}):
-            raise ParameterError(
-                f"there is no pass {unknown[0]!r} to print after; there are {', '.join(sorted(registry()))}"
-            )
+            raise ParameterError(f"there is no pass {unknown[0]!r} to print after; there are {', '.join(sorted(registry()))}")
 
     def _prints(self, p: Pass) -> bool:
         return not self._printed.isdisjoint(("all", p.name)) or _wants(p.name)
@@ -384,9 +369,7 @@ def upto(passes: Sequence[Pass], after: str) -> tuple[Pass, ...]:
     for i in range(len(passes) - 1, -1, -1):
         if passes[i].name == after:
             return tuple(passes[: i + 1])
-    raise ParameterError(
-        f"no pass {after!r} in this pipeline; there are trace, {', '.join(dict.fromkeys(p.name for p in passes))}"
-    )
+    raise ParameterError(f"no pass {after!r} in this pipeline; there are trace, {', '.join(dict.fromkeys(p.name for p in passes))}")
 
 
 def stage_of(graph: Graph) -> Stage:

@@ -52,16 +52,7 @@ class PlanPrefix(Pass):
 
     def size(self, parts: Sequence[Operand]) -> int:
         """Return the expected characters of an append's operands."""
-        return sum(
-            len(x)
-            if isinstance(x, str)
-            else 4
-            if isinstance(x, Special)
-            else self.unknown_chars
-            if isinstance(x, Value)
-            else 0
-            for x in parts
-        )
+        return sum(len(x) if isinstance(x, str) else 4 if isinstance(x, Special) else self.unknown_chars if isinstance(x, Value) else 0 for x in parts)
 
     # -- 1: beginnings of the program
 
@@ -343,9 +334,7 @@ class Insertions:
         return Block(block.label, tuple(ops), block.terminator, block.params)
 
 
-def _placed(
-    graph: Graph, programs: Sequence[Value], forks: Sequence[Fork], options: PlanPrefix, ctx: PassContext
-) -> Graph:
+def _placed(graph: Graph, programs: Sequence[Value], forks: Sequence[Fork], options: PlanPrefix, ctx: PassContext) -> Graph:
     insertions = Insertions()
     prefilled = _prefilled(graph)
     for block in graph.blocks:

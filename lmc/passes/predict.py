@@ -199,9 +199,7 @@ def _trie(texts: Sequence[Operand], measure: Measure) -> int:
     """Return the size of a trie of texts, as far as they are known."""
     total, before = measure.unknown * sum(not isinstance(text, str) for text in texts), ""
     for text in sorted({text for text in texts if isinstance(text, str)}):
-        common = next(
-            (i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), min(len(before), len(text))
-        )
+        common = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), min(len(before), len(text)))
         total += measure.text(text[common:])
         before = text
     return total

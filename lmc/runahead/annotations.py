@@ -98,9 +98,7 @@ class Annotation:
     loc: Loc | None = None
     name: str | None = None
 
-    def hints(
-        self, base: Hints, *, item: int, run: int, plan: int = 0, ahead: bool = False, max_tokens: int = 128, stop: tuple[str, ...] = ()
-    ) -> Hints:
+    def hints(self, base: Hints, *, item: int, run: int, plan: int = 0, ahead: bool = False, max_tokens: int = 128, stop: tuple[str, ...] = ()) -> Hints:
         """Return the hints for a request at this address, over those of the run.
 
         item, run, plan  numbers of the item in its batch, of the run, and of the graph: groups of different runs differ

@@ -123,9 +123,7 @@ class AheadEmitter:
         make = lambda origin: make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc, adapter_of(expr, self.run.defaults))
         return self._ask(ctx, make, deps, expr, stream, ordinal)
 
-    def _ask(
-        self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, expr: GenExpr | SelectExpr, stream: str, ordinal: int
-    ) -> tuple[Any, Pending]:
+    def _ask(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, expr: GenExpr | SelectExpr, stream: str, ordinal: int) -> tuple[Any, Pending]:
         run, evaluation = self.run, self.evaluation
         assert evaluation is not None
         address: Address = (run.seed, run.item, stream, ordinal)

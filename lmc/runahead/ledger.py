@@ -300,9 +300,7 @@ class Ledger:
     def _moved(self, before: Prompt, ask: Gen | Select) -> Guess | None:
         """Return an equal guess at an address that the latest evaluation has not reached."""
         equal = self._by_content.get(content(before), ())
-        return next(
-            (g for g in equal if not g.used and not g.dropped and g.reached != self.evaluations and self._answers(g, before, ask)), None
-        )
+        return next((g for g in equal if not g.used and not g.dropped and g.reached != self.evaluations and self._answers(g, before, ask)), None)
 
     def _affordable(self, before: Prompt, ask: Gen | Select) -> bool:
         """Return whether the budget allows it, even if all guesses so far were wasted."""
@@ -504,7 +502,9 @@ def same_request(a: Gen | Select, b: Gen | Select) -> bool:
     if isinstance(a, Gen) and isinstance(b, Gen):
         return a.params == b.params and a.constraint == b.constraint and a.seed == b.seed and a.tools == b.tools and a.name == b.name
     assert isinstance(a, Select) and isinstance(b, Select)
-    return a.choices == b.choices and a.method == b.method and a.temperature == b.temperature and a.seed == b.seed and a.adapter == b.adapter and a.name == b.name
+    return (
+        a.choices == b.choices and a.method == b.method and a.temperature == b.temperature and a.seed == b.seed and a.adapter == b.adapter and a.name == b.name
+    )
 
 
 def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
@@ -551,4 +551,3 @@ def _begins(parts: Sequence[Any], first: Sequence[Any]) -> bool:
 def _repeatable(ask: Gen | Select) -> bool:
     """Return whether equal requests have equal answers wherever they are made: at temperature 0."""
     return (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) == 0
-

@@ -189,9 +189,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return _in_order(states, bound, errors)
 
     @users_frames
-    def batch(
-        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
-    ) -> list[State[R]]:
+    def batch(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any) -> list[State[R]]:
         """Run the program for each item (a dict, or a tuple of positional arguments); return states in input order.
 
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
@@ -334,7 +332,13 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             return self.explain(format="html")
         target = self.target
         graph = run_pipeline(
-            self.graph(), None, template=target.template, kind=target.kind, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive,
+            self.graph(),
+            None,
+            template=target.template,
+            kind=target.kind,
+            opt=self.opt,
+            outputs=self.outputs,
+            aggressive=self.aggressive,
             after=after,
         )
         formats: dict[str, Callable[[Graph], str]] = {

@@ -55,9 +55,7 @@ class RunPlan:
         if not ahead and (equal := self.equal(ledger, address, before, ask, run)) is not None:
             return equal
         defaults = run.defaults
-        planned = annotation.hints(
-            hints or Hints(), item=run.item, run=self.number, ahead=ahead, max_tokens=defaults.max_new_tokens, stop=defaults.stop
-        )
+        planned = annotation.hints(hints or Hints(), item=run.item, run=self.number, ahead=ahead, max_tokens=defaults.max_new_tokens, stop=defaults.stop)
         planned = planned._replace(guess=ahead)
         if run.limits is not None and run.limits.in_order:  # a request for several answers cannot be held to a budget
             planned = planned._replace(beyond=None)

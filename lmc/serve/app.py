@@ -60,7 +60,9 @@ def create_app(
     crew = None if workers is None else Workers(backend, workers, metrics, settings.journals)
     published: list[Published | WorkerEndpoints] = []
     for program in programs:
-        published.append(Published(program, backend, loop, pool, ender.end, settings.journals) if crew is None else WorkerEndpoints(program, crew, pool, settings.journals))
+        published.append(
+            Published(program, backend, loop, pool, ender.end, settings.journals) if crew is None else WorkerEndpoints(program, crew, pool, settings.journals)
+        )
     for counted in published if crew is None else [crew]:
         metrics.counts_ahead(partial(getattr, counted, "ahead"))
     api = OpenAIApi(backend, settings, metrics, pool, compiling)
@@ -73,7 +75,15 @@ def create_app(
         return EndpointReply(document)
 
     async def front_page(call: EndpointCall) -> EndpointReply:
-        return EndpointReply({"name": "lmc", "version": lmc.__version__, "models": list(settings.models), "description": "/openapi.json", "pages": ["/", "/docs", *(["/runs"] if settings.journals is not None else [])]})
+        return EndpointReply(
+            {
+                "name": "lmc",
+                "version": lmc.__version__,
+                "models": list(settings.models),
+                "description": "/openapi.json",
+                "pages": ["/", "/docs", *(["/runs"] if settings.journals is not None else [])],
+            }
+        )
 
     async def with_runs(call: EndpointCall) -> EndpointReply:
         return EndpointReply({"programs": [each.name for each in published if call.may(each.name)]})
@@ -94,7 +104,12 @@ def create_app(
         route("GET", "/health", "health", health.ready, public=True, **free),
         route("GET", "/health/ready", "ready", health.ready, public=True, **free),
         route("GET", "/health/live", "live", health.live, public=True, **free),
-        Route("/", site.ByAccept(gate("front page", page("live"), sign_in=form, **free), gate("front page", front_page, **free)), methods=["GET"], name="front page"),
+        Route(
+            "/",
+            site.ByAccept(gate("front page", page("live"), sign_in=form, **free), gate("front page", front_page, **free)),
+            methods=["GET"],
+            name="front page",
+        ),
         route("GET", "/docs", "docs", page("docs"), sign_in=form, **free),
         route("GET", "/metrics", "metrics", measured, **free),
         route("GET", "/openapi.json", "openapi", description, **free),
@@ -123,7 +138,10 @@ def create_app(
                 route("POST", f"{at}/runs/{{run}}/answers", f"answers to {each.name}", each.resume, program=each.name),
             ]
     if settings.journals is not None:
-        routes += [route("GET", "/runs", "page of runs", page("runs"), sign_in=form, **free), route("GET", "/runs/programs", "programs with runs", with_runs, **free)]
+        routes += [
+            route("GET", "/runs", "page of runs", page("runs"), sign_in=form, **free),
+            route("GET", "/runs/programs", "programs with runs", with_runs, **free),
+        ]
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -156,7 +174,11 @@ def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
     if not origins:
         return []
     allowed = ["authorization", "content-type", "x-api-key", "x-request-id", "traceparent", "tracestate"]
-    return [Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=allowed, expose_headers=["x-request-id", "retry-after"])]
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=allowed, expose_headers=["x-request-id", "retry-after"]
+        )
+    ]
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -166,7 +166,9 @@ def of_validation(error: ValidationError, known: tuple[str, ...], given: Any) ->
         given = from_json(given) if len(given) <= _MOST_READ_AGAIN else None
     field, union = _place(first, given)
     if union:  # of all that the field may be, what the value comes closest to
-        first = max((e for e in errors if _place(e, given)[0][: len(field)] == field), key=lambda e: (not e["type"].endswith("_type"), len(_place(e, given)[0])))
+        first = max(
+            (e for e in errors if _place(e, given)[0][: len(field)] == field), key=lambda e: (not e["type"].endswith("_type"), len(_place(e, given)[0]))
+        )
     where = ".".join(map(str, _place(first, given)[0])) or None
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")

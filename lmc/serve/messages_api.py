@@ -53,7 +53,9 @@ def as_chat(request: MessagesRequest) -> Json:
         chat["tools"] = [_tool(tool) for tool in request.tools]
         choice = request.tool_choice or {"type": "auto"}
         named = {"any": "required", "auto": "auto", "none": "none"}
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if choice.get("type") == "tool" else named.get(str(choice.get("type")))
+        chat["tool_choice"] = (
+            {"type": "function", "function": {"name": choice.get("name")}} if choice.get("type") == "tool" else named.get(str(choice.get("type")))
+        )
     return {name: value for name, value in chat.items() if value is not None}
 
 
@@ -177,12 +179,23 @@ def _usage(usage: Json | None) -> Json:
     return {"input_tokens": prompt - cached, "output_tokens": completion, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0}
 
 
-_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 def error_body(error: ApiError) -> Json:
     """Return an error in this API's form."""
-    return {"type": "error", "error": {"type": _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error"), "message": error.message}}
+    return {
+        "type": "error",
+        "error": {"type": _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error"), "message": error.message},
+    }
 
 
 def error_event(error: ApiError) -> bytes:

@@ -35,7 +35,9 @@ class Metrics:
         registry = self.registry
         self._requests = Counter("lmc_requests", "Requests by endpoint and status.", ("endpoint", "status"), registry=registry)
         self._running = Gauge("lmc_requests_in_flight", "Requests that are being read, answered or sent.", registry=registry)
-        self._seconds = Histogram("lmc_request_seconds", "From arrival to the last byte of an answer; refused and failed requests are not in it.", ("endpoint",), registry=registry)
+        self._seconds = Histogram(
+            "lmc_request_seconds", "From arrival to the last byte of an answer; refused and failed requests are not in it.", ("endpoint",), registry=registry
+        )
         self._first = Histogram("lmc_first_token_seconds", "From arrival to the first text of a stream.", registry=registry)
         self._prompt = Counter("lmc_prompt_tokens", "Tokens of prompts, of answers that were cancelled as far as they had been read.", registry=registry)
         self._completion = Counter("lmc_completion_tokens", "Tokens of answers, cancelled ones included.", registry=registry)

@@ -93,9 +93,7 @@ class OpenAIApi:
         made = [completion_choice(i, o, echo, logprobs=scored) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
         return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
-    async def _completion_events(
-        self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, arrived: float
-    ) -> AsyncGenerator[bytes, None]:
+    async def _completion_events(self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, arrived: float) -> AsyncGenerator[bytes, None]:
         pieces = [CompletionPieces(i, logprobs=request.logprobs is not None) for i in range(len(generation.results))]
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
@@ -142,7 +140,17 @@ class OpenAIApi:
             if constraint is not None:
                 raise bad("tool_choice and a constraint exclude each other", "tool_choice")
             constraint = family.required(called)
-        ask = Ask(asked.parts, params, constraint, request.choices, _item_seed(request.seed, 0), request.cache_salt or "", asked.tools, **call.share, watched=bool(request.stream))
+        ask = Ask(
+            asked.parts,
+            params,
+            constraint,
+            request.choices,
+            _item_seed(request.seed, 0),
+            request.cache_salt or "",
+            asked.tools,
+            **call.share,
+            watched=bool(request.stream),
+        )
         arrived = time.perf_counter()
         generation = await self._begin([ask])
         token_bytes = self._token_bytes if request.logprobs else None

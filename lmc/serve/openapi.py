@@ -114,7 +114,11 @@ def document(programs: Sequence[DescribedProgram], *, with_keys: bool) -> Json:
         "/v1/completions": {"post": _operation("Continues a prompt.", _COMPLETION, body=CompletionRequest, streams=True)},
         "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
         "/v1/responses": {"post": _operation("Answers a conversation, as the Responses API does.", {"type": "object"}, body=ResponsesRequest, streams=True)},
-        "/v1/messages": {"post": _operation("Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True, error=_ERROR_OF_MESSAGES)},
+        "/v1/messages": {
+            "post": _operation(
+                "Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True, error=_ERROR_OF_MESSAGES
+            )
+        },
     }
     for program in programs:
         paths |= _of_program(program)
@@ -166,7 +170,10 @@ def _of_program(program: DescribedProgram) -> Json:
     return found
 
 
-_RUN: Json = {"description": "The run waits for a person's answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["run", "status", "questions"]}}}}
+_RUN: Json = {
+    "description": "The run waits for a person's answer.",
+    "content": {"application/json": {"schema": {"type": "object", "required": ["run", "status", "questions"]}}},
+}
 
 
 def _operation(

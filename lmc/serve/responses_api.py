@@ -209,7 +209,14 @@ def _part(text: str) -> Json:
 
 def _call(call: Json) -> Json:
     said = call["function"]
-    return {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "status": "completed", "call_id": call["id"], "name": said["name"], "arguments": said["arguments"]}
+    return {
+        "type": "function_call",
+        "id": f"fc_{secrets.token_hex(12)}",
+        "status": "completed",
+        "call_id": call["id"],
+        "name": said["name"],
+        "arguments": said["arguments"],
+    }
 
 
 def _usage(usage: Json) -> Json:
@@ -217,5 +224,3 @@ def _usage(usage: Json) -> Json:
         "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},
         "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": usage["total_tokens"],
     }  # fmt: skip
-
-

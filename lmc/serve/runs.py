@@ -122,4 +122,3 @@ def _shown(status: RunStatus) -> Json:
     questions = [{key: value for key, value in asdict(w).items() if key in ("number", "question", "schema", "since")} for w in status.waiting if w.question]
     doubts = [w.call for w in status.waiting if not w.question]
     return {"status": status.status, "error": status.error, "ended": status.ended, "questions": questions, **({"in_doubt": doubts} if doubts else {})}
-

@@ -80,7 +80,11 @@ class Ender:
                 return
             raised = _raise_in_all(found) or raised
         place = _place(found[0][1])
-        log.warning("the program %s is still running at %s although its request is over, and cannot be stopped; restart the server if it takes too much", run.program, place)
+        log.warning(
+            "the program %s is still running at %s although its request is over, and cannot be stopped; restart the server if it takes too much",
+            run.program,
+            place,
+        )
         self._metrics.unended_runs.inc()
         try:
             while found := list(threads_of(run)):

@@ -54,7 +54,10 @@ def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str],
         while True:
             began = clock()
             worker = subprocess.Popen(
-                [sys.executable, *command], pass_fds=[where.fileno(), lifeline], env={**os.environ, SOCKET: f"{where.fileno()},{lifeline}"}, start_new_session=True
+                [sys.executable, *command],
+                pass_fds=[where.fileno(), lifeline],
+                env={**os.environ, SOCKET: f"{where.fileno()},{lifeline}"},
+                start_new_session=True,
             )
             status = worker.wait()
             if told or not (status == BROKEN or status < 0):

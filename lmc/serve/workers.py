@@ -178,7 +178,10 @@ class Workers:
         worker.charged_to(call.share["account"])
         worker.grace = KEPT if how == "resume" or "run" in call.query else GRACE
         trace = [] if (watching := observer()) is None else watching.headers()
-        worker.say({"run": how, "program": program, "path": dict(call.path), "query": dict(call.query), "id": call.id, "share": dict(call.share), "trace": trace}, call.body)
+        worker.say(
+            {"run": how, "program": program, "path": dict(call.path), "query": dict(call.query), "id": call.id, "share": dict(call.share), "trace": trace},
+            call.body,
+        )
         try:
             header, body = await self._told(worker, program)
         except BaseException:

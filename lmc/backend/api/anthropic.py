@@ -178,7 +178,9 @@ class Anthropic(ApiBackend):
                 raise UnsupportedOpError("an answer in the middle of a message", self.name, "begin the message with the gen", loc=ask.loc)
         stops = self._stops(ask) if beyond is None else beyond.stop
         sent = tuple(stop for stop in stops if stop.strip())  # the API refuses others; they are applied here
-        body = self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {}) | _tools(ask, found.closed)
+        body = (
+            self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {}) | _tools(ask, found.closed)
+        )
 
         def read(body: Body) -> ServerReply:
             text, finish, extra = _answer(body, bool(ask.tools) or "tools" in self._extra)
@@ -209,7 +211,9 @@ class Anthropic(ApiBackend):
                 tally.add(own)
                 self._cache.answered(prompt, marked, own.usage)
 
-    async def _sent(self, body: Body, read: Callable[[Body], ServerReply], watch: Watch | None, tally: AttemptUsage, begun: Callable[[], None] = lambda: None) -> ServerReply:
+    async def _sent(
+        self, body: Body, read: Callable[[Body], ServerReply], watch: Watch | None, tally: AttemptUsage, begun: Callable[[], None] = lambda: None
+    ) -> ServerReply:
         """Send a request, with the answer at once, or as a stream for a watcher; `begun` is called when it begins to
         arrive."""
         if watch is None:
@@ -386,7 +390,15 @@ def _usage(body: Body) -> Usage | None:
     return Usage(prompt, count_of(usage.get("output_tokens")), cached, 0, 1, 0, written_tokens=written, written_hour_tokens=hour)
 
 
-_ENDED = {"end_turn": "stop", "stop_sequence": "stop", None: "stop", "tool_use": "tool_calls", "max_tokens": "length", "model_context_window_exceeded": "length", "refusal": REFUSAL}
+_ENDED = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    None: "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": REFUSAL,
+}
 
 
 def _answer(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:

@@ -357,7 +357,15 @@ class ApiBackend(ABC):
 
     def server_info(self) -> dict[str, Any]:
         spent = self.spent()
-        return {"name": self.name, "attempts": spent.attempts, "retries": spent.retries, "unreported": spent.unreported, "speculated": spent.speculated, "wasted": spent.wasted, **self._client.said}
+        return {
+            "name": self.name,
+            "attempts": spent.attempts,
+            "retries": spent.retries,
+            "unreported": spent.unreported,
+            "speculated": spent.speculated,
+            "wasted": spent.wasted,
+            **self._client.said,
+        }
 
     def health(self) -> Health:
         """Return whether it is closed: the server's own health is not checked."""
@@ -409,7 +417,9 @@ class ApiBackend(ABC):
                     where = "between messages" if role is None else f"in {role} messages"
                     raise UnsupportedOpError(f"answers {where}", able.name, "write lmc.assistant(lmc.gen(…))", loc=segment.loc)
                 if isinstance(segment, Gen) and segment.tools and role != "assistant":
-                    raise UnsupportedOpError("gen(tools=…) outside of an assistant's message", able.name, "write lmc.assistant(lmc.gen(…, tools=…))", loc=segment.loc)
+                    raise UnsupportedOpError(
+                        "gen(tools=…) outside of an assistant's message", able.name, "write lmc.assistant(lmc.gen(…, tools=…))", loc=segment.loc
+                    )
                 self.check(segment)
         return role
 
@@ -577,7 +587,7 @@ class ApiBackend(ABC):
 
     def _withheld(self, sample: Sample) -> Refused | Filtered:
         what, kind = ("the model refused to answer", Refused) if sample.finish["type"] == REFUSAL else ("a content filter stopped the answer", Filtered)
-        error = kind(f"{self.name}: {what}{f': {sample.text[:200]!r}' if sample.text else ''}; on_refusal=\"return\" on the backend gives it as an answer")
+        error = kind(f'{self.name}: {what}{f": {sample.text[:200]!r}" if sample.text else ""}; on_refusal="return" on the backend gives it as an answer')
         error.text = sample.text
         return error
 
@@ -697,8 +707,18 @@ def _spoken(found: FoundAnswer) -> Output:
 class _Lazy:
     """A client that is made on the loop for the first request, with the backend's findings about its server."""
 
-    def __init__(self, wire: Callable[[], Wire], loop: LoopThread, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None) -> None:
-        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience, self._begin = wire, loop, name, ledger, concurrency, patience, begin
+    def __init__(
+        self, wire: Callable[[], Wire], loop: LoopThread, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None
+    ) -> None:
+        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience, self._begin = (
+            wire,
+            loop,
+            name,
+            ledger,
+            concurrency,
+            patience,
+            begin,
+        )
         self._made: Client | None = None
         self._prepared: asyncio.Task[Any] | None = None
 

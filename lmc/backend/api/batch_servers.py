@@ -202,5 +202,3 @@ def _of_anthropic(record: Body) -> Item:
 
 def _size(counts: Any) -> int:
     return sum(getattr(counts, kind) for kind in ("processing", "succeeded", "errored", "canceled", "expired"))
-
-

@@ -43,6 +43,7 @@ DAY = 24 * 3600.0
 _TURNS = 64  # turns of a loop within which a request joins its wave
 _LATE = 10.0  # seconds to wait for batches to be cancelled on stopping
 
+
 class Clock:
     """Time, as used by batches."""
 
@@ -263,7 +264,9 @@ class Waves:
                 try:
                     found = await self.api.find(wave.key, len(ids), wave.since) if doubtful else None
                     if found != "later":
-                        self.desk.submitted.submitted(wave, found or await self.api.submit(path, [(f"{a.id}-{wave.key}", a.request.body) for a in several], wave.key))
+                        self.desk.submitted.submitted(
+                            wave, found or await self.api.submit(path, [(f"{a.id}-{wave.key}", a.request.body) for a in several], wave.key)
+                        )
                         break
                 except Fault as fault:
                     failed += fault.status != 429  # the server is busy: submitted again later

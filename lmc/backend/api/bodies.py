@@ -230,7 +230,9 @@ def strict(schema: Any) -> bool:
     if not schema.keys() <= _STRICT_KEYS:
         return False
     properties = schema.get("properties", {})
-    if (schema.get("type") == "object" or properties) and (schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties)):
+    if (schema.get("type") == "object" or properties) and (
+        schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties)
+    ):
         return False
     inner = [*properties.values(), *schema.get("anyOf", ()), *schema.get("$defs", {}).values(), *([schema["items"]] if "items" in schema else [])]
     return all(map(strict, inner))

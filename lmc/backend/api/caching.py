@@ -86,7 +86,9 @@ def gemini_rules(model: str, ttl: str) -> CacheRules:
     minimum = 4096 if "pro" in model else 1024
     if ttl == "auto":
         return CacheRules(minimum, marks=0, write=1.0, write_hour=1.0)
-    return CacheRules(minimum, marks=1, write=1.3, write_hour=4.6, lives=("300s", "3600s"))  # 4.50 dollars for a million tokens and an hour, beside 1.25 for reading them
+    return CacheRules(
+        minimum, marks=1, write=1.3, write_hour=4.6, lives=("300s", "3600s")
+    )  # 4.50 dollars for a million tokens and an hour, beside 1.25 for reading them
 
 
 _MINIMA = (

@@ -367,7 +367,9 @@ class Client:
 
         return await self._patiently(request, attempt, tally)
 
-    async def _batched(self, waves: Waves, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage) -> T:
+    async def _batched(
+        self, waves: Waves, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage
+    ) -> T:
         """As `call`, by batches: failed requests go into the next one."""
         first, tally.sent = tally.sent * _ATTEMPTS, tally.sent + 1
         number = 0

@@ -195,7 +195,12 @@ class Completions(ApiBackend):
         for f in fields(SamplingParams) if ask.params not in self._checked else ():
             value = getattr(ask.params, f.name)
             if value != f.default and f.name not in _BASE and f.name not in self.server.params and not (f.name == "logprob_start_len" and value == -1):
-                raise UnsupportedOpError(f"gen({_SHOWN.get(f.name, f.name)}=…)", self.name, f"leave it out, or say what the server is: OpenAI(…, server=…), one of {', '.join(SERVERS)}", loc=ask.loc)
+                raise UnsupportedOpError(
+                    f"gen({_SHOWN.get(f.name, f.name)}=…)",
+                    self.name,
+                    f"leave it out, or say what the server is: OpenAI(…, server=…), one of {', '.join(SERVERS)}",
+                    loc=ask.loc,
+                )
         if len(self._checked) < _CHECKED:
             self._checked.add(ask.params)
         if ask.constraint is not None and not self.enforces(ask.constraint):
@@ -238,7 +243,14 @@ class Completions(ApiBackend):
         cache = {"prompt_cache_key": key_of(beginning(place))} if self._own == "openai" else {}
 
         def request() -> HttpRequest:
-            body = {"model": self.model, **prompt, **cache, **self._sampling(ask, beyond, len(expected.encode()), chat), **self._constrained(ask.constraint, chat), **extra}
+            body = {
+                "model": self.model,
+                **prompt,
+                **cache,
+                **self._sampling(ask, beyond, len(expected.encode()), chat),
+                **self._constrained(ask.constraint, chat),
+                **extra,
+            }
             if ask.tools:
                 body["tools"] = [{"type": "function", "function": self._told(tool)} for tool in json.loads(ask.tools)]
             if sent_stops:
@@ -268,17 +280,24 @@ class Completions(ApiBackend):
             self._sizes[1] += tally.usage.prompt_tokens - before
         return reply
 
-    async def _marked(self, book: CacheBook, request: Callable[[], HttpRequest], read: Callable[[Body], ServerReply], watch: Watch | None, ask: Gen, tally: AttemptUsage) -> ServerReply:
+    async def _marked(
+        self, book: CacheBook, request: Callable[[], HttpRequest], read: Callable[[Body], ServerReply], watch: Watch | None, ask: Gen, tally: AttemptUsage
+    ) -> ServerReply:
         """Request an answer to a conversation whose messages are marked to be cached."""
         messages: list[Body] = request().body["messages"]
-        prompt = prompt_of([ask.tools, ask.constraint and ask.constraint.source], [(m["role"], whole(m)) for m in messages], range(len(messages)), book.per_byte)
+        prompt = prompt_of(
+            [ask.tools, ask.constraint and ask.constraint.source], [(m["role"], whole(m)) for m in messages], range(len(messages)), book.per_byte
+        )
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in messages)
         async with book.turn(prompt, tally.shared, (tally.loc, tally.name), again, 1) as marked:
             own = AttemptUsage(tally.name, tally.loc, trace=tally.trace)
 
             def with_marks() -> HttpRequest:
                 sent = request()
-                return replace(sent, body={**sent.body, "messages": [marked_end(m, book.rules.lives[marked.hour]) if i in marked.blocks else m for i, m in enumerate(messages)]})
+                return replace(
+                    sent,
+                    body={**sent.body, "messages": [marked_end(m, book.rules.lives[marked.hour]) if i in marked.blocks else m for i, m in enumerate(messages)]},
+                )
 
             try:
                 watch = watch or (UNWATCHED if marked.turn.first and ask.params.n == 1 else None)

@@ -41,7 +41,14 @@ class HttpWire:
         self._secure = at.scheme == "https"
         self._host, self._port, self._path = at.hostname, at.port or (443 if self._secure else 80), at.path.rstrip("/")
         self._tls = ssl.create_default_context() if self._secure else None
-        lines = {"host": at.netloc.rpartition("@")[2], "content-type": "application/json", "accept": "*/*", "user-agent": "lmc", **headers, **authorization(url)}
+        lines = {
+            "host": at.netloc.rpartition("@")[2],
+            "content-type": "application/json",
+            "accept": "*/*",
+            "user-agent": "lmc",
+            **headers,
+            **authorization(url),
+        }
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
@@ -93,9 +100,7 @@ class HttpWire:
             connection.abort()
         self._idle.clear()
 
-    async def _exchange(
-        self, request: HttpRequest, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None = None
-    ) -> tuple[int, dict[str, str]]:
+    async def _exchange(self, request: HttpRequest, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None = None) -> tuple[int, dict[str, str]]:
         body = dumped(request.body) if request.data is None else request.data
         more = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
         head = f"POST {self._path}{request.path} HTTP/1.1\r\n{self._head}{more}content-length: {len(body)}\r\n\r\n"

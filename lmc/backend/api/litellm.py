@@ -61,7 +61,17 @@ class LiteLLM(Completions):
             import litellm
         except ImportError as error:
             raise missing("lmc.LiteLLM", "litellm", "litellm", error) from None
-        rules = None if cache == "off" else rules_of(model_name) if claude else gemini_rules(model_name, cache) if gemini else AUTOMATIC if model_name.startswith(_AUTOMATIC) else None
+        rules = (
+            None
+            if cache == "off"
+            else rules_of(model_name)
+            if claude
+            else gemini_rules(model_name, cache)
+            if gemini
+            else AUTOMATIC
+            if model_name.startswith(_AUTOMATIC)
+            else None
+        )
         marks = rules if rules is not None and rules.marks else None
         patience = patience or Patience(retries=retries, timeout=timeout)
         fixed = {"timeout": patience.timeout, **options, "num_retries": 0, "max_retries": 0}
@@ -183,7 +193,14 @@ def _fault(error: Exception) -> Fault:
     if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
         return Fault(f"{type(error).__name__}: {error}", status=400)  # an error in the request, not in the connection
     headers = lowered(response.headers) if response is not None else {}
-    return Fault(f"{type(error).__name__}: {error}"[:500], status=status if known else None, retry_after=retry_after(headers), param=getattr(error, "param", None), code=_code(error), headers=headers)
+    return Fault(
+        f"{type(error).__name__}: {error}"[:500],
+        status=status if known else None,
+        retry_after=retry_after(headers),
+        param=getattr(error, "param", None),
+        code=_code(error),
+        headers=headers,
+    )
 
 
 def _code(error: Exception) -> str | None:

@@ -95,7 +95,7 @@ class OpenAI(Completions):
     ) -> None:
         model = model or model_name
         if model is None:
-            raise ArgumentError("OpenAI() needs the name of a model, such as OpenAI(\"gpt-5-mini\")")
+            raise ArgumentError('OpenAI() needs the name of a model, such as OpenAI("gpt-5-mini")')
         if api not in (None, "chat", "responses"):
             raise ParameterError(f"api={api!r}: must be 'chat' or 'responses'")
         if api is not None and is_chat_model is False:

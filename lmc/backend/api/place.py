@@ -105,4 +105,3 @@ class PromptNode:
 
 
 ROOT = PromptNode()
-

@@ -1,8 +1,8 @@
 """Redaction: keys and passwords never leave a backend in a message, whoever wrote it: lmc, an SDK, or a server that echoes what it was sent.
 
-    https://tom:hunter2@host:8000/v1        as it is given
-    https://host:8000/v1                    `addressed`: where requests go; `authorization`: the header that tom and hunter2 are sent in
-    https://host:8000/v1                    `shown`: in messages, logs and journals, also where it is no URL that a request could go to
+https://tom:hunter2@host:8000/v1        as it is given
+https://host:8000/v1                    `addressed`: where requests go; `authorization`: the header that tom and hunter2 are sent in
+https://host:8000/v1                    `shown`: in messages, logs and journals, also where it is no URL that a request could go to
 """
 
 from __future__ import annotations

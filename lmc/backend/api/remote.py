@@ -163,7 +163,9 @@ def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: C
     if not said:
         raise silent[0]
     if len({name(info) for info in said.values()}) > 1:
-        raise BackendError(f"the servers run different models: {', '.join(f'{name(info)} at {shown(url)}' for url, info in said.items())}; give URLs of one model")
+        raise BackendError(
+            f"the servers run different models: {', '.join(f'{name(info)} at {shown(url)}' for url, info in said.items())}; give URLs of one model"
+        )
     for error in silent:
         warnings.warn(f"{error}; the other servers get its requests until it answers", stacklevel=4)
     return next(iter(said.values()))
@@ -304,7 +306,9 @@ class RemoteBackend(Listed):
         one is in front; None: query."""
 
         def wire(url: str) -> Wire:
-            return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
+            return (
+                ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
+            )
 
         self._prompts, self._fleet = prompts, Fleet(urls, wire)
         self._given = {addressed(url): url for url in urls}
@@ -382,7 +386,9 @@ class RemoteBackend(Listed):
         """Build a request about one prompt, which is in the body."""
         return HttpRequest(self.path, body, headers, keys_of(prompt), self._prompts.size(prompt), limit)
 
-    def _member(self, place: PromptNode, ask: Gen | None, params: bytes, limit: int, stops: tuple[str, ...] = (), *alike: Hashable, together: bool = True) -> Member:
+    def _member(
+        self, place: PromptNode, ask: Gen | None, params: bytes, limit: int, stops: tuple[str, ...] = (), *alike: Hashable, together: bool = True
+    ) -> Member:
         """Build a list's member. Behind a router, which routes by the beginning of a list, only requests with the same
         beginning go together.
 

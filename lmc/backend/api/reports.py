@@ -69,7 +69,9 @@ def why_not(prompt: int, answer: int, body: Mapping[str, Any], sent: Mapping[str
 def most_prompt(sent: Mapping[str, Any]) -> int:
     """Tokens that the prompts of a request can have."""
     tools: Any = sent.get("tools") or ()
-    runs = any(isinstance(tool, dict) and tool.get("type", "function") not in ("function", "custom") for tool in tools)  # what the server calls, and reads the results of
+    runs = any(
+        isinstance(tool, dict) and tool.get("type", "function") not in ("function", "custom") for tool in tools
+    )  # what the server calls, and reads the results of
     if runs or not sent.keys() <= _KNOWN or isinstance(sent.get("prompt"), dict):
         return _CONTEXT
     size, prompts = _size(sent) + len(sent.get("image_data") or ()) * _PARTS["image"], _prompts(sent)

@@ -123,7 +123,9 @@ def answered(body: Mapping[str, Any]) -> Body:
                 else:
                     texts.append(part["text"])
         elif item.get("type") == "function_call":
-            message.setdefault("tool_calls", []).append({"id": item.get("call_id"), "type": "function", "function": {"name": item.get("name"), "arguments": item.get("arguments")}})
+            message.setdefault("tool_calls", []).append(
+                {"id": item.get("call_id"), "type": "function", "function": {"name": item.get("name"), "arguments": item.get("arguments")}}
+            )
         elif item.get("type") == "reasoning":
             summaries += [part.get("text") or "" for part in item.get("summary") or item.get("content") or ()]
             message["thinking_blocks"] = body["output"]

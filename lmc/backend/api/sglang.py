@@ -106,7 +106,9 @@ class SGLang(RemoteBackend):
     def capabilities(self) -> Capabilities:
         if self._able is None:
             kinds = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
-            self._able = Capabilities(self.name, kinds, select=True, logprobs=True, images=self._sees, n=True, streams=True, tools=True, plans=True, prices=self._prices)
+            self._able = Capabilities(
+                self.name, kinds, select=True, logprobs=True, images=self._sees, n=True, streams=True, tools=True, plans=True, prices=self._prices
+            )
         return self._able
 
     def _written_there(self, place: PromptNode) -> bool:
@@ -301,7 +303,9 @@ class SGLang(RemoteBackend):
             await self._score(scoring, headers, known, texts, tally)
         return scoring.output(ask, known, texts, tally)
 
-    async def _next(self, prompt: list[int], wanted: list[int], headers: Mapping[str, str], texts: dict[int, str], tally: AttemptUsage) -> dict[int, float] | None:
+    async def _next(
+        self, prompt: list[int], wanted: list[int], headers: Mapping[str, str], texts: dict[int, str], tally: AttemptUsage
+    ) -> dict[int, float] | None:
         """Return log-probabilities of tokens right after a prompt; None from a server that does not list those of
         chosen ones."""
         body = {**_prompt(prompt), **_SCORED, "token_ids_logprob": wanted}
@@ -319,7 +323,9 @@ class SGLang(RemoteBackend):
 
         return await self.client.call(lambda: request, _usage, read, tally)
 
-    async def _score(self, scoring: Scoring, headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str], tally: AttemptUsage) -> None:
+    async def _score(
+        self, scoring: Scoring, headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str], tally: AttemptUsage
+    ) -> None:
         """Return log-probabilities of all tokens of the choices, in one list."""
         rows = scoring.wanted()
         prompt = list(scoring.prompt)
@@ -467,7 +473,11 @@ def _prompt_tokens(body: Body) -> int:
 def _usage(body: Body) -> Usage | None:
     """Return the usage of one prompt, whose n answers each report it."""
     metas = _metas(body)
-    return replace(_usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens"))) if metas else None
+    return (
+        replace(_usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens")))
+        if metas
+        else None
+    )
 
 
 def _usage_of_all(body: Body) -> Usage | None:

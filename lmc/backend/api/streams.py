@@ -116,7 +116,11 @@ class Pieces:
             raise Fault("the stream ended before the answer did")
         choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}
         said = {**self._said, **({"function_call": self._function} if self._function else {}), **({"thinking_blocks": self._blocks} if self._blocks else {})}
-        choice |= {"message": {**said, "content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}} if self._chat else {"text": self._text}
+        choice |= (
+            {"message": {**said, "content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}}
+            if self._chat
+            else {"text": self._text}
+        )
         return self._read({**self._body, "choices": [choice]})
 
 

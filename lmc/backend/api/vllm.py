@@ -174,7 +174,10 @@ class VLLM(RemoteBackend):
             return b'%b,"prompt":%b}' % (params, dumped(members[0].prompt))
         if self._sparse:  # two events an answer, its first token and its end, in place of one a token
             params = b'%b,"stream_interval":%d' % (params, max(1, members[0].limit))
-        return b'%b,"prompt":%b,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}' % (params, dumped([member.prompt for member in members]))
+        return b'%b,"prompt":%b,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}' % (
+            params,
+            dumped([member.prompt for member in members]),
+        )
 
     def part(self) -> VLLMStream:
         return VLLMStream()
@@ -248,7 +251,10 @@ class VLLM(RemoteBackend):
                     known.setdefault(context, {}).update({token: found[token] for token in tokens})
                 elif "logprob_token_ids" not in self._cannot:
                     self._cannot.add("logprob_token_ids")
-                    log("backend", f"{self.name} does not list the log-probabilities of chosen tokens (vLLM does since 0.23); choices are scored as whole prompts")
+                    log(
+                        "backend",
+                        f"{self.name} does not list the log-probabilities of chosen tokens (vLLM does since 0.23); choices are scored as whole prompts",
+                    )
 
         try:
             await asyncio.gather(*[ask(some) for some in _named_at_once(contexts)])
@@ -262,7 +268,13 @@ class VLLM(RemoteBackend):
             texts.update({token: words.decode([token], with_specials=True, at_start=False) for row in scoring.rows for token in row.own})
 
     async def _score(
-        self, scoring: Scoring, rows: Sequence[ScoredRow], headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str], tally: AttemptUsage
+        self,
+        scoring: Scoring,
+        rows: Sequence[ScoredRow],
+        headers: Mapping[str, str],
+        known: dict[ScoredRow, dict[int, float]],
+        texts: dict[int, str],
+        tally: AttemptUsage,
     ) -> None:
         """Return log-probabilities of whole prompts, which no cache speeds up."""
         prompts = [scoring.ids(row) for row in rows]

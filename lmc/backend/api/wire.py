@@ -117,7 +117,9 @@ def refused_later(text: str | bytes) -> Fault:
     return refused(code if type(code) is int and 400 <= code < 600 else 400, {}, text)
 
 
-async def events(lines: AsyncIterator[str], secrets: Sequence[str], last: Callable[[dict[str, Any]], bool] = lambda body: False) -> AsyncIterator[dict[str, Any]]:
+async def events(
+    lines: AsyncIterator[str], secrets: Sequence[str], last: Callable[[dict[str, Any]], bool] = lambda body: False
+) -> AsyncIterator[dict[str, Any]]:
     """Yield the JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one. Raises Fault if
     it ends before."""
     async for line in lines:
@@ -238,7 +240,9 @@ class ProxiedWire:
 
     async def post(self, request: HttpRequest) -> Received:
         try:
-            response = await self._client.post(request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers))
+            response = await self._client.post(
+                request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers)
+            )
         except http_errors() as error:
             raise broken(error) from None
         if response.status_code >= 400:
@@ -247,7 +251,9 @@ class ProxiedWire:
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         try:
-            async with self._client.stream("POST", request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers)) as response:
+            async with self._client.stream(
+                "POST", request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers)
+            ) as response:
                 headers = lowered(response.headers)
                 if response.status_code >= 400:
                     raise refused(response.status_code, headers, await response.aread())

@@ -93,9 +93,7 @@ class ConstraintCompiler:
             self._automata.forget(constraint)  # its current followers keep it
             compiled = self._automata.get(constraint)
         canonical = None if longer else compiled.canonical
-        return AutomatonMatcher(
-            compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check, compiled.steering, canonical
-        )
+        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check, compiled.steering, canonical)
 
     def _compiled(self, constraint: Constraint) -> _Compiled:
         return self._shared(constraint, self._restored(constraint) or self._built(constraint))

@@ -278,9 +278,7 @@ class _Cutter:
         return None
 
     def _atoms(self, text: str) -> Atoms:
-        return tuple(
-            a for part in self.tokenizer.split_specials(text) for a in (part if isinstance(part, str) else [part])
-        )
+        return tuple(a for part in self.tokenizer.split_specials(text) for a in (part if isinstance(part, str) else [part]))
 
     def _assemble(
         self,

@@ -1,12 +1,12 @@
 """The trie of a select's choices: common prefixes of continuations are computed once, in one pass with the rest.
 
-    " Paris is"                 a node is a token after its path, scored by the row before it
-    " Paris was"                a row is a node that others follow; leaves need none
-    " London"                   rows lie depth first, so a run of them is a span of a pass
+" Paris is"                 a node is a token after its path, scored by the row before it
+" Paris was"                a row is a node that others follow; leaves need none
+" London"                   rows lie depth first, so a run of them is a span of a pass
 
-        prompt ─┬─ Paris ─┬─ is          nodes 4, rows 1 ( Paris)
-                │         └─ was
-                └─ London
+    prompt ─┬─ Paris ─┬─ is          nodes 4, rows 1 ( Paris)
+            │         └─ was
+            └─ London
 """
 
 from __future__ import annotations

@@ -56,9 +56,7 @@ def _unconditional_likelihood_normalized(conditional: Rows, unconditional: Rows 
     assert unconditional is not None
     gains = [_mean([c - u for c, u in zip(a, b, strict=True)]) for a, b in zip(conditional, unconditional, strict=True)]
     scores = [_mean(row) for row in conditional]
-    return Choice(
-        _best(gains), {"normalized_prompt_logprobs": scores, "normalized_unconditional_prompt_logprobs": gains}
-    )
+    return Choice(_best(gains), {"normalized_prompt_logprobs": scores, "normalized_unconditional_prompt_logprobs": gains})
 
 
 _METHODS: dict[ChoicesMethod, Callable[[Rows, Rows | None], Choice]] = {

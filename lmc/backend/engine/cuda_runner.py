@@ -177,7 +177,9 @@ class CudaRunner(ModelRunner):
 
     def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
         self._staged.synchronize()  # the last staged data is on the device
-        captured = self._captured(rows, wide=len(plan.wide) > 0, adapted=layout.adapters is not None)  # a graph that nobody needed yet is captured over the stage
+        captured = self._captured(
+            rows, wide=len(plan.wide) > 0, adapted=layout.adapters is not None
+        )  # a graph that nobody needed yet is captured over the stage
         self._fill(self._stage, layout, known, rows)
         self._send(self._stage, put(plan, self._stage))
         self._staged.record()

@@ -121,7 +121,12 @@ class DraftModel:
         while left:
             logits = self._run(left, {req: req.length + len(found[req]) for req in left})
             asked = [
-                Guessed(req, req.length + len(found[req]), DraftedAnswer(views[req], req.answer.stop_ids if req.answer is not None else frozenset()), asked=self._known[req].params)
+                Guessed(
+                    req,
+                    req.length + len(found[req]),
+                    DraftedAnswer(views[req], req.answer.stop_ids if req.answer is not None else frozenset()),
+                    asked=self._known[req].params,
+                )
                 for req in left
             ]
             drawn, _ = self._sampler.sample(logits.float().cpu(), range(len(left)), asked)

@@ -156,7 +156,9 @@ class Eyes:
         has at most `most` tokens."""
         parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
         if any(part.count == 0 for part in parts if isinstance(part, Shown)):
-            raise BackendError(f"{image.kind}(…): the processor of {self.sight.name} leaves nothing of it; is its preprocessor_config.json right?", loc=image.loc)
+            raise BackendError(
+                f"{image.kind}(…): the processor of {self.sight.name} leaves nothing of it; is its preprocessor_config.json right?", loc=image.loc
+            )
         if (count := sum(part.count for part in parts if isinstance(part, Shown))) >= most:
             what = "a picture" if image.frames is None else "a video"
             raise ParameterError(f"{image.kind}(…): {what} is {count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc)
@@ -173,7 +175,9 @@ class Eyes:
         film = Film(video)
         indices = self.sight.sample(film, wanted)
         if len(indices) >= most:  # before they are decoded
-            raise ParameterError(f"video(…): {len(indices)} frames of it are more tokens than prompts of {self.sight.name} have room for: {most}", loc=video.loc)
+            raise ParameterError(
+                f"video(…): {len(indices)} frames of it are more tokens than prompts of {self.sight.name} have room for: {most}", loc=video.loc
+            )
         with self._taking(video, "it"):
             return self.sight.watch(film, indices)
 
@@ -188,7 +192,8 @@ class Eyes:
             raise ParameterError(f"{image.kind}(…): {self.sight.name} cannot take {what}: {error}", loc=image.loc) from error
         except Exception as error:  # on values that its code does not expect
             raise BackendError(
-                f"{image.kind}(…): the processor of {self.sight.name} fails on {what}: {type(error).__name__}: {error}; is its preprocessor_config.json right?", loc=image.loc
+                f"{image.kind}(…): the processor of {self.sight.name} fails on {what}: {type(error).__name__}: {error}; is its preprocessor_config.json right?",
+                loc=image.loc,
             ) from error
 
     def spelled(self, ids: np.ndarray) -> list[int]:
@@ -319,7 +324,7 @@ def positions(pictures: Sequence[Laid], begin: int, end: int) -> np.ndarray:
     for at in reversed(pictures):
         if at.end < end:
             behind = max(0, at.end - begin)
-            found[behind:end - begin] += at.lift
+            found[behind : end - begin] += at.lift
             end = begin + behind
         if end <= begin:
             break

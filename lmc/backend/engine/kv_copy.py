@@ -1,6 +1,6 @@
 """Copies of KV between the pool and host memory. On a GPU on a stream of their own: beside passes, in pieces of a fixed size.
 
-    pool, scattered slots ──gather──► staging ──copy stream──► pinned host memory, one row a token
+pool, scattered slots ──gather──► staging ──copy stream──► pinned host memory, one row a token
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ class LayerShape(NamedTuple):
 class KVPool:
     """Storage of the pool: per layer, K and V [num_slots + 1, num_kv_heads, head_dim]; the last slot is scratch."""
 
-    def __init__(
-        self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu"
-    ) -> None:
+    def __init__(self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
         self._allocate([LayerShape(num_kv_heads, head_dim, head_dim)] * num_layers, num_slots, dtype, device)
 
     @classmethod

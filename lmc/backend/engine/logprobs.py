@@ -35,10 +35,7 @@ class Logprobs:
 
     def read(self) -> list[tuple[float, Top]]:
         most = self.found.shape[1] // 2
-        return [
-            (row[0], tuple((row[i], int(row[most + i])) for i in range(1, n + 1)))
-            for row, n in zip(self.found.tolist(), self.wanted, strict=True)
-        ]
+        return [(row[0], tuple((row[i], int(row[most + i])) for i in range(1, n + 1))) for row, n in zip(self.found.tolist(), self.wanted, strict=True)]
 
     def of_samples(self, at: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprob | None]:
         """Return one for each of a pass's samples, where these are those `at`: None for the others, and where none was
@@ -50,16 +47,12 @@ class Logprobs:
         return found
 
 
-def logprobs(
-    logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, wanted: Sequence[int] | None = None
-) -> Logprobs:
+def logprobs(logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, wanted: Sequence[int] | None = None) -> Logprobs:
     """Compute log-probabilities of tokens [N] int64, each in its row of `logits` [R, V], and the `wanted` [N] likeliest
     beside each; none by default."""
     wanted = wanted or [0] * len(rows)
     most, step = max(wanted, default=0), max(1, _AT_ONCE // logits.shape[1])
-    parts = [
-        _some(logits, rows[i : i + step], tokens[i : i + step], most) for i in range(0, len(rows), step)
-    ]  # of those of one row mostly in one part
+    parts = [_some(logits, rows[i : i + step], tokens[i : i + step], most) for i in range(0, len(rows), step)]  # of those of one row mostly in one part
     return Logprobs(parts[0] if len(parts) == 1 else torch.cat(parts), wanted)
 
 

@@ -72,9 +72,7 @@ def greediest(logits: torch.Tensor, requests: Sequence[Sampled], greedy: Sequenc
     most, at = logits.max(-1)
     tokens = torch.where(most < torch.inf, at, BROKEN).tolist()
     closed = [  # the best of all is the best of the legal, where it is one of them
-        i
-        for i, r in enumerate(requests)
-        if greedy[i] and is_constrained(r) and tokens[i] != BROKEN and not _is_legal(r, tokens[i])
+        i for i, r in enumerate(requests) if greedy[i] and is_constrained(r) and tokens[i] != BROKEN and not _is_legal(r, tokens[i])
     ]
     if closed:  # one transfer and one answer for all
         every: np.ndarray = np.stack([_legal(requests[i], logits.shape[1]) for i in closed])

@@ -84,9 +84,7 @@ class RadixCache:
             root.locks, root.salt = 1, hash(namespace) % 2**64 if namespace else 0
         return root
 
-    def match(
-        self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None
-    ) -> Node:
+    def match(self, ids: np.ndarray, limit: int | None = None, namespace: str = "", after: Node | None = None) -> Node:
         """Return the node where the longest cached prefix of `ids[:limit]` ends; splits the edge it ends inside.
         `after`: the end of a shorter prefix of the same sequence, as a starting point if it is still in the tree, and
         of this namespace."""
@@ -361,11 +359,9 @@ class RadixCache:
             assert node.parent is not None and node.parent.end == node.start, f"broken link at {node}"
             assert node.parent.children[int(node.ids[0])] is node, f"child under a wrong key: {node}"
             assert len(node.ids) == len(node.slots) > 0, f"edge without tokens: {node}"
-            assert (
-                node.locks >= sum(c.locks for c in node.children.values())
-                or node.locks > 0
-                or not any(c.locks for c in node.children.values())
-            ), f"locked child below an unlocked node: {node}"
+            assert node.locks >= sum(c.locks for c in node.children.values()) or node.locks > 0 or not any(c.locks for c in node.children.values()), (
+                f"locked child below an unlocked node: {node}"
+            )
             size += len(node.ids)
             evictable += 0 if node.locks else len(node.ids)
         assert (size, evictable) == (self.size, self.evictable), (

@@ -119,9 +119,7 @@ class RequestBuilder:
 
     # -- gen ---------------------------------------------------------------------------------------------------
 
-    def gen(
-        self, ask: Gen, place: PromptPosition, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone
-    ) -> list[Request]:
+    def gen(self, ask: Gen, place: PromptPosition, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone) -> list[Request]:
         """Build `n` requests over one prompt; `on_text` receives the growing text of the first, with its
         log-probabilities if wanted."""
         ids = self.ids(place)
@@ -344,9 +342,7 @@ class _Sampling:
 
     __slots__ = ("_asker", "_finished", "_ids", "_on_done", "_place", "_prompt_len")
 
-    def __init__(
-        self, asker: RequestBuilder, place: PromptPosition, ids: np.ndarray, prompt_len: int, n: int, on_done: OnDone
-    ) -> None:
+    def __init__(self, asker: RequestBuilder, place: PromptPosition, ids: np.ndarray, prompt_len: int, n: int, on_done: OnDone) -> None:
         self._asker, self._place, self._ids, self._prompt_len, self._on_done = asker, place, ids, prompt_len, on_done
         self._finished: list[Request | None] = [None] * n
 
@@ -452,10 +448,7 @@ class _Scoring:
 
     def _listed(self, rows: list[list[float]], ids: list[list[int]]) -> list[list[list[Any]]]:
         shown = self._asker.shown
-        return [
-            [[lp, t, shown(t)] for lp, t in zip(row, tokens, strict=True)]
-            for row, tokens in zip(rows, ids, strict=True)
-        ]
+        return [[[lp, t, shown(t)] for lp, t in zip(row, tokens, strict=True)] for row, tokens in zip(rows, ids, strict=True)]
 
 
 def _scored_from(params: SamplingParams) -> int | None:

@@ -75,7 +75,27 @@ class OpenRun:
     peaks      of earlier runs, the basis of the estimate; None: there are none
     """
 
-    __slots__ = ("away", "batch", "ended", "expected", "first", "growth", "held", "lapsed", "leases", "number", "parked", "peak", "peaks", "places", "program", "requests", "running", "seniority", "was_open")
+    __slots__ = (
+        "away",
+        "batch",
+        "ended",
+        "expected",
+        "first",
+        "growth",
+        "held",
+        "lapsed",
+        "leases",
+        "number",
+        "parked",
+        "peak",
+        "peaks",
+        "places",
+        "program",
+        "requests",
+        "running",
+        "seniority",
+        "was_open",
+    )
 
     def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
         self.number, self.program, self.batch = source.number, source.program, source.batch

@@ -27,6 +27,7 @@ from lmc.prompt import SamplingParams
 
 _MASK = (1 << 64) - 1
 
+
 class DrawnAhead(NamedTuple):
     """Samples drawn ahead, on the device.
 
@@ -59,9 +60,7 @@ class Sampler:
         self._penalties = Penalties()
         self._closing = Closing()
 
-    def sample(
-        self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]
-    ) -> tuple[list[int], list[TokenLogprob | None]]:
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]) -> tuple[list[int], list[TokenLogprob | None]]:
         """Sample tokens for `requests`, each from its row of `logits` [R, V] float32 (two may share a row); STUCK for
         one whose constraint allows none, BROKEN where the logits are NaN."""
         if not requests:
@@ -179,9 +178,7 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: list[int], request
 _WIDTHS = (64, 512, FEW)  # padded widths of few tokens: a row's draw does not depend on others
 
 
-def _drawn(
-    logits: torch.Tensor, requests: Sequence[Sampled], rows: Sequence[int], few: Mapping[int, np.ndarray]
-) -> Iterator[tuple[list[int], torch.Tensor]]:
+def _drawn(logits: torch.Tensor, requests: Sequence[Sampled], rows: Sequence[int], few: Mapping[int, np.ndarray]) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Draw tokens for the requests of `rows`, some at a time. `few`: the only legal ids of a row."""
     alike: dict[tuple[bool, int], list[int]] = {}
     for i in rows:
@@ -198,9 +195,7 @@ def _drawn(
         yield at, picked if ids is None else ids.gather(1, picked[:, None])[:, 0]
 
 
-def _gathered(
-    logits: torch.Tensor, listed: Sequence[tuple[int, np.ndarray]], width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gathered(logits: torch.Tensor, listed: Sequence[tuple[int, np.ndarray]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return only the listed tokens of each row: logits [N, width], padded with -inf, and ids; on the CPU."""
     own, ids = np.full((len(listed), width), -np.inf, np.float32), np.zeros((len(listed), width), np.int64)
     every = logits.numpy()

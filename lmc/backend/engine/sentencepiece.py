@@ -47,10 +47,7 @@ def add_others(raw: RawTokenizer, tokens: Sequence[str], types: Sequence[int]) -
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
     """Return pairs of pieces that form a piece, the first to be merged first."""
     found = [
-        (score, piece[:cut], piece[cut:])
-        for piece, score in scores.items()
-        for cut in range(1, len(piece))
-        if piece[:cut] in scores and piece[cut:] in scores
+        (score, piece[:cut], piece[cut:]) for piece, score in scores.items() for cut in range(1, len(piece)) if piece[:cut] in scores and piece[cut:] in scores
     ]
     alike = sum(n for n in Counter(score for score, _ in {(score, a + b) for score, a, b in found}).values() if n > 1)
     if alike:

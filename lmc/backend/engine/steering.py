@@ -1,7 +1,7 @@
 """Steering: an answer near its limit takes the shortest path to a legal end, so that the limit never cuts it.
 
-    limit 12   {"name": "Ada Lovelace, who was …       sampled, while a legal end still fits after it
-               {"name": "Ada Love", "age": 0}           a sample that would leave no room is replaced by that end
+limit 12   {"name": "Ada Lovelace, who was …       sampled, while a legal end still fits after it
+           {"name": "Ada Love", "age": 0}           a sample that would leave no room is replaced by that end
 """
 
 from __future__ import annotations

@@ -153,11 +153,7 @@ class Tokenizer:
             return self._begins_words
         if raw.pre_tokenizer is None or not (raw.normalizer is None or type(raw.normalizer).__name__ == "NFC"):
             return False
-        begins = (
-            2 in {start for _, (start, _) in raw.pre_tokenizer.pre_tokenize_str(f"x{before} {after}b")}
-            for before in _BEFORE
-            for after in "aZ"
-        )
+        begins = (2 in {start for _, (start, _) in raw.pre_tokenizer.pre_tokenize_str(f"x{before} {after}b")} for before in _BEFORE for after in "aZ")
         return all(begins)
 
     @property
@@ -491,7 +487,10 @@ _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 def _cuts(raw: RawTokenizer) -> Cuts | None:
     """Return how a tokenizer cuts texts into words; None if in no supported way, or if it changes texts other than by
     spaces."""
-    if any(rule["type"] not in ("Prepend", "Replace", "NFC") or rule.get("pattern", {"String": " "}) != {"String": " "} for rule in _parts(raw.normalizer, "normalizers")):
+    if any(
+        rule["type"] not in ("Prepend", "Replace", "NFC") or rule.get("pattern", {"String": " "}) != {"String": " "}
+        for rule in _parts(raw.normalizer, "normalizers")
+    ):
         return None
     match _parts(raw.pre_tokenizer, "pretokenizers"):
         case []:
@@ -502,7 +501,10 @@ def _cuts(raw: RawTokenizer) -> Cuts | None:
             return "gpt2"
         case [{"type": "Digits"}, {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
             return "gpt2-digits"
-        case [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split, {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False}]:
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split,
+            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+        ]:
             return "llama3" if pattern in (_LLAMA3_SPLIT, _QWEN2_SPLIT) and not split.get("invert") else None
         case _:
             return None
@@ -527,9 +529,7 @@ def _pre_tokenizer(name: str, where: str) -> Any:
         parts = _split(_QWEN2_SPLIT)
     else:
         known = "smollm, gpt-2, llama-bpe, qwen2"
-        raise ModelLoadError(
-            f"{where}: tokenizer.ggml.pre is {name!r}; supported: {known}. Use the model's directory with tokenizer.json"
-        )
+        raise ModelLoadError(f"{where}: tokenizer.ggml.pre is {name!r}; supported: {known}. Use the model's directory with tokenizer.json")
     return pre_tokenizers.Sequence(parts)
 
 
@@ -537,9 +537,7 @@ def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
     """Load from GGUF metadata: byte-level BPE ("gpt2") or SentencePiece's ("llama"). Options are those of Tokenizer."""
     kind = meta.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
-        raise ModelLoadError(
-            f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2, llama. Use the model's directory with tokenizer.json"
-        )
+        raise ModelLoadError(f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2, llama. Use the model's directory with tokenizer.json")
     tokens = _listed(meta, "tokens", where)
     check_tokenizer(meta, len(tokens), where)
     claims = Claims(meta, where, "tokenizer.ggml.")

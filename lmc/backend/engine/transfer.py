@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 
-def to_device(
-    values: Sequence[float] | np.ndarray, like: torch.Tensor, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def to_device(values: Sequence[float] | np.ndarray, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Copy to the device of `like`, without waiting for its work: from pageable memory a copy would."""
     found = torch.as_tensor(values, dtype=dtype)
     return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found

@@ -312,7 +312,9 @@ class Replicas:
             news = not replica.dropped
             self._placement.drop(replica)
         if news:
-            log.error("replica %d on %s %s; %d of %d are left", replica.bit, replica.process.device, replica.process.described, len(self._living), len(self._every))
+            log.error(
+                "replica %d on %s %s; %d of %d are left", replica.bit, replica.process.device, replica.process.described, len(self._living), len(self._every)
+            )
 
     def _none_left(self) -> BackendError:
         ends = ", ".join(f"replica {r.bit} {r.process.described}" for r in self._every)
@@ -346,7 +348,9 @@ class Replicas:
             if replica is not None and replica.backend.lost is not None:
                 self._lost(replica)
                 if answer.deltas or node.moves >= len(self._every):
-                    raise BackendError(f"replica {replica.bit} on {replica.process.device} {replica.process.described} while it answered, and a part had been read")
+                    raise BackendError(
+                        f"replica {replica.bit} on {replica.process.device} {replica.process.described} while it answered, and a part had been read"
+                    )
             self._revive(node)
         except Exception as failure:
             _fail(answer, failure)
@@ -409,7 +413,10 @@ def _text(segments: Sequence[Segment]) -> str:
     found = list[str]()
     for segment in segments:
         if isinstance(segment, Text):
-            found += [p if isinstance(p, str) else p.spelling if isinstance(p, Special) else f"\0{p.role}{p.edge}" if isinstance(p, Mark) else "\0" for p in segment.parts]
+            found += [
+                p if isinstance(p, str) else p.spelling if isinstance(p, Special) else f"\0{p.role}{p.edge}" if isinstance(p, Mark) else "\0"
+                for p in segment.parts
+            ]
         elif isinstance(segment, Given):
             found.append(segment.text)
         elif isinstance(segment, Image):
@@ -468,5 +475,3 @@ def _end(backends: Sequence[PipeBackend], processes: Sequence[Process]) -> None:
         backend.close()
     for process in processes:
         process.close()
-
-

@@ -291,7 +291,8 @@ class CallEvaluator:
 
     def _bad_options(self: Evaluation, given: Mapping[str, Any]) -> bool:
         return any(name in given for name in ("journal", "budget", "timeout", "stream")) or any(
-            op.need(self, v) != NOTHING for k, v in given.items() if k != "backend")
+            op.need(self, v) != NOTHING for k, v in given.items() if k != "backend"
+        )
 
     def _program_method(self: Evaluation, fn: Function, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "run":
@@ -344,9 +345,14 @@ class CallEvaluator:
             return own(self, x, *args, **kwargs)
         if name == "each" and type(x) is StateGroup:
             body, *items = args or kwargs.values()
-            made = [self._in_fork(f, lambda f=f, more=more: self.call(body, [f, *more], {})) for f, *more in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)]
+            made = [
+                self._in_fork(f, lambda f=f, more=more: self.call(body, [f, *more], {}))
+                for f, *more in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)
+            ]
             awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
-            return Coroutine(lambda: [self._in_fork(f, lambda one=one: self.awaited_or(one)) for f, one in zip(x.states, made, strict=False)]) if awaited else made
+            return (
+                Coroutine(lambda: [self._in_fork(f, lambda one=one: self.awaited_or(one)) for f, one in zip(x.states, made, strict=False)]) if awaited else made
+            )
         if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
             return Unknown(self.lost[id(x)])
         unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
@@ -495,7 +501,6 @@ class CallEvaluator:
             return op.apply(self, "enum", lambda x: self._member(cls, x), *args)
         return self.unknown_code(cls, args, kwargs)
 
-
     def _member(self: Evaluation, cls: Any, x: Any) -> Any:
         """The member of an enum that has a plain value."""
         for member in vars(cls)["_member_map_"].values():
@@ -566,6 +571,8 @@ _CALLS: dict[type, Any] = {
     table.Callback: lambda ev, fn, args, kwargs: ev.call(fn.fn, args, kwargs),
     types.MethodType: _bound_method,
     types.MethodDescriptorType: _descriptor,
-    functools.partial: lambda ev, fn, args, kwargs: ev.call(fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}),
+    functools.partial: lambda ev, fn, args, kwargs: ev.call(
+        fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}
+    ),
 }
 __all__ = ["CallEvaluator", "Super", "bind"]

@@ -105,7 +105,11 @@ class Code:
         """With the defaults of one of the functions that have this code."""
         first = len(self.positional) - len(defaults)
         made = [
-            Parameter(name, Parameter.POSITIONAL_ONLY if i < self.only_positional else Parameter.POSITIONAL_OR_KEYWORD, default=defaults[i - first] if i >= first else Parameter.empty)
+            Parameter(
+                name,
+                Parameter.POSITIONAL_ONLY if i < self.only_positional else Parameter.POSITIONAL_OR_KEYWORD,
+                default=defaults[i - first] if i >= first else Parameter.empty,
+            )
             for i, name in enumerate(self.positional)
         ]
         if self.rest:

@@ -109,7 +109,11 @@ class Havoc:
         """Return whether going through these iterators, or calling these functions, may make requests."""
         for x in values:
             code, inner = self._callee(x)
-            if x.may_ask() if type(x) is LazyItems else isinstance(x, Function) or (code is not None and inner is not None and self.may_ask(inner, code.effects)):
+            if (
+                x.may_ask()
+                if type(x) is LazyItems
+                else isinstance(x, Function) or (code is not None and inner is not None and self.may_ask(inner, code.effects))
+            ):
                 return True
         return False
 

@@ -301,7 +301,13 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
     kind = type(x)
     if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
         return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
-    if kind is defaultdict and x.default_factory is not None and not isinstance(at, Unknown) and not ev.is_lost(x) and compare(ev, "in", operator.contains, at, x) is False:
+    if (
+        kind is defaultdict
+        and x.default_factory is not None
+        and not isinstance(at, Unknown)
+        and not ev.is_lost(x)
+        and compare(ev, "in", operator.contains, at, x) is False
+    ):
         ev.changes(x)
         x[at] = ev.call(x.default_factory, [], {})
     if type(x) is EnumMeta and is_plain_enum(x) and type(at) is str:

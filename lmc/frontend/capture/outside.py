@@ -302,7 +302,9 @@ def _is_hook(cls: type, name: str) -> bool:
     return is_users(held.__code__.co_filename) if isinstance(held, types.FunctionType) else callable(held) and type(held) not in _OF_ENUM
 
 
-_OF_ENUM = frozenset({type, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, staticmethod, classmethod})
+_OF_ENUM = frozenset(
+    {type, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, staticmethod, classmethod}
+)
 _LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
 _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
 """Modules whose objects a program may pass on: programs and backends."""

@@ -18,6 +18,7 @@ MUTATING = frozenset({
 })  # fmt: skip
 """Methods that change what they are called on (by name: of lists, dicts, sets, states …)."""
 
+
 @dataclass(frozen=True, slots=True)
 class PossibleEffects:
     """Possible effects of a part of a program.

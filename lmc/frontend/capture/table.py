@@ -123,7 +123,9 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
         return ev.operation(name, (*args, *kwargs.values()), deps)
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]
     ev.count(sum(sizes) >> 8)
-    if (name in _BOUNDED and max(sizes, default=0) > op.LARGEST_REGEX_TEXT) or any(isinstance(a, int) and a.bit_length() > _LARGEST.get(name, op.LARGEST_NUMBER) for a in given):
+    if (name in _BOUNDED and max(sizes, default=0) > op.LARGEST_REGEX_TEXT) or any(
+        isinstance(a, int) and a.bit_length() > _LARGEST.get(name, op.LARGEST_NUMBER) for a in given
+    ):
         raise Stop("too large")
     op.bound(name, *given) if name == "pow" and len(given) == 2 else None
     if name.startswith(("re.", ".")) and not _is_quick(fn, name, given, kwargs):
@@ -147,7 +149,10 @@ def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) ->
     how, own = name.rpartition(".")[2], getattr(fn, "__self__", None)
     if not isinstance(own, re.Pattern) and (getattr(fn, "__module__", None) != "re" or how == "escape"):
         return True
-    given: dict[str, Any] = {**dict(zip(("pattern", "repl", "string") if how in ("sub", "subn") else ("pattern", "string", "flags"), (own, *args) if own else args)), **kwargs}
+    given: dict[str, Any] = {
+        **dict(zip(("pattern", "repl", "string") if how in ("sub", "subn") else ("pattern", "string", "flags"), (own, *args) if own else args)),
+        **kwargs,
+    }
     pattern, text, flags = (given.get(part, 0) for part in ("pattern", "string", "flags"))
     if isinstance(pattern, re.Pattern):
         pattern, flags = pattern.pattern, pattern.flags

@@ -53,7 +53,6 @@ class Unknown(Symbolic):
     def __deepcopy__(self, _: Any) -> Unknown:
         return self
 
-
     def _touched(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise Undecided(self.deps)
 

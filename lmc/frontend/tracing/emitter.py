@@ -29,7 +29,9 @@ LATER: Deps = frozenset(["a run"])
 _LITERALS = (str, int, float, bool, bytes, type(None))
 _MOST = 32
 """Most items of a list that are named one by one."""
-_TEXTS = frozenset("str repr format strip lstrip rstrip lower upper title capitalize casefold replace join removeprefix removesuffix zfill center ljust rjust".split())
+_TEXTS = frozenset(
+    "str repr format strip lstrip rstrip lower upper title capitalize casefold replace join removeprefix removesuffix zfill center ljust rjust".split()
+)
 _TESTS = frozenset("eq ne lt le gt ge in not_in is is_not not all any startswith endswith isdigit isalpha isinstance bool".split())
 
 
@@ -231,7 +233,9 @@ class GraphEmitter:
             attrs["params"] = tuple(names)
         return self._ask("select", ctx, [*texts, *given], {"name": expr.name, **self._address(stream, ordinal)}, attrs, expr.loc)
 
-    def _ask(self, kind: str, ctx: Context, operands: Sequence[Operand], identity: Mapping[str, Attr], attrs: Mapping[str, Attr], loc: Loc | None) -> tuple[Context, Answered]:
+    def _ask(
+        self, kind: str, ctx: Context, operands: Sequence[Operand], identity: Mapping[str, Attr], attrs: Mapping[str, Attr], loc: Loc | None
+    ) -> tuple[Context, Answered]:
         several = attrs.get("n", 1) != 1
         types: tuple[Type, ...] = ("ctx", "any" if several else "str", "any")
         after, value, meta = self.emit(kind, (self.seen(ctx), *operands), {**identity, **attrs}, types=types, loc=loc)
@@ -310,7 +314,7 @@ class GraphEmitter:
                 return [self.operand(x)]
             case ("str", (x,)) if self._is_text(x):
                 return [self.operand(x)]
-            case ("add" | "iadd"), (a, b) if self._is_text(a) or self._is_text(b):
+            case (("add" | "iadd"), (a, b)) if self._is_text(a) or self._is_text(b):
                 return [self._text(self.operand(a)), self._text(self.operand(b))]
             case "join", (str() as separator, [*items]) if 0 < len(items) <= _MOST:
                 return [self._text(self.operand(x)) for item in items for x in (separator, item)][1:]

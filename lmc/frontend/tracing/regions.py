@@ -386,7 +386,13 @@ class GraphDomain(Domain):
         return Unknown(items.deps, self._loop(evaluation, frame, items, site, turn, found))
 
     def _loop(
-        self, evaluation: Evaluation, frame: Frame, items: Unknown | None, site: LoopStatement, run: Callable[[Operand], Signal], collected: list[Any] | None = None
+        self,
+        evaluation: Evaluation,
+        frame: Frame,
+        items: Unknown | None,
+        site: LoopStatement,
+        run: Callable[[Operand], Signal],
+        collected: list[Any] | None = None,
     ) -> Value | None:
         """Evaluate the body once, for all turns: first to find the loop-carried slots, then for good."""
         if items is not None:
@@ -423,7 +429,9 @@ class GraphDomain(Domain):
         for slot, x in slots:
             put(slot, Unknown(None) if isinstance(x, _OBJECTS) else self._param([x], label))
 
-    def _turn(self, evaluation: Evaluation, frame: Frame, turn: UnknownIteration, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]) -> None:
+    def _turn(
+        self, evaluation: Evaluation, frame: Frame, turn: UnknownIteration, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]
+    ) -> None:
         """Evaluate the body at `label`, and end the turn."""
         b = self.builder
         self.emitter.above[label] = home

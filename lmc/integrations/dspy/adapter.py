@@ -35,9 +35,7 @@ class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by
             responses = [lm(request, **call) for call in calls]
         return self._call_postprocess(processed, signature, [_output(r, request) for r in responses], lm, lm_kwargs)
 
-    async def acall(
-        self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[dict[str, Any]], inputs: dict[str, Any]
-    ) -> Any:
+    async def acall(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[dict[str, Any]], inputs: dict[str, Any]) -> Any:
         processed, request, calls = self._asked(lm, lm_kwargs, signature, demos, inputs)
         with several(len(calls)):
             responses = [await lm.acall(request, **call) for call in calls]

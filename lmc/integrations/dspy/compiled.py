@@ -1,8 +1,8 @@
 """`lmc.compile(module)`: a DSPy module whose predictors make the requests of one program, with run-ahead across them.
 
-    module(question=…)      DSPy's own call, executed by CPython: callbacks, history, traces, caches and errors are DSPy's
-      └─ predictor ── adapter ── LM ── engine ──► made on a fork of the run's state: addresses, ledger, usage, journal of the program
-    while an answer is waited for: the module's `forward`, followed on stand-ins (followed.py), makes the next requests
+module(question=…)      DSPy's own call, executed by CPython: callbacks, history, traces, caches and errors are DSPy's
+  └─ predictor ── adapter ── LM ── engine ──► made on a fork of the run's state: addresses, ledger, usage, journal of the program
+while an answer is waited for: the module's `forward`, followed on stand-ins (followed.py), makes the next requests
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ class Field:
 def fields_of(signature: Any, tools: Mapping[str, Any] = {}) -> list[Field]:
     """Return the output fields of a signature in order; a call of one of `tools` has arguments of its schema. Raises
     ConstraintError for a type that no constraint can guarantee."""
-    found = [_calls(name, tools) if info.annotation is dspy.ToolCalls and tools else _field(name, info.annotation) for name, info in signature.output_fields.items()]
+    found = [
+        _calls(name, tools) if info.annotation is dspy.ToolCalls and tools else _field(name, info.annotation) for name, info in signature.output_fields.items()
+    ]
     if tools and {"next_tool_name", "next_tool_args"} <= signature.output_fields.keys():  # of dspy.ReAct
         sources = {name: _bounded(json.dumps(_arguments(tool))) for name, tool in tools.items()}
         found = [replace(each, by="next_tool_name", sources=sources) if each.name == "next_tool_args" else each for each in found]

@@ -23,9 +23,7 @@ _NARROW, _WIDE = 4, 2  # programs per multiprocessor: as many as fit its memory
 class TiledAttention:
     """Attention of a model's shape on one device. window: tokens that a row sees, its own included; None: all."""
 
-    def __init__(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device
-    ) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device) -> None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         shares, wide_shares = (max(1, n * processors // num_kv_heads) for n in (_NARROW, _WIDE))
         self._tiler = Tiler(num_heads, num_kv_heads, shares, window, wide_shares)
@@ -51,9 +49,7 @@ class TiledAttention:
             "wide": (2 * rows + wide_shares) * PIECE, "indices": indices,
         }  # fmt: skip
 
-    def plan(
-        self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int
-    ) -> Plan:
+    def plan(self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int) -> Plan:
         """Plan a pass, see `Tiler.plan`."""
         return self._tiler.plan(lengths, slots, cuts, shared, rows)
 

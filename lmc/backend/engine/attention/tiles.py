@@ -76,9 +76,7 @@ class Tiler:
     window: int | None = None
     wide_shares: int | None = None
 
-    def plan(
-        self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int
-    ) -> Plan:
+    def plan(self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int) -> Plan:
         """Plan spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S],
         which their group reads. `rows`: at least all of them."""
         few, many = self.few, self.many
@@ -98,9 +96,7 @@ class Tiler:
         ]
         sizes = np.fromiter(map(len, runs), np.int64, len(runs))
         blocks = -(-sizes // BLOCK)
-        short_at, low_at, long_at, high_at = np.split(
-            np.cumsum(blocks) - blocks, np.cumsum((alone, len(low), len(order) - alone))
-        )
+        short_at, low_at, long_at, high_at = np.split(np.cumsum(blocks) - blocks, np.cumsum((alone, len(low), len(order) - alone)))
         firsts = np.cumsum(lengths) - lengths
         whole = np.stack((firsts[order], lengths[order], np.concatenate((short_at, long_at)), own[order], cuts[order]), 1)
         narrow, wide = whole[:alone], _sliced(whole[alone:], many)

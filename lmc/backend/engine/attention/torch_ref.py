@@ -140,9 +140,7 @@ class _Own:
         return found.view(count, -1, *store.shape[1:]).transpose(1, 2)  # [n, Hkv, longest, D]
 
 
-def partial(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def partial(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute attention and its log-sum-exp: q [B, H, T, D], k and v [B, Hkv, S, D] → [B, H, T, D] and float32 [B, H,
     T].
 

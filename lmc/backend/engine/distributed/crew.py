@@ -323,4 +323,3 @@ def _watch(crew: weakref.ref[Crew], ranks: list[_Rank]) -> None:
         if not all(looked):
             return
         del here
-

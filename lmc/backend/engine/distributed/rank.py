@@ -103,4 +103,3 @@ def _follow(rank: int, line: Connection, memory: Memory, runner: Follower) -> No
         written = read(memory.room(number, size))
         memory.taken[rank] = number
         runner.follow(written)
-

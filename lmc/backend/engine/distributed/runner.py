@@ -85,5 +85,3 @@ def follower(loaded: LoadedModel, pool: KVPool, group: RankGroup) -> Follower:
 
 def _by_graphs(loaded: LoadedModel) -> bool:
     return loaded.device.type == "cuda" and loaded.dtype.itemsize == 2
-
-

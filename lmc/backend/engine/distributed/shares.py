@@ -1,7 +1,7 @@
 """Sharding of a model: heads by their groups, columns of the MLP, rows of the vocabulary; and the slices of weights.
 
-    9 heads of q, 3 of k and v, 2 ranks      q 0–5, kv 0–1 │ q 6–8, kv 2          whole groups, as evenly as they go
-    9 heads of q, 3 of k and v, 4 ranks      q 0–1, kv 0 │ q 2, kv 0 │ q 3–5, kv 1 │ q 6–8, kv 2      more ranks than kv heads: these are copied
+9 heads of q, 3 of k and v, 2 ranks      q 0–5, kv 0–1 │ q 6–8, kv 2          whole groups, as evenly as they go
+9 heads of q, 3 of k and v, 4 ranks      q 0–1, kv 0 │ q 2, kv 0 │ q 3–5, kv 1 │ q 6–8, kv 2      more ranks than kv heads: these are copied
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def shares(config: ModelConfig, ranks: int) -> tuple[RankShard, ...]:
     """Return the shares of all ranks. Raises ModelLoadError if the model has not enough parts."""
     inner = config.expert_size or config.intermediate_size
     if ranks > min(config.num_heads, inner, config.vocab_size):
-        raise ModelLoadError(f"tp={ranks}: the model has {config.num_heads} attention heads, and a rank needs at least one; tp may be {config.num_heads} at most")
+        raise ModelLoadError(
+            f"tp={ranks}: the model has {config.num_heads} attention heads, and a rank needs at least one; tp may be {config.num_heads} at most"
+        )
     unit = _UNIT
     while inner % unit or inner // unit < ranks:
         unit //= 2

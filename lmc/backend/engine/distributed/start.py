@@ -86,7 +86,9 @@ def devices_of(device: str, count: int) -> list[str]:
         return [kind if kind == "cpu" and not first else str(device)] * count  # another name is refused where it is loaded
     begin = int(first or 0)
     if begin + count > gpus:
-        raise ModelLoadError(f"device {device!r}: {count} GPUs are needed (tp × dp), from GPU {begin} on, and this machine has {gpus} that this process can use")
+        raise ModelLoadError(
+            f"device {device!r}: {count} GPUs are needed (tp × dp), from GPU {begin} on, and this machine has {gpus} that this process can use"
+        )
     return [f"cuda:{begin + i}" for i in range(count)]
 
 
@@ -95,10 +97,7 @@ def _lines(loaded: LoadedModel, devices: list[str], slots: int, memory: list[tup
     from lmc.backend.engine.distributed.shares import shares
 
     assert loaded.share is not None
-    found = [
-        f"tp={len(devices)}: attention by heads, MLPs by columns, the head by vocabulary; embedding and norms on every rank; "
-        f"a KV pool of {slots} tokens"
-    ]
+    found = [f"tp={len(devices)}: attention by heads, MLPs by columns, the head by vocabulary; embedding and norms on every rank; a KV pool of {slots} tokens"]
     for share, device, (weights, token) in zip(shares(loaded.share.whole, len(devices)), devices, memory, strict=True):
         heads, kv, inner = share.heads, share.kv_heads, share.inner
         found.append(

@@ -106,9 +106,7 @@ def _attend(
         for block in tl.range(begin, until, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
             if CHAINED:  # noqa: SIM102, known when this is compiled
                 if block == end:
-                    _end(
-                        piece, kv_head, best, total, sums, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES
-                    )
+                    _end(piece, kv_head, best, total, sums, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
                     piece += PIECE
                     x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
                     begin, end = tl.load(piece + 2), tl.load(piece + 3)

@@ -120,13 +120,13 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ModelLoadError(f"model config: head_dim is {self.head_dim}, expected an even number: positions rotate pairs")
         if not (0 <= self.norm_eps <= 1 and _SMALLEST_THETA <= self.rope_theta <= _LARGEST_THETA):  # NaN is not
-            raise ModelLoadError(f"model config: norm_eps is {self.norm_eps} and rope_theta {self.rope_theta}; expected numbers from 0 to 1 and from {_SMALLEST_THETA:g}")
+            raise ModelLoadError(
+                f"model config: norm_eps is {self.norm_eps} and rope_theta {self.rope_theta}; expected numbers from 0 to 1 and from {_SMALLEST_THETA:g}"
+            )
         if any(not 0 <= i < self.vocab_size for i in (*self.eos_token_ids, *([] if self.bos_token_id is None else [self.bos_token_id]))):
             raise ModelLoadError(f"model config: the end or beginning token is not in the vocabulary of {self.vocab_size}")
         if self.num_heads % self.num_kv_heads:
-            raise ModelLoadError(
-                f"model config: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"
-            )
+            raise ModelLoadError(f"model config: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads")
 
     @property
     def q_size(self) -> int:

@@ -26,6 +26,7 @@ MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Location of a tensor. `shape` is row-major, as torch has it (GGUF writes the innermost size first)."""
@@ -63,9 +64,7 @@ def read(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
             if path.stat().st_size < 24:
-                raise ModelLoadError(
-                    f"{path}: not a GGUF file: {path.stat().st_size} bytes is too short; download it again"
-                )
+                raise ModelLoadError(f"{path}: not a GGUF file: {path.stat().st_size} bytes is too short; download it again")
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -179,8 +178,7 @@ class _Reader:
         if begin + info.nbytes > len(self.buffer):
             self.at = begin
             raise self.fail(
-                f"tensor {info.name!r} needs bytes {begin}–{begin + info.nbytes}, but the file ends at "
-                f"byte {len(self.buffer)}",
+                f"tensor {info.name!r} needs bytes {begin}–{begin + info.nbytes}, but the file ends at byte {len(self.buffer)}",
                 "the file is truncated: download it again",
             )
         return TensorInfo(info.name, info.shape, info.kind, begin, info.nbytes)

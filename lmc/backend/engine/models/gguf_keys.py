@@ -132,6 +132,10 @@ def check_tokenizer(meta: Mapping[str, Any], size: int, where: str) -> None:
 
 
 def _must_be(key: str, value: Any, wanted: Any, why: str, where: str) -> None:
-    same = type(value) in (int, float) and math.isclose(value, wanted, rel_tol=1e-3) if isinstance(wanted, float) else type(value) is type(wanted) and value == wanted
+    same = (
+        type(value) in (int, float) and math.isclose(value, wanted, rel_tol=1e-3)
+        if isinstance(wanted, float)
+        else type(value) is type(wanted) and value == wanted
+    )
     if not same:
         raise ModelLoadError(f"{where}: {key} is {value!r:.60}; expected {wanted!r}, {why}; {_REMEDY}")

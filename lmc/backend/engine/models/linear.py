@@ -32,9 +32,7 @@ HALF_MAX = 65504.0  # float16's largest number
 
 def can_pack_half() -> bool:
     """Return whether this torch and CPU have FBGEMM's float16 kernels; deterministic, nothing is measured."""
-    return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
-        torch.ops.quantized, "linear_dynamic_fp16"
-    )
+    return "fbgemm" in torch.backends.quantized.supported_engines and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -98,9 +98,7 @@ class LlamaModel:
                 x[seen.rows] += deeper[index].to(x.dtype)
         return self.head(self._rms(x, self.norm)).float()
 
-    def _store_and_query(
-        self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
+    def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
         qkv = qkv.view(len(qkv), -1, c.head_dim)
@@ -294,12 +292,19 @@ def their_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for i in range(c.num_layers):
         attn, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
         found |= {f"{attn}{name}.weight": (size, width) for name, size in rows.items()} | {f"{attn}{name}.bias": (size,) for name, size in rows.items()}
-        found |= {f"{attn}o_proj.weight": (width, c.q_size), f"{attn}o_proj.bias": (width,), f"{attn}q_norm.weight": (c.head_dim,), f"{attn}k_norm.weight": (c.head_dim,)}
+        found |= {
+            f"{attn}o_proj.weight": (width, c.q_size),
+            f"{attn}o_proj.bias": (width,),
+            f"{attn}q_norm.weight": (c.head_dim,),
+            f"{attn}k_norm.weight": (c.head_dim,),
+        }
         if c.num_experts:
             router, experts, (gate, up, down) = _expert_names(c, f"model.layers.{i}.")
             found[router] = (c.num_experts, width)
             for e in range(c.num_experts):
-                found |= {f"{experts}{e}.{name}.weight": (c.expert_size, width) for name in (gate, up)} | {f"{experts}{e}.{down}.weight": (width, c.expert_size)}
+                found |= {f"{experts}{e}.{name}.weight": (c.expert_size, width) for name in (gate, up)} | {
+                    f"{experts}{e}.{down}.weight": (width, c.expert_size)
+                }
         found |= {f"{mlp}gate_proj.weight": (c.intermediate_size, width), f"{mlp}up_proj.weight": (c.intermediate_size, width)}
         found |= {f"{mlp}down_proj.weight": (width, c.intermediate_size)}
         found |= {f"model.layers.{i}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}

@@ -46,10 +46,7 @@ log = logging.getLogger("lmc.models")
 
 EMBEDDED = "smollm2"
 DTYPES = ("float32", "bfloat16", "float16")
-_SOURCES = (
-    'a model is a .gguf file, a directory with config.json, tokenizer.json and *.safetensors, a hub id "owner/name", '
-    'or "smollm2"'
-)
+_SOURCES = 'a model is a .gguf file, a directory with config.json, tokenizer.json and *.safetensors, a hub id "owner/name", or "smollm2"'
 
 
 @dataclass(frozen=True)
@@ -544,9 +541,7 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
 _MODELOPT = "hf_quant_config.json"
 
 
-def _read_directory(
-    path: Path, layout: _Layout, parse_special: bool, dummy_on: torch.device | None = None
-) -> _Source:
+def _read_directory(path: Path, layout: _Layout, parse_special: bool, dummy_on: torch.device | None = None) -> _Source:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
     raw, generation = json_of(path / "config.json"), _json_or_none(path / "generation_config.json")
@@ -565,7 +560,9 @@ def _read_directory(
         if sees and raw["model_type"] not in SEEING_BY_INTERFACE:
             raise ModelLoadError(f"{reason.message}: as the decoder behind a vision tower") from None
         if layout.group is not None:
-            raise ModelLoadError(f"{reason.message}: with tp={layout.group.ranks}, which families of ours alone can be spread by; dp=… takes any model") from None
+            raise ModelLoadError(
+                f"{reason.message}: with tp={layout.group.ranks}, which families of ours alone can be spread by; dp=… takes any model"
+            ) from None
         if layout.fp8:
             how = "quantized weights are" if quantized else "quantization='fp8' is"
             raise ModelLoadError(f"{reason.message}: {how} for the families alone that lmc computes itself") from None
@@ -606,8 +603,7 @@ def _read_directory(
 def _tokenizer(path: Path, config: ModelConfig, options: Mapping[str, Any], parse_special: bool) -> Tokenizer:
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(
-            f"{path}: tokenizer.json is missing; write it with transformers: "
-            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+            f"{path}: tokenizer.json is missing; write it with transformers: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
         )
     return tokenizers.from_file(
         path / "tokenizer.json",
@@ -699,9 +695,7 @@ def json_of(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelLoadError(
-            f"{path}: cannot be read: {error.strerror}; make it readable, or download it again"
-        ) from error
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}; make it readable, or download it again") from error
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not valid JSON: {error}; download it again") from error
     if not isinstance(found, dict):
@@ -822,6 +816,4 @@ def _download(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=patterns))
     except Exception as error:  # network, authorization, unknown id: the hub's own message tells which
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise ModelLoadError(
-            f"{source}: no such file or directory, and not loadable as a hub id{offline}: {error}"
-        ) from error
+        raise ModelLoadError(f"{source}: no such file or directory, and not loadable as a hub id{offline}: {error}") from error

@@ -385,9 +385,7 @@ class Gemma3(Vision):
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
-        whole, *crops = (
-            (*self._before, Shown(int(self.config.mm_tokens_per_image), {"pixel_values": one[None]}, mutual=True), *self._after) for one in pixels
-        )
+        whole, *crops = ((*self._before, Shown(int(self.config.mm_tokens_per_image), {"pixel_values": one[None]}, mutual=True), *self._after) for one in pixels)
         if not crops:
             return whole
         first, *others = crops

@@ -355,7 +355,9 @@ def check_cheaply(path: Path, raw: Mapping[str, Any]) -> None:
     seconds."""
     where, kind = path / "config.json", raw.get("model_type")
     if not isinstance(kind, str) or not _is_named(kind):
-        raise ModelLoadError(f"{where}: model_type {kind!r:.80} is not a causal language model that this version of transformers knows; a newer one may. Supported: {SUPPORTED}")
+        raise ModelLoadError(
+            f"{where}: model_type {kind!r:.80} is not a causal language model that this version of transformers knows; a newer one may. Supported: {SUPPORTED}"
+        )
     for fields in (raw, raw.get("text_config")):
         if isinstance(fields, Mapping):
             claims = Claims(fields, str(where))
@@ -419,7 +421,16 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
     )
 
 
-_READ = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+_READ = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
 
 
 def _near_context(config: Any, where: str) -> int | None:
@@ -465,9 +476,7 @@ def adopt(model: Any, config: ModelConfig, device: torch.device, where: str) -> 
     try:
         return TransformersModel(model.eval().to(device), config.vocab_size)
     except Exception as error:  # in its own code, too
-        raise ModelLoadError(
-            f"{where}: model_type {config.architecture!r} cannot be run: {error}. Models that can: {SUPPORTED}"
-        ) from error
+        raise ModelLoadError(f"{where}: model_type {config.architecture!r} cannot be run: {error}. Models that can: {SUPPORTED}") from error
 
 
 SUPPORTED = "decoders whose attention goes through transformers' attention interface, and remembers nothing else"

@@ -133,9 +133,7 @@ def _model(path: Path, theirs: Any, dtype: torch.dtype, random: bool) -> Any:
     theirs_log.set_verbosity_error()  # it would list the decoder's weights, which are not needed here
     try:
         read: Callable[..., Any] = AutoModelForImageTextToText.from_pretrained
-        model, info = read(
-            str(path), config=theirs, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
+        model, info = read(str(path), config=theirs, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True)
     except Exception as error:  # errors of shapes, and of its own code on the configuration
         raise ModelLoadError(f"{path}: the vision tower cannot be read: {type(error).__name__}: {error}") from error
     finally:
