@@ -46,6 +46,7 @@ lint: style types  ## ruff, import contracts, pyright
 
 style: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check lmc
 	$(VENV)/bin/lint-imports
 
 types: $(VENV)/.dev
