@@ -255,6 +255,18 @@ def test_without_any_replica_all_fails_at_once_and_says_why():
             ask(backend, "x")
 
 
+def test_what_is_asked_of_all_replicas_is_not_refused_by_those_that_have_ended():
+    with replicated(*(engine_fakes.backend(400)[0] for _ in range(2))) as (backend, processes):
+        assert backend.submit(None, [Text(("x",)), gen(2)]).results[0].output().text
+        before = backend.counters()
+        processes[0].kill()
+        processes[1].kill()
+        assert backend.counters() == before, "what was counted does not go back"
+        backend.flush_cache()
+        assert {said["replica"] for said in backend.server_info()["replicas"]} == {0, 1}
+        assert not backend.health().ready
+
+
 def test_a_program_goes_on_when_a_replica_is_lost():
     @lmc.function
     def program(s, n):

@@ -160,7 +160,11 @@ class PipeBackend:
         self.post(["release", self._own(handle).id])
 
     def holds(self, handle: Handle) -> bool:
-        return self._lost is None and self._ask("holds", self._own(handle).id)
+        number = self._own(handle).id
+        try:
+            return self._ask("holds", number)
+        except BackendEnded:
+            return False
 
     def counters(self) -> Counters:
         return codec.decode(self._ask("counters"))

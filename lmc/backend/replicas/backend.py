@@ -16,7 +16,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any
@@ -43,6 +44,13 @@ class Replica(PlacementTarget):
 
     process: Process
     backend: PipeBackend
+    counted: Counters = field(default_factory=Counters)  # when they were last asked for
+
+    def counters(self) -> Counters:
+        """Return its counters; of one that has ended, the last that are known."""
+        with suppress(BackendEnded):
+            self.counted = self.backend.counters()
+        return self.counted
 
 
 class _Asked(Result):
@@ -178,12 +186,13 @@ class Replicas:
         return node.replica is not None and node.handle is not None and node.replica.backend.holds(node.handle)
 
     def counters(self) -> Counters:
-        """Return the counters of all live replicas."""
-        return reduce(add, [replica.backend.counters() for replica in self._living], Counters())
+        """Return the counters of all replicas, of those that have ended what was last known."""
+        return reduce(add, [replica.counters() for replica in self._every], Counters())
 
     def flush_cache(self) -> None:
         for replica in self._living:
-            replica.backend.flush_cache()
+            with suppress(BackendEnded):  # what has ended meanwhile has no cache
+                replica.backend.flush_cache()
 
     def server_info(self) -> dict[str, Any]:
         found = [_said(replica) for replica in self._every]
@@ -465,9 +474,11 @@ def _scored(result: Result, at: int) -> Scored:
 
 def _said(replica: Replica) -> dict[str, Any]:
     prompt = {"requests": replica.requests, "running": replica.running, "sent_before": replica.known}
-    if replica.backend.lost is not None:
-        return {"replica": replica.bit, "device": replica.process.device, "ended": replica.process.described, **prompt}
-    return {"replica": replica.bit, "device": replica.process.device, **replica.backend.server_info(), **prompt}
+    try:
+        found = replica.backend.server_info()
+    except BackendEnded:
+        found = {"ended": replica.process.described}
+    return {"replica": replica.bit, "device": replica.process.device, **found, **prompt}
 
 
 def _end(backends: Sequence[PipeBackend], processes: Sequence[Process]) -> None:
