@@ -31,6 +31,8 @@ _BETWEEN = re.compile(r",(?=\w*://)")
 """Between two servers: a password may have commas, too."""
 _NO_MODEL = re.compile(r"[?#\s]|:/|//")
 """Text that no model's name contains: it indicates a misplaced URL."""
+_NEARLY = re.compile("[:/]")
+"""What a URL has without its scheme: host:port, host/path."""
 
 
 def open_backend(name: str) -> Any:
@@ -97,9 +99,16 @@ def check_model(name: str) -> None:
         )
 
 
-def _api(make: Callable[..., Any]) -> Callable[..., Any]:
+def _api(make: Callable[..., Any], *, own: bool = False) -> Callable[..., Any]:
+    """Return what opens an API; `own`: without a URL it has servers of its own, which get the user's key."""
+
     def opened(rest: str, **options: Any) -> Any:
         model, *url = _AT.split(rest, maxsplit=1)
+        before, at, behind = model.rpartition("@")
+        if own and at and not url and (_NEARLY.search(behind) or behind in ("", "localhost")):
+            raise ParameterError(
+                f"the model {before!r}: what is behind its @ is no URL, which begins with http:// or https://, as in openai:MODEL@http://host:port/v1"
+            )
         if no_model := _NO_MODEL.search(model):
             raise ParameterError(
                 f"the model {(model[0] + model[1:].partition('@')[0])[: no_model.start()]!r}…: a model's name has no {no_model[0]!r}; "
@@ -121,8 +130,8 @@ def _server(make: Callable[..., Any]) -> Callable[..., Any]:
 _SERVERS = ("vllm", "sglang")
 _KEYED = ("openai:", "anthropic:")  # their clients need a key
 _SERVICES: Mapping[str, Callable[..., Any]] = {
-    "openai": _api(lambda *model, **options: lmc.OpenAI(*model, **options)),
-    "anthropic": _api(lambda *model, **options: lmc.Anthropic(*model, **options)),
+    "openai": _api(lambda *model, **options: lmc.OpenAI(*model, **options), own=True),
+    "anthropic": _api(lambda *model, **options: lmc.Anthropic(*model, **options), own=True),
     "litellm": _api(lambda *model, **options: lmc.LiteLLM(*model, **options)),
     "vertexai": _api(lambda *model, **options: lmc.VertexAI(*model, **options)),
     "vllm": _server(lambda urls, **options: lmc.VLLM(urls, **options)),

@@ -134,6 +134,13 @@ def note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
+def notes(error: BaseException) -> list[str]:
+    """Return the notes of an error that has not left lmc, for whoever writes it to somewhere else."""
+    if isinstance(error, TypeError) and not isinstance(error, LmcError):
+        _explain_text(error)
+    return list(getattr(error, "__notes__", ()))
+
+
 def note_item(error: BaseException, index: int, bound: inspect.BoundArguments) -> None:
     """Note which item of a batch an error belongs to; `bound` are its arguments, the state among them first."""
     given = list(bound.arguments.items())[1:]

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
+from lmc import tracebacks
 from lmc.errors import LmcError, Loc
 
 Item = dict[str, Any]
@@ -272,7 +273,7 @@ class Results:
         if self._expected is not None:
             record = {**record, "digest": self._expected.of(record["index"])}
         self._indices.append(record["index"])
-        self._stream.write(json.dumps(record, ensure_ascii=False, default=repr) + "\n")
+        self._stream.write(_line(record))
         self._stream.flush()
         self.written += 1
 
@@ -373,11 +374,21 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
         raise UsageError(f"cannot write the results to {path}: {error.strerror}; choose another --output") from error
 
 
+def _line(record: Item) -> str:
+    """Write a record as a line; one with half of a surrogate pair, which no file can hold, in ASCII."""
+    text = json.dumps(record, ensure_ascii=False, default=repr)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(record, default=repr)
+    return text + "\n"
+
+
 def record_of(index: int, state: Any, extra: Item) -> Item:
     """Return the record of one item: its results, or the error it ended with."""
     error = state.error()
     if error is not None:
-        result: Item = {"error": {"type": type(error).__name__, "message": str(error)}}
+        result: Item = {"error": {"type": type(error).__name__, "message": "\n".join((str(error), *tracebacks.notes(error)))}}
     else:
         variables = {name: state.get_var(name) for name in state.variables if name is not None}
         result = {"return": state.ret_value, "variables": variables, "text": state.text(), "usage": asdict(state.usage)}

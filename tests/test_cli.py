@@ -460,6 +460,28 @@ def test_bad_input_gets_one_clear_message(lmc_cli, bad_files, args, expected, wo
     assert not any(Path().glob("out.jsonl"))
 
 
+def test_text_used_as_a_number_is_explained(lmc_cli, folder):
+    (folder / "sums.py").write_text(PROGRAM + "\n\n@lmc.function\ndef more(s, text):\n    s += text + lmc.gen('n', max_tokens=2)\n    return s['n'] + 1\n")
+    code, _, err = lmc_cli("run", "sums.py:more", "--arg", "text=x", "-b", "mock")
+    assert code == 1 and "s['n'] is text, like everything a model writes" in err and "sums.py:" in err
+    lmc_cli("run", "sums.py:more", "-i", str(items(folder / "in.jsonl", {"text": "x"})), "-o", "out.jsonl", "-b", "mock")
+    assert "is text, like everything a model writes" in jsonl(folder / "out.jsonl")[0]["error"]["message"]
+    sys.modules.pop("sums", None)
+
+
+def test_half_of_a_surrogate_pair_is_written_and_stops_nothing(lmc_cli, folder):
+    items(folder / "in.jsonl", {"text": "\ud800"}, {"text": "b"})
+    code, _, err = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock")
+    assert code == 0, err
+    assert [row["return"]["text"] for row in jsonl(folder / "out.jsonl")] == ["\ud800", "b"]
+
+
+def test_no_line_of_a_library_is_given_as_the_place(lmc_cli):
+    code, _, err = lmc_cli("run", "missing.lmcp", "--arg", "text=x", "-b", "mock")
+    assert code != 0 and "cannot be read" in err
+    assert ".py:" not in err
+
+
 def test_debug_shows_the_traceback(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_DEBUG", "1")
     code, _, err = lmc_cli("run", "nope.py:fn")

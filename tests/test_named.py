@@ -36,6 +36,7 @@ def made(monkeypatch) -> list[tuple[Any, ...]]:
         ("openai:ft:gpt@team", ("OpenAI", "ft:gpt@team")),
         ("anthropic:claude-x", ("Anthropic", "claude-x")),
         ("litellm:azure/x", ("LiteLLM", "azure/x")),
+        ("vertexai:claude@2024", ("VertexAI", "claude@2024")),
         ("vertexai:gemini-x", ("VertexAI", "gemini-x")),
         ("vllm:http://127.0.0.1:8000", ("VLLM", "http://127.0.0.1:8000")),
         ("sglang:http://a:1,http://b:2", ("SGLang", ["http://a:1", "http://b:2"])),
@@ -61,6 +62,13 @@ def test_what_names_no_backend_says_what_there_is(made, name, says):
     with pytest.raises(ParameterError, match=r"openai:MODEL\[@URL\]") as caught:
         named.open_backend(name)
     assert says in str(caught.value) and made == []
+
+
+@pytest.mark.parametrize("name", ["openai:x@localhost:8000/v1", "openai:x@localhost", "openai:x@10.0.0.1/v1", "openai:x@", "anthropic:x@host:3", "openai:a@b@host:1"])
+def test_a_url_without_its_scheme_is_not_asked_of_the_apis_own_servers(made, name):
+    with pytest.raises(ParameterError, match="is no URL, which begins with http:// or https://"):
+        named.open_backend(name)
+    assert made == []
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

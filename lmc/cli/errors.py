@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lmc
+from lmc import tracebacks
 from lmc.errors import ConstraintError, JournalError, LmcError, ParameterError
 from lmc.userfiles import UsageError
 
@@ -29,11 +30,17 @@ def as_usage() -> Iterator[None]:
 
 def explain(error: BaseException) -> str:
     """Return one message for a person. For an exception of the user's own code: its type and the user's line."""
-    if isinstance(error, LmcError) or type(error).__module__.startswith("lmc."):  # these contain the location
-        return str(error)
+    notes = "".join(f"\n{note}" for note in tracebacks.notes(error))
+    if isinstance(error, LmcError):
+        from lmc.frontend.capture.outside import is_users
+
+        place = error.loc  # the command's own call of lmc tells nobody anything
+        return (error.message if place is not None and not is_users(place.file) else str(error)) + notes
+    if type(error).__module__.startswith("lmc."):  # these contain the location
+        return str(error) + notes
     place = _users_line(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"{message}{place}\n(LMC_DEBUG=1 shows the traceback)"
+    return f"{message}{place}{notes}\n(LMC_DEBUG=1 shows the traceback)"
 
 
 def _users_line(error: BaseException) -> str:
