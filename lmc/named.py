@@ -104,10 +104,10 @@ def _api(make: Callable[..., Any], *, own: bool = False) -> Callable[..., Any]:
 
     def opened(rest: str, **options: Any) -> Any:
         model, *url = _AT.split(rest, maxsplit=1)
-        before, at, behind = model.rpartition("@")
+        at, behind = model.rpartition("@")[1:]
         if own and at and not url and (_NEARLY.search(behind) or behind in ("", "localhost")):
             raise ParameterError(
-                f"the model {before!r}: what is behind its @ is no URL, which begins with http:// or https://, as in openai:MODEL@http://host:port/v1"
+                f"the model {model.partition('@')[0]!r}: what is behind its @ is no URL, which begins with http:// or https://, as in openai:MODEL@http://host:port/v1"
             )
         if no_model := _NO_MODEL.search(model):
             raise ParameterError(

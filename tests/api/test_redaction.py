@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import lmc
 from lmc import named
-from lmc.backend.api.client import Patience
+from lmc.backend.api.client import Fault, Patience
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_url, shown
+from lmc.backend.api.wire import parsed, refused
 from lmc.errors import ParameterError
 
 pytestmark = pytest.mark.api
@@ -158,6 +159,31 @@ def test_no_backend_tells_a_secret_of_its_url(kind, heard, capfd, tmp_path):
             keeps(named.public(f"openai:m@{url}"))
 
     search()
+
+
+KEY = "sk-KVSQWXZT/JGPLMNBR"
+
+
+@pytest.mark.parametrize("spelled", [KEY, "".join(f"\\u{ord(c):04x}" for c in KEY), KEY.replace("/", "\\/"), "\\u0073" + KEY[1:]])
+@pytest.mark.parametrize("body", ['{"choices": [{"message": {"content": "it is %s."}}]}', '{"%s": 1}', '[["%s"]]'])
+def test_no_answer_has_the_key_however_json_spells_it(body, spelled):
+    for text in (body % spelled, (body % spelled).encode()):
+        assert KEY not in json.dumps(parsed(text, [KEY]), ensure_ascii=False)
+        assert KEY in json.dumps(parsed(text), ensure_ascii=False), "the server did say it"
+
+
+@pytest.mark.parametrize("before", range(470, 505, 3))
+def test_no_cut_leaves_half_a_key(before):
+    fault = refused(400, {}, json.dumps({"error": {"message": "x" * before + KEY + "y" * 2000}})).redacted([KEY])
+    keeps(str(fault))
+    assert len(fault.message) <= 500
+
+
+@pytest.mark.parametrize("text", ['{"choices":' + "[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
+def test_an_answer_that_is_nested_too_deeply_is_a_fault(text):
+    with pytest.raises(Fault, match="is not"):
+        parsed(text, [KEY])
+    assert refused(400, {}, text).status == 400
 
 
 @pytest.mark.parametrize("url", ("http://127.0.0.1:9/?key=x", "http://127.0.0.1:9/v1#x", "http://127.0.0.1:9?x"))

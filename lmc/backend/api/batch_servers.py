@@ -63,7 +63,7 @@ class OpenAIBatches:
         errors = getattr(found.errors, "data", None) or ()
         if found.status == "failed":
             code = FULL if any(e.code == FULL for e in errors) else None
-            raise Fault("; ".join(str(e.message) for e in errors)[:500] or "the batch failed", status=429 if code else 400, code=code)
+            raise Fault("; ".join(str(e.message) for e in errors) or "the batch failed", status=429 if code else 400, code=code)
         counts = found.request_counts
         done, total = (counts.completed + counts.failed, counts.total) if counts is not None else (0, 0)
         return Status(done, total, found.status in ("completed", "expired", "cancelled"))
@@ -196,7 +196,7 @@ def _of_anthropic(record: Body) -> Item:
         return Received(result["message"])
     if result["type"] == "errored":
         error = result["error"]["error"] if isinstance(result["error"].get("error"), dict) else result["error"]
-        return Fault(str(error.get("message") or "no message")[:500], status=_STATUS.get(str(error.get("type")), 500))
+        return Fault(str(error.get("message") or "no message"), status=_STATUS.get(str(error.get("type")), 500))
     return Expired(f"the batch ended before the request was answered ({result['type']})", status=408)
 
 

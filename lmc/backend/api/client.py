@@ -111,11 +111,15 @@ class Fault(Exception):
     def redacted(self, secrets: Iterable[str]) -> Fault:
         """Return the same without secrets, and without the errors that caused it, whose messages may contain them."""
         found = copy.copy(self)  # everything but its cause
-        found.message, found.code = redacted(self.message, secrets), self.code and redacted(self.code, secrets)
+        found.message, found.code = (
+            redacted(self.message, secrets)[:_SHOWN],
+            self.code and redacted(self.code, secrets),
+        )  # in this order: half a key is one, too
         found.args = (found.message,)
         return found
 
 
+_SHOWN = 500  # characters of a server's message
 _FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # OpenAI's and Azure's names
 
 

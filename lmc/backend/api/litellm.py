@@ -185,7 +185,7 @@ def _plain(answer: Any) -> Body:
 def _fault(error: Exception) -> Fault:
     """Translate an error of LiteLLM's or of a client below it."""
     if "No module named" in str(error):  # LiteLLM reports it as a failed connection
-        return Fault(f"{error}: LiteLLM lacks a package, for tools it is mcp: {install_line('litellm')}"[:500], status=400)
+        return Fault(f"{error}: LiteLLM lacks a package, for tools it is mcp: {install_line('litellm')}", status=400)
     status = getattr(error, "status_code", None)
     response = getattr(error, "response", None)
     silent = isinstance(error, TimeoutError) or any(word in f"{type(error).__name__} {error}" for word in ("Timeout", "APIConnection", "Connection error"))
@@ -194,7 +194,7 @@ def _fault(error: Exception) -> Fault:
         return Fault(f"{type(error).__name__}: {error}", status=400)  # an error in the request, not in the connection
     headers = lowered(response.headers) if response is not None else {}
     return Fault(
-        f"{type(error).__name__}: {error}"[:500],
+        f"{type(error).__name__}: {error}",
         status=status if known else None,
         retry_after=retry_after(headers),
         param=getattr(error, "param", None),

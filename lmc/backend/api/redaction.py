@@ -101,6 +101,22 @@ def without_keys(data: str | bytes, secrets: Iterable[str]) -> str | bytes:
     return data
 
 
+def without_escaped_keys(body: Any, secrets: Iterable[str]) -> Any:
+    """Return a parsed answer without the keys that were sent, which JSON may have spelled otherwise (`\\u0073k-…`)."""
+    keys = [secret for secret in secrets if len(secret) >= _KEY]
+
+    def cleaned(x: Any) -> Any:
+        if isinstance(x, str):
+            for key in keys:
+                x = x.replace(key, REDACTED)
+            return x
+        if isinstance(x, dict):
+            return {cleaned(name): cleaned(value) for name, value in x.items()}
+        return [cleaned(value) for value in x] if isinstance(x, list) else x
+
+    return cleaned(body) if keys else body
+
+
 def secrets_of_url(url: str) -> Iterator[str]:
     """The password of a URL, or the user without one, in the forms in which a server or a message may have it; and keys in its query."""
     try:

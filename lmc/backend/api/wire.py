@@ -21,6 +21,7 @@ from lmc.backend.api.redaction import (
     secrets_by_name,
     secrets_of_headers,
     secrets_of_url,
+    without_escaped_keys,
     without_keys,
 )
 from lmc.errors import MissingPackageError
@@ -73,19 +74,27 @@ def dumped(body: Any) -> bytes:
 def parsed(text: str | bytes, secrets: Iterable[str] = ()) -> dict[str, Any]:
     """Parse a JSON object; a list becomes `{"items": list}`. Without the keys in `secrets`. Raises Fault for anything
     else: the answer is unusable."""
-    text = without_keys(text, secrets)
+    keys = tuple(secrets)
+    text = without_keys(text, keys)
     try:
-        body: Any = _loads(text)
-    except ValueError:
         try:
-            body = json.loads(text)  # NaN and Infinity, which are not JSON, but written by some servers
+            body: Any = _loads(text)
         except ValueError:
-            raise Fault(f"the answer is not JSON: {text[:80]!r}") from None
+            body = json.loads(text)  # NaN and Infinity, which are not JSON, but written by some servers
+        if _escapes(text):
+            body = without_escaped_keys(body, keys)
+    except (ValueError, RecursionError):  # the second: nested too deeply
+        raise Fault(f"the answer is not JSON: {text[:80]!r}") from None
     if isinstance(body, list):
         return {"items": body}
     if not isinstance(body, dict):
         raise Fault(f"the answer is not a JSON object: {text[:80]!r}")
     return body
+
+
+def _escapes(text: str | bytes) -> bool:
+    """Return whether JSON may spell characters in it otherwise than they are."""
+    return "\\u" in text or "\\/" in text if isinstance(text, str) else b"\\u" in text or b"\\/" in text
 
 
 def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault:
@@ -99,10 +108,10 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
             message, param, code = str(found), error.get("param"), error.get("code")
         else:
             message = str(error)
-    except ValueError:
+    except (ValueError, RecursionError):
         message = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     return Fault(
-        message[:500] or "no message", status=status, retry_after=retry_after(headers), param=param,
+        message or "no message", status=status, retry_after=retry_after(headers), param=param,
         code=code if isinstance(code, str) else None, headers=headers,
     )  # fmt: skip
 
@@ -130,7 +139,7 @@ async def events(
             return
         body = parsed(data, secrets)
         if isinstance(body.get("error"), dict):
-            raise refused_later(data)
+            raise refused_later(data)  # parsed once already: it is not nested too deeply
         yield body
         if last(body):
             return

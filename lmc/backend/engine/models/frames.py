@@ -31,7 +31,7 @@ def settings(path: Path) -> dict[str, Any]:
             found = json.loads((path / name).read_text())
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelLoadError(f"{path / name}: {error}") from error
         if name == _FILES[0]:
             found = found.get("video_processor") if isinstance(found, dict) else None
