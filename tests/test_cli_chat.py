@@ -53,8 +53,10 @@ def lmc_cli(tmp_path, monkeypatch, capsys):
     (tmp_path / "checked.py").write_text(CHECKED)
     (tmp_path / "tools.py").write_text(TOOLS)
 
-    def call(*args, said=""):
-        monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    def call(*args, said="", terminal=False):
+        stdin = io.StringIO(said)
+        stdin.isatty = lambda: terminal
+        monkeypatch.setattr("sys.stdin", stdin)
         try:
             code = COMMAND.main(list(args), standalone_mode=False)
         except Exception as error:
@@ -105,8 +107,16 @@ def test_a_failed_tool_is_told_to_the_model_and_a_failed_request_to_the_user(lmc
     monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers=wants))
     assert lmc_cli("chat", "-b", "mock", "--tools", "tools.py", said="How warm is it?\n")[1] == "Sorry.\n"
     monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers=["one"]))
-    _, out, err = lmc_cli("chat", "-b", "mock", said="a\nb\n")
-    assert out == "one\n" and "error: " in err and "used up" in err
+    code, out, err = lmc_cli("chat", "-b", "mock", said="a\nb\n")
+    assert code == 1 and out == "one\n" and "error: " in err and "used up" in err
+
+
+def test_a_failed_request_of_a_person_is_no_failure_of_the_command(lmc_cli, monkeypatch):
+    import lmc
+
+    monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers=["one"]))
+    code, _, err = lmc_cli("chat", "-b", "mock", said="a\nb\n", terminal=True)
+    assert code == 0 and "used up" in err
 
 
 def test_a_file_without_functions_is_refused(lmc_cli):

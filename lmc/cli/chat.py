@@ -47,7 +47,8 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    Answers are streamed, messages may have several lines, and the model may call tools; /help lists commands.
+    Answers are streamed, messages may have several lines, and the model may call tools; /help lists commands. With messages from a pipe or a file, the
+    exit code is 1 if a request failed.
 
     \b
     Examples:
@@ -59,7 +60,10 @@ def chat(
     given = {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}
     functions = _functions(tools) if tools is not None else []
     with closing(open_backend(backend or config().model or "smollm2")) as model:
-        Chat(model, system, functions, {name: value for name, value in given.items() if value is not None}).talk(_messages())
+        talk = Chat(model, system, functions, {name: value for name, value in given.items() if value is not None})
+        talk.talk(_messages())
+    if talk.failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
 
 
 def _functions(path: Path) -> list[Callable[..., Any]]:
@@ -94,11 +98,13 @@ def _messages() -> Iterator[str]:
 
 
 class Chat:
-    """A conversation. `turns` are (role, text, call): the call of a tool's result, else None."""
+    """A conversation. `turns` are (role, text, call): the call of a tool's result, else None. `failed`: whether a
+    request ended with an error."""
 
     def __init__(self, model: Any, system: str, tools: list[Callable[..., Any]], options: dict[str, Any]) -> None:
         self.model, self.system, self.tools, self.options = model, system, tools, options
         self.turns: list[tuple[str, str, Any]] = []
+        self.failed = False
 
     def talk(self, messages: Iterator[str]) -> None:
         for message in messages:
@@ -154,6 +160,7 @@ class Chat:
                 return
             except LmcError as error:
                 say(f"error: {error}")
+                self.failed = True
                 self.turns.pop()
                 return
             self.turns.append(("assistant", text, None))
