@@ -154,6 +154,13 @@ def test_check_of_one_program_that_is_fine(lmc_cli):
     assert code == 0 and out.count("\n") == 1
 
 
+def test_check_says_that_tokens_are_bytes_where_no_model_is_named(lmc_cli):
+    pytest.importorskip("openai")
+    assert "note: tokens are counted as bytes; name a model with -b for its tokens and context\n" in lmc_cli("check", "checked.py:fine")[2]
+    assert "name a model with -b for its tokens\n" in lmc_cli("check", "checked.py:fine", "--context", "4000")[2]
+    assert "bytes" not in lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x", "--prices", "1,2")[2]
+
+
 def test_check_says_what_a_run_costs_without_a_key(lmc_cli, monkeypatch):
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)

@@ -54,6 +54,8 @@ def check(
                 print(replace(finding, loc=place))
             print(f"{program.name}: {len(findings) or 'no'} finding{'s'[: len(findings) != 1]}; a run: {estimate}")
             found += len(findings)
+    if backend == "mock":
+        say(f"note: tokens are counted as bytes; name a model with -b for its tokens{' and context' if context is None else ''}")
     if note:
         say(note)
     if found:
