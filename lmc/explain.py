@@ -184,7 +184,7 @@ def _shape(graph: Graph) -> Iterator[str]:
 
 def _plan(program: Program, planned: Planned) -> Iterator[str]:
     target = program.target
-    yield f"  plan for {target.kind} with the {target.template.name} template: {sum(1 for _ in planned.graph.ops())} ops"
+    yield f"  plan for {target.kind} with the {target.template.name} template: {several(sum(1 for _ in planned.graph.ops()), 'op')}"
     for what, count in planned.stats.items():
         yield f"    {what}: {count}"
     for note in planned.notes:

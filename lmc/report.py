@@ -164,9 +164,9 @@ def sums(runs: Sequence[RunRecord], prices: Prices | None) -> list[str]:
     usage = sum((r.usage for r in asked), Usage())
     ahead, vain = sum(r.ahead == "used" for r in asked), sum(r.ahead == "wasted" for r in asked)
     lines = [
-        f"{several(len(asked), 'request')}{f' in {len(runs)} runs' if len(runs) > 1 else ''}: {count(usage.prompt_tokens)} prompt tokens, "
+        f"{several(len(asked), 'request')}{f' in {len(runs)} runs' if len(runs) > 1 else ''}: {several(usage.prompt_tokens, 'prompt token')}, "
         f"{count(usage.cached_tokens)} of them shared (from the cache); "
-        f"{count(usage.completion_tokens)} tokens of answers, {count(usage.forced_tokens)} of them forced."
+        f"{several(usage.completion_tokens, 'token')} of answers, {count(usage.forced_tokens)} of them forced."
     ]
     if usage.drafted_tokens:
         lines.append(f"{count(usage.drafted_tokens)} tokens were drafted, and {count(usage.accepted_tokens)} of them drawn.")

@@ -212,6 +212,11 @@ def test_dump_ir_formats(lmc_cli, format, start):
     assert code == 0 and out.lstrip().lower().startswith(start), err
 
 
+def test_one_of_a_thing_is_singular(lmc_cli, folder):
+    items(folder / "in.jsonl", {"text": "t"})
+    assert re.search(r"^1 item in [0-9.]+ s: 1 call, ", lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-b", "mock")[2], re.M)
+
+
 def test_trace_writes_what_perfetto_reads(lmc_cli, folder):
     code, _, err = lmc_cli("trace", "prog.py:echo", "--arg", "text=a", "--backend", "mock")
     assert code == 0 and "wrote 1 run to trace.json" in err

@@ -42,6 +42,14 @@ def test_a_state_shows_roles_answers_and_what_they_cost():
     assert '<span class="n">answer</span>' in html and "prompt tokens cached" in html and "{&#x27;value&#x27;: 1}" in html
 
 
+def test_one_token_is_singular():
+    @lmc.function
+    def ask(s):
+        s += "a" + lmc.gen("x", max_tokens=1)
+
+    assert "0 of 1 prompt token cached · 1 token<" in ask(backend=lmc.Mock())._repr_html_()
+
+
 def test_images_are_shown():
     @lmc.function
     def look(s, picture):

@@ -35,6 +35,7 @@ from lmc.cli.options import (
 )
 from lmc.config import config
 from lmc.items import InputItems, read_items
+from lmc.pages import several
 from lmc.userfiles import UsageError
 
 
@@ -312,7 +313,7 @@ def _kept(results: userfiles.Results, total: int) -> str:
 
 def _summary(items: int, seconds: float, spent: Any) -> str:
     return (
-        f"{items} item{'' if items == 1 else 's'} in {seconds:.1f} s: {spent.calls} calls, {spent.prompt_tokens} prompt tokens "
+        f"{several(items, 'item')} in {seconds:.1f} s: {several(spent.calls, 'call')}, {several(spent.prompt_tokens, 'prompt token')} "
         f"({spent.prefilled_tokens} computed, {spent.cached_tokens} cached, prefill optimality "
         f"{spent.prefill_optimality:.3f}), {spent.generated_tokens} generated"
     )

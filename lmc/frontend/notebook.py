@@ -131,8 +131,9 @@ def answer_html(result: Result, name: str | None, told: str = "") -> str:
         ("forced", usage.forced_tokens / answer / 2), ("decode", (usage.completion_tokens - usage.forced_tokens) / answer / 2),
     )  # fmt: skip
     forced = f", {usage.forced_tokens} forced" if usage.forced_tokens else ""
-    cost = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached · {usage.completion_tokens} tokens{forced}" + (
-        f" · {escape(told)}" if told else ""
+    cost = (
+        f"{usage.cached_tokens} of {pages.several(usage.prompt_tokens, 'prompt token')} cached · {pages.several(usage.completion_tokens, 'token')}{forced}"
+        + (f" · {escape(told)}" if told else "")
     )
     called = f'<span class="n">{escape(name)}</span> ' if name else ""
     return f'<span class="a">{_with_forced(output)}</span><span class="c">{called}{bar}{cost}</span>'

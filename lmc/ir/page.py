@@ -379,7 +379,7 @@ for (const tools of document.querySelectorAll('.tools')) {
       const box = boxes.get(row.id);
       if (box) box.classList.toggle('found', hit && !!wanted);
     }
-    said.textContent = wanted ? found + ' of ' + rows.length + ' ops' : '';
+    said.textContent = wanted ? found + ' of ' + rows.length + (rows.length === 1 ? ' op' : ' ops') : '';
   };
 }
 const reveal = () => {
