@@ -491,6 +491,10 @@ def test_debug_shows_the_traceback(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_DEBUG", "1")
     code, _, err = lmc_cli("run", "nope.py:fn")
     assert code == 2 and "Traceback" in err
+    reset()
+    monkeypatch.setenv("LMC_DEBUG", "x")
+    code, _, err = lmc_cli("run", "nope.py:fn")
+    assert code == 2 and err == "error: LMC_DEBUG='x': must be a whole number\n"
 
 
 def test_a_result_that_cannot_go_on_keeps_what_is_done(lmc_cli, folder, monkeypatch):

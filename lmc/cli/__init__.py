@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 a run failed (at least one item ended with an error), 2 the command cannot be used as given,
 130 interrupted.
-`LMC_DEBUG` (any value but 0) shows tracebacks.
+`LMC_DEBUG` (1 to 5) shows tracebacks.
 """
 
 from lmc.cli.command import app, main
