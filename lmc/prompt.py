@@ -560,7 +560,7 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
 
 _BARE = (list, tuple, set, frozenset, object)  # items of unknown type; `json_schema={}` allows anything
 _DTYPES_ARE = (
-    "one of int, float, bool, str, a Literal, an Enum, a pydantic model, dict, list[…], tuple[…], dict[str, …] and unions of these, or any "
+    "not supported; use one of int, float, bool, str, a Literal, an Enum, a pydantic model, dict, list[…], tuple[…], dict[str, …] and unions of these, or any "
     "other type that pydantic has a JSON schema for"
 )
 

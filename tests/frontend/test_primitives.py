@@ -123,7 +123,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"stop": ["a", 3]}, ArgumentError, "text or a list of texts"),
     ({"stop": ""}, ParameterError, "empty"),
     ({"stop_regex": "["}, ConstraintError, "not a valid regular expression"),
-    ({"dtype": list}, ParameterError, "one of int, float, bool, str"),
+    ({"dtype": list}, ParameterError, "not supported; use one of int, float, bool, str"),
     ({"dtype": int, "regex": "a"}, ParameterError, "one constraint"),
     ({"regex": "a", "ebnf": "root ::= 'a'"}, ParameterError, "one constraint"),
     ({"choices": []}, ParameterError, "nothing to choose from"),

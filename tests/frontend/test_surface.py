@@ -484,7 +484,7 @@ def schema_that_is_no_json(s, x):
 
 
 def unknown_dtype(s, x):
-    s += gen("c", dtype="integer")  # dtype='integer': one of int, float, bool, str, a Literal, an Enum, a pydantic model
+    s += gen("c", dtype="integer")  # dtype='integer': not supported; use one of int, float, bool, str, a Literal, an Enum, a pydantic model
 
 
 def too_few_tokens(s, x):
