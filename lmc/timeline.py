@@ -12,7 +12,7 @@ import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TextIO
 
 from lmc.backend import recording
 from lmc.backend.recording import RecordedPass, RecordedRun, Recorder
@@ -24,8 +24,9 @@ ENGINE = 1
 
 
 @contextmanager
-def trace(path: str | Path) -> Iterator[Recorder]:
-    """Record all compiled runs in this block, of any thread, and write them to `path` as a Chrome trace (JSON).
+def trace(path: str | Path | TextIO) -> Iterator[Recorder]:
+    """Record all compiled runs in this block, of any thread, and write them to `path`, a file's name or an open text
+    file, as a Chrome trace (JSON).
 
     Open it at ui.perfetto.dev or chrome://tracing. It holds times, token counts and source lines, no prompts and no
     answers. The interpreter's requests appear in the engine's batches only. Written even if the block raises. Raises
@@ -38,8 +39,12 @@ def trace(path: str | Path) -> Iterator[Recorder]:
         yield recorder
     finally:
         recording.recorder = None
+        text = to_json(recorder)
         try:
-            Path(path).write_text(to_json(recorder), encoding="utf-8")
+            if isinstance(path, str | Path):
+                Path(path).write_text(text, encoding="utf-8")
+            else:
+                path.write(text)
         except OSError as error:
             raise ParameterError(f"cannot write {path}: {error.strerror}") from None
 

@@ -221,6 +221,8 @@ def test_trace_writes_what_perfetto_reads(lmc_cli, folder):
     code, _, err = lmc_cli("trace", "prog.py:echo", "--arg", "text=a", "--backend", "mock")
     assert code == 0 and "wrote 1 run to trace.json" in err
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    code, out, err = lmc_cli("trace", "prog.py:echo", "--arg", "text=a", "--backend", "mock", "-o", "-")
+    assert code == 0 and "wrote 1 run to standard output" in err and json.loads(out)["traceEvents"] and not Path("-").exists()
     code, _, err = lmc_cli("trace", "prog.py:picky", "--arg", "text=bad", "--backend", "mock", "-o", "bad.json")
     assert code == 1 and "1 of 1 items" in err and "raised ValueError" in Path("bad.json").read_text()
     code, _, err = lmc_cli("trace", "prog.py:echo", "--arg", "text=a", "-b", "mock", "-o", "no/t.json")

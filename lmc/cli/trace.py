@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ def trace(
     target: Target,
     arg: Arguments = None,
     input_file: InputFile = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the trace to.")] = Path("trace.json"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write the trace to; - for standard output.")] = Path("trace.json"),
     backend: ModelName = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
@@ -43,13 +44,15 @@ def trace(
 
     program = userfiles.load_program(target)
     options = sampling(temperature, max_tokens, seed)
-    userfiles.check_output(output, input_file)
+    printed = str(output) == "-"
+    if not printed:
+        userfiles.check_output(output, input_file)
     if input_file is None:
         items = [arguments_of(program, arg)]
     else:
         items = read_items(program, input_file).arguments
-    with closing(open_backend(backend or config().model or "smollm2")) as model, recorded(output):
+    with closing(open_backend(backend or config().model or "smollm2")) as model, recorded(sys.stdout if printed else output):
         states = list(progress(states_of(program, dict(enumerate(items)), options, model, False), len(items), model))
-    say(f"wrote {several(len(states), 'run')} to {output}; open it at ui.perfetto.dev or chrome://tracing")
+    say(f"wrote {several(len(states), 'run')} to {'standard output' if printed else output}; open it at ui.perfetto.dev or chrome://tracing")
     if failed := [i for i, state in states if state.error() is not None]:
         raise RunFailed(f"{len(failed)} of {len(states)} items ended with an error (index {', '.join(map(str, sorted(failed)[:5]))})")
