@@ -154,6 +154,11 @@ def test_check_of_one_program_that_is_fine(lmc_cli):
     assert code == 0 and out.count("\n") == 1
 
 
+def test_check_takes_no_saved_program(lmc_cli):
+    error, *_ = lmc_cli("check", "k.lmcp")
+    assert str(error) == "k.lmcp is a saved program; lmc check takes the source: FILE.py, or FILE.py:FUNCTION"
+
+
 def test_check_says_that_tokens_are_bytes_where_no_model_is_named(lmc_cli):
     pytest.importorskip("openai")
     assert "note: tokens are counted as bytes; name a model with -b for its tokens and context\n" in lmc_cli("check", "checked.py:fine")[2]

@@ -90,6 +90,8 @@ def _prices(text: str | None, backend: str) -> tuple[Any, str]:
 
 
 def _programs(target: str) -> list[Any]:
+    if target.endswith(".lmcp"):
+        raise UsageError(f"{target} is a saved program; lmc check takes the source: FILE.py, or FILE.py:FUNCTION")
     file, colon, _ = target.rpartition(":")
     if colon and file.endswith(".py"):
         return [userfiles.load_program(target)]
