@@ -90,6 +90,13 @@ def test_commands_change_the_conversation(lmc_cli, tmp_path):
     assert "/what: no such command" in err and err.count("/help lists the commands") == 2
 
 
+def test_save_replaces_only_what_it_wrote(lmc_cli, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    _, _, err = lmc_cli("chat", "-b", "mock", "--max-tokens", "8", said="one\n/save mine.txt\n/save talk.json\ntwo\n/save talk.json\n")
+    assert (tmp_path / "mine.txt").read_text() == "mine" and err == "mine.txt exists; choose another name\n"
+    assert len(json.loads((tmp_path / "talk.json").read_text())) == 4
+
+
 def test_tools_of_a_file_are_called(lmc_cli, tmp_path, monkeypatch):
     import lmc
 

@@ -105,6 +105,7 @@ class Chat:
         self.model, self.system, self.tools, self.options = model, system, tools, options
         self.turns: list[tuple[str, str, Any]] = []
         self.failed = False
+        self._saved: set[Path] = set()
 
     def talk(self, messages: Iterator[str]) -> None:
         for message in messages:
@@ -140,8 +141,14 @@ class Chat:
         return True
 
     def _save(self, path: Path) -> None:
+        """Write the conversation to a new file, or to one that an earlier /save of it wrote."""
+        text = json.dumps(self._state().messages(), ensure_ascii=False, indent=2) + "\n"
         try:
-            path.write_text(json.dumps(self._state().messages(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            with path.open("w" if path.absolute() in self._saved else "x", encoding="utf-8") as file:
+                file.write(text)
+            self._saved.add(path.absolute())
+        except FileExistsError:
+            say(f"{path} exists; choose another name")
         except OSError as error:
             say(f"{path}: {error.strerror}")
 
