@@ -166,7 +166,7 @@ def serve(
     with closing(where), as_usage():
         broken = main.serve(
             lambda: open_backend(model), settings, programs, where, drain=drain, until_broken=restart, tls=tls, workers=crew,
-            ready=lambda url: say(f"serving {names[0]} at {url}"),
+            ready=lambda url: say(f"serving {names[0]} at {url}\npages for a browser: {url}/ (what it does), {url}/docs (its API)"),
         )  # fmt: skip
     if broken is not None:
         say(f"the engine has failed and will not answer again: {broken.reason}")

@@ -51,6 +51,7 @@ def test_running_requests_finish_when_it_is_told_to_stop(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     marker = tmp_path / "begun"
     with served(f"{tmp_path}/program.py:slow") as (url, process):
+        assert process.stderr.readline() == f"pages for a browser: {url}/ (what it does), {url}/docs (its API)\n"
         assert httpx.get(f"{url}/health").json()["status"] == "ok"
         found: list[httpx.Response] = []
 
