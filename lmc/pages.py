@@ -136,7 +136,7 @@ WORDS = {
     "prefill": "prefill",
     "decode": "answer",
     "tool": "the program and its tools",
-    "vain": "asked in vain",
+    "vain": "asked ahead and not used",
 }
 """Meaning of a timeline's colours."""
 

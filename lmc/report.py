@@ -171,7 +171,7 @@ def sums(runs: Sequence[RunRecord], prices: Prices | None) -> list[str]:
     if usage.drafted_tokens:
         lines.append(f"{count(usage.drafted_tokens)} tokens were drafted, and {count(usage.accepted_tokens)} of them drawn.")
     if ahead or vain:
-        lines.append(f"{ahead} asked ahead and used, {vain} asked ahead in vain.")
+        lines.append(f"{ahead} asked ahead and used, {vain} asked ahead and not used.")
     if prices is not None:
         lines.append(f"It cost {money(prices.of(usage))}.")
     failed = [r for r in asked if r.result.error is not None and r.ahead != "wasted"]

@@ -153,7 +153,7 @@ def _run(run: RecordedRun, pid: int, clock: _Clock, names: list[Event], flows: I
         span = clock.span(began, ended)
         args = {**_source(record.loc), "prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens,
                 "generated_tokens": usage.completion_tokens, "forced_tokens": usage.forced_tokens, "passes": usage.passes, "ahead": record.ahead}  # fmt: skip
-        track = "asked in vain" if record.ahead == "wasted" else f"branch {stream}" if stream else "main branch"
+        track = "asked ahead and not used" if record.ahead == "wasted" else f"branch {stream}" if stream else "main branch"
         event = {"ph": "X", "cat": "op", "name": f"{record.kind} {record.name or ''}".strip(), "pid": pid, "tid": lanes.of(track, span), **span, "args": args}
         yield event
         if record.ahead == "wasted":

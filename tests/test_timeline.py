@@ -107,7 +107,7 @@ def test_what_was_asked_in_vain_has_a_track_of_its_own() -> None:
     recorder.runs.append(RecordedRun("f", 0, recorder.began, lambda: records))
     found = events(recorder)
     check(found)
-    assert {e["args"]["name"] for e in found if e["name"] == "thread_name"} == {"run", "main branch", "asked in vain"}
+    assert {e["args"]["name"] for e in found if e["name"] == "thread_name"} == {"run", "main branch", "asked ahead and not used"}
 
 
 def test_a_run_that_fails_is_recorded_too(tmp_path: Path) -> None:

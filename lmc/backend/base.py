@@ -542,7 +542,7 @@ class Hints(NamedTuple):
     watched  somebody reads the answer while it grows
     namespace  cached KV is shared within one only: a cache salt. "" is that of the handle it goes on from
     guess    asked ahead of a decision: in rows that others leave, and the first to give up its place. If its handle is cancelled, it
-             was in vain; `handle.needed()`, where a handle has it, says that it is no guess any more
+             was not used; `handle.needed()`, where a handle has it, says that it is no guess any more
     spare    a prefill that may not be needed: only where rows of a pass are nearly free
     run      its program run; None: it is independent
     priority its share under competition, if it is independent (ProgramRun)

@@ -91,8 +91,8 @@ class Metrics:
 AHEAD = {
     "ahead_asked": "Requests that were made before their program made them",
     "ahead_used": "Requests made ahead that their program then made",
-    "ahead_wasted": "Requests made ahead in vain",
-    "ahead_wasted_tokens": "Tokens that requests made in vain are known to have cost",
+    "ahead_wasted": "Requests made ahead and not used",
+    "ahead_wasted_tokens": "Tokens that requests made ahead and not used are known to have cost",
 }
 
 
