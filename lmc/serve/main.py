@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h11
 import uvicorn
@@ -188,11 +189,27 @@ def _write_stacks_unless_called_again() -> None:
         faulthandler.dump_traceback_later(_FROZEN, repeat=True, file=sys.__stderr__ or sys.stderr)
 
 
+class _Messages(h11.Connection):
+    """h11's connection, which refuses a request whose end a proxy in front of the server may see elsewhere (request smuggling)."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length, or in HTTP/1.0")
+        return event
+
+
 class Connection(H11Protocol):
     """uvicorn's connection, which limits the wait for a request line and headers, and for the rest of a body that was
     answered already; the gate limits that for a body before its answer."""
 
     _late: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.conn = _Messages(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)

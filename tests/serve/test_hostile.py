@@ -199,6 +199,25 @@ def test_what_is_no_http_is_refused(url):
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n",
+        b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Type: application/json\r\nX: %d\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["length first", "coding first", "HTTP/1.0"],
+)
+def test_a_request_of_two_lengths_is_refused_and_what_follows_is_no_request(url, head):
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    with raw(url) as connection:
+        connection.sendall(head % len(chunked) + chunked + b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        answers = rest_of(connection)
+    assert answers.startswith(b"HTTP/1.1 400 ") and answers.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close" in answers.lower()
+
+
 def test_a_websocket_is_not_offered(url):
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
     for path, status in (("/v1/models", 200), (CHAT, 405)):
