@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,9 @@ from lmc.serve.spinning import Ender
 from lmc.serve.workers import WorkerEndpoints, WorkerOptions, Workers
 
 _THREADS = 8  # for slow work before a request is submitted: as many encode prompts, as many compile constraints
+_SIGN_INS = 16  # requests to sign in at a time, which need no key and take no room from those with one
+_SIGN_IN_BODY = 1 << 14  # bytes of one
+_SIGN_IN_TIMEOUT = 5.0  # seconds for it to arrive
 
 
 def create_app(
@@ -123,7 +127,10 @@ def create_app(
     ]
     if not keys.open:
         sign_in, sign_out = site.signing(keys)
-        routes += [route("POST", "/login", "sign in", sign_in, public=True), route("POST", "/logout", "sign out", sign_out, public=True)]
+        narrow = replace(settings, max_body=_SIGN_IN_BODY, body_timeout=min(settings.body_timeout, _SIGN_IN_TIMEOUT))
+        for path, name, endpoint in (("/login", "sign in", sign_in), ("/logout", "sign out", sign_out)):
+            aside = Gate(name, endpoint, narrow, metrics, entrance.beside(_SIGN_INS), keys, audit, public=True, route=path)
+            routes.append(Route(path, aside, methods=["POST"], name=name))
     for each in published:
         at = f"/programs/{each.name}"
         routes += [

@@ -103,6 +103,10 @@ class Entrance:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def beside(self, most: int) -> Entrance:
+        """Return another entrance, with room of its own, which closes when this one does."""
+        return Entrance(most, closed=self.closed, over=self.over)
+
     def close(self, drain: float = 60.0) -> None:
         """Close the entrance: incompletely received requests are rejected, and those unanswered after `drain` seconds
         end with a 503. On the server's loop."""

@@ -76,7 +76,6 @@ def _page(name: str, with_keys: bool) -> bytes:
 
 
 _HTML = "text/html; charset=utf-8"
-_LONGEST = 1 << 14  # bytes of a request to sign in, which needs no key
 _PRIVATE = {"cache-control": "no-store", "vary": "cookie, accept"}  # where it was signed out from, nothing is shown by going back
 
 
@@ -109,8 +108,6 @@ def signing(keys: Keyring) -> tuple[Callable[[EndpointCall], Awaitable[EndpointR
         return {"set-cookie": "; ".join(parts), **_PRIVATE}
 
     async def sign_in(call: EndpointCall) -> EndpointReply:
-        if len(call.body) > _LONGEST:
-            raise ApiError(413, f"the request is larger than {_LONGEST} bytes")
         session = keys.sign_in(parsed(Session, call.body).key.strip())
         if session is None:
             raise ApiError(401, "this is no key of this server", code="invalid_api_key")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 import lmc
+from lmc.serve import app as app_module
 from lmc.serve import keys as keyrings
 from lmc.serve.keys import Key, KeyLimits, Keyring, digest_of
-from tests.serve.serving import HELLO, talk
+from tests.serve.serving import HELLO, ByHand, running, talk, until
 
 pytestmark = pytest.mark.api
 
@@ -113,6 +115,38 @@ def test_what_is_no_key_begins_no_session(tmp_path) -> None:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["status"] for line in lines if line["path"] == "/login"] == [401, 401, 400, 400, 400, 413, 200]
     assert "the-key" not in log.read_text() and "wrong-key" not in log.read_text()
+
+
+def test_who_has_no_key_takes_no_room_from_those_who_have_one() -> None:
+    async def main() -> None:
+        async with running(api_keys=KEYS, max_requests=2) as app:
+            half = [ByHand(app, path, None) for path in ("/login", "/logout") for _ in range(17)]
+            for each in half:
+                each.incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+            await until(lambda: sum(each.status == 429 for each in half) == 2)
+            asked = ByHand(app, "/v1/chat/completions", json.dumps(HELLO).encode(), {"authorization": "Bearer the-key"})
+            await asked.task
+            assert asked.status == 200
+            half[0].incoming.put_nowait({"type": "http.request", "body": b" " * (1 << 14), "more_body": True})
+            await half[0].task
+            assert half[0].status == 413, "before the rest of it is read"
+            for each in half:
+                each.leave()
+                await each.task
+
+    asyncio.run(main())
+
+
+def test_a_sign_in_has_little_time_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "_SIGN_IN_TIMEOUT", 0.01)
+
+    async def main() -> None:
+        async with running(api_keys=KEYS) as app:
+            half = ByHand(app, "/login", None)
+            await half.task
+            assert half.status == 408
+
+    asyncio.run(main())
 
 
 def test_without_keys_nobody_signs_in() -> None:
