@@ -292,14 +292,14 @@ class _Sender:
 
     async def fail(self, error: ApiError) -> None:
         """Send an error: as the answer, or as the last event of a stream that has begun."""
-        if not self.started:
-            body = json.dumps(self._error_body(error), ensure_ascii=False).encode("utf-8", "replace")
-            return await self._whole(error.status, body, "application/json", error.headers)
+        body = None if self.started else json.dumps(self._error_body(error), ensure_ascii=False).encode("utf-8", "replace")
         self._seen.status = error.status
         if self.ended:
             return
         try:
             async with asyncio.timeout(1.0):  # a client that does not read blocks the server no longer than that
+                if body is not None:
+                    return await self._whole(error.status, body, "application/json", error.headers)
                 await self._send({"type": "http.response.body", "body": self._error_event(error), "more_body": True})
                 await self._end()
         except TimeoutError:

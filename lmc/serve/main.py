@@ -21,7 +21,7 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.applications import Starlette
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmc.backend.base import Backend, Health
@@ -36,7 +36,8 @@ from lmc.serve.workers import WorkerOptions
 
 _LAST = 2  # seconds for the last 503s to be sent
 _FROZEN = 30.0  # seconds without a turn of the event loop after which the log says what all threads do
-_PATIENCE = 30  # seconds for a request line and headers, and for the next request of a connection
+_PATIENCE = 30  # seconds for a request line and headers, for the next request of a connection, and to read `_READ` bytes
+_READ = 1 << 16  # bytes of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +203,17 @@ class _Messages(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which limits the wait for a request line and headers, and for the rest of a body that was
-    answered already; the gate limits that for a body before its answer."""
+    """uvicorn's connection, which limits the wait for a request line and headers, for the rest of a body that was
+    answered already, and for a client to read an answer that is complete; the gate limits that for a body before its
+    answer, and for a stream."""
 
     _late: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
         self.conn = _Messages(h11.SERVER)
+        self.app = self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
@@ -225,6 +229,7 @@ class Connection(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
+        self._await_reader()
         super().on_response_complete()
         if self._answered_early:
             self._wait()
@@ -233,13 +238,43 @@ class Connection(H11Protocol):
         """Answer what is not HTTP in the form of all other errors."""
         body = json.dumps(ApiError(400, msg).body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-        for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing is answered yet
+            for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+        self._await_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._reading is not None:
+            self._reading.cancel()
+        self.app = self.config.loaded_app  # not this object: it is freed at once
         super().connection_lost(exc)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application. An answer that it gave up because the client does not read ends the connection."""
+        cycle = self.cycle
+        try:
+            await self.config.loaded_app(scope, receive, send)
+        finally:
+            if self.flow.write_paused and not cycle.response_complete:
+                cycle.disconnected = True
+                self.transport.abort()
+
+    def _await_reader(self) -> None:
+        """End the connection unless the client goes on reading what was written: `_PATIENCE` seconds for each `_READ` bytes."""
+        if self._reading is not None:
+            self._reading.cancel()
+        unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(self.timeout_keep_alive, self._look_at_reader, unread) if unread else None
+
+    def _look_at_reader(self, before: int) -> None:
+        streaming = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        unread = self.transport.get_write_buffer_size()
+        if unread and not streaming and before - unread < _READ:
+            self.transport.abort()
+        else:
+            self._await_reader()
 
     @property
     def _answered_early(self) -> bool:

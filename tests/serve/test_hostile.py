@@ -9,12 +9,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 import lmc
 from lmc.fsm.json_schema import compile_schema
+from lmc.serve.main import Connection
 from lmc.serve.openai_protocol import CompletionRequest
 from tests.serve.serving import HELLO, events, on_a_port
 from tests.serve.test_programs import PROGRAMS
@@ -26,6 +31,14 @@ pytestmark = pytest.mark.api
 @lmc.function
 def tagged(s, names: list[str] | None = None):
     s += "x" + lmc.gen("t", max_tokens=1)
+
+
+LONG = 24 << 20  # characters: more than the buffers of a connection hold
+
+
+@lmc.function
+def long(s):
+    return "x" * LONG
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -282,6 +295,88 @@ def test_a_body_that_goes_on_behind_its_answer_is_given_up(monkeypatch, first):
             return False
 
         _until(closed)
+
+
+def unread(url: str, sent: bytes) -> tuple[bytes, socket.socket]:
+    """Send a request, and read nothing of the answer but its first bytes."""
+    host, port = url.removeprefix("http://").split(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.settimeout(20)
+    made.connect((host, int(port)))
+    made.sendall(sent)
+    return made.recv(12), made
+
+
+def is_reset(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"x")
+    except ConnectionError:
+        return True
+    time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("more", ["", "Connection: close"], ids=["kept", "closed"])
+def test_an_answer_that_nobody_reads_is_given_up(monkeypatch, more):
+    from lmc.serve import main
+
+    monkeypatch.setattr(main, "_PATIENCE", 1)
+    with on_a_port(programs=[long]) as url:
+        first, connection = unread(url, head("/programs/long", 2, *([more] if more else [])) + b"{}")
+        with connection:
+            assert first == b"HTTP/1.1 200"
+            _until(lambda: is_reset(connection))
+
+
+@pytest.mark.parametrize(
+    ("left", "ended"),
+    [([1 << 20, 900_000, 800_000, 0], False), ([100, 0], False), ([0], False), ([1 << 20, (1 << 20) - 100], True), ([1 << 20, 900_000, 900_000], True), ([100, 100], True)],
+)
+def test_an_answer_that_is_read_slowly_arrives(left, ended):
+    class Loop:
+        def call_later(self, seconds, look, *told):
+            self.look = partial(look, *told)
+            return SimpleNamespace(cancel=lambda: None)
+
+    class Transport:
+        ended = False
+
+        def get_write_buffer_size(self):
+            return left[0]
+
+        def is_closing(self):
+            return True
+
+        def abort(self):
+            self.ended = True
+
+    loop = Loop()
+    connection = Connection(uvicorn.Config(lambda *_: None), ServerState(), {}, loop)
+    connection.transport = Transport()
+    connection.on_response_complete()
+    while len(left) > 1:
+        left.pop(0)
+        loop.look()
+    assert connection.transport.ended == ended
+
+
+@pytest.mark.parametrize("second", [b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["answer", "error"])
+def test_who_sends_more_and_reads_no_answer_is_given_up_without_a_word(monkeypatch, caplog, second):
+    with on_a_port(programs=[long], timeout=0.5) as url:
+        _, connection = unread(url, (head("/programs/long", 2) + b"{}") + second)
+        with connection:
+            _until(lambda: is_reset(connection))
+    assert "ASGI callable" not in caplog.text
+
+
+def test_a_body_that_is_no_http_behind_its_answer_ends_the_connection(caplog):
+    with on_a_port() as url, raw(url) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        connection.sendall(b"no length\r\n")
+        assert b"HTTP/1.1" not in rest_of(connection)
+    assert "Fatal error" not in caplog.text
 
 
 def test_a_body_that_is_complete_behind_its_answer_costs_no_connection(monkeypatch):
