@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 import lmc
 from lmc.backend.base import Backend, Health
@@ -170,7 +168,8 @@ def create_app(
             for each in (pool, compiling):
                 each.shutdown(wait=False, cancel_futures=True)
 
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan, middleware=_for_browsers(settings.origins))
+    elsewhere = _Elsewhere(routes, partial(gate, "elsewhere", **free))
+    app = Starlette(routes=[*routes, elsewhere], lifespan=lifespan, middleware=_for_browsers(settings.origins))
     app.router.redirect_slashes = False
     app.state.metrics, app.state.entrance = metrics, entrance
     return app
@@ -188,9 +187,21 @@ def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
     ]
 
 
-def _http_error(request: Request, error: Exception) -> Response:
-    """Return the error for unknown paths and methods."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET /openapi.json says what there is"
-    made = ApiError(error.status_code, message)
-    return JSONResponse(made.body, made.status, headers=dict(error.headers or {}))
+@dataclass
+class _Elsewhere(BaseRoute):
+    """What no route answers: behind the gate, like all others, so that nobody without a key learns which routes there are."""
+
+    routes: Sequence[Route]
+    gate: Callable[[Endpoint], Gate]
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return Match.FULL, {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def refused(call: EndpointCall) -> EndpointReply:
+            methods = {method for route in self.routes if route.matches(scope)[0] is not Match.NONE for method in route.methods or ()}
+            status, why = (405, "method not allowed") if methods else (404, "not found")
+            message = f"{scope['method']} {scope['path']}: {why}; GET /openapi.json says what there is"
+            raise ApiError(status, message, headers={"Allow": ", ".join(sorted(methods))} if methods else None)
+
+        await self.gate(refused)(scope, receive, send)

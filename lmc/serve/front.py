@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from lmc.serve.errors import ApiError
+from lmc.serve.gate import request_id
 
 
 class Front:
@@ -79,9 +80,10 @@ async def _on_a_thread(work: Callable[[], Any]) -> Any:
 
 
 def _starting(scope: Scope) -> JSONResponse:
+    headers = {"X-Request-Id": request_id(scope)}
     if scope["path"] == "/health/live":
-        return JSONResponse({"status": "starting"})
+        return JSONResponse({"status": "starting"}, headers=headers)
     if scope["path"] in ("/health", "/health/ready"):
-        return JSONResponse({"status": "starting", "reason": "the model is being loaded"}, 503)
+        return JSONResponse({"status": "starting", "reason": "the model is being loaded"}, 503, headers=headers)
     error = ApiError(503, "the model is being loaded; try again later")
-    return JSONResponse(error.body, 503, headers={"Retry-After": "1"})
+    return JSONResponse(error.body, 503, headers={**headers, "Retry-After": "1"})

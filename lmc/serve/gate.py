@@ -168,7 +168,7 @@ class Gate:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
         """Answer a request; return the status of the answer."""
         began = time.monotonic()
-        entry = AuditEntry(_request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
+        entry = AuditEntry(request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
             with self.metrics.request(self.name) as seen:
                 sender = _Sender(send, seen, entry.id, self.error_body, self.error_event)
@@ -364,10 +364,15 @@ def _cookie(scope: Scope, name: str) -> str:
     return next((value for found, _, value in (each.strip().partition("=") for each in sent.split(";")) if found == name), "")
 
 
-def _request_id(scope: Scope) -> str:
+def request_id(scope: Scope) -> str:
     """Return the client's own id, if it is suitable for logs; else a new one."""
     given = (_header(scope, b"x-request-id") or b"").decode("latin-1")
-    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else f"req_{secrets.token_hex(12)}"
+    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else new_id()
+
+
+def new_id() -> str:
+    """Return an id for a request."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 def _check_json(scope: Scope) -> None:

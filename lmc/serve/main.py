@@ -30,7 +30,7 @@ from lmc.frontend.interpreter import Function
 from lmc.serve.app import create_app
 from lmc.serve.errors import ApiError
 from lmc.serve.front import Front
-from lmc.serve.gate import Entrance
+from lmc.serve.gate import Entrance, new_id
 from lmc.serve.settings import ServerSettings
 from lmc.serve.workers import WorkerOptions
 
@@ -237,9 +237,9 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the form of all other errors."""
         body = json.dumps(ApiError(400, msg).body).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close", "x-request-id": new_id()}
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing is answered yet
-            for event in (h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+            for event in (h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
         self._await_reader()

@@ -34,6 +34,29 @@ def test_keys():
     talk(work, api_keys=keys)
 
 
+@lmc.function
+def hidden(s):
+    return "x"
+
+
+def test_without_a_key_nobody_learns_which_routes_there_are():
+    async def work(client):
+        for path in ("/programs/hidden", "/programs/nope", "/nothing", "/v1/chat/completions"):
+            for method in ("GET", "DELETE", "OPTIONS"):
+                refused = await client.request(method, path, headers={"x-request-id": "mine"})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key"), (method, path)
+                assert refused.headers["x-request-id"] == "mine" and "allow" not in refused.headers
+                assert (await client.request(method, path, headers={"host": "evil.org"})).status_code == 421
+        client.headers["authorization"] = "Bearer k1"
+        wrong, missing = await client.get("/programs/hidden"), await client.get("/programs/nope")
+        assert (wrong.status_code, wrong.headers["allow"], wrong.json()["error"]["type"]) == (405, "POST", "invalid_request_error")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+        assert (await client.put("/programs/nope")).status_code == 404
+        assert all(answer.headers["x-request-id"].startswith("req_") for answer in (wrong, missing))
+
+    talk(work, programs=[hidden], api_keys={"k1"}, hosts=frozenset({"test"}))
+
+
 def test_a_large_body_is_refused_before_it_is_read():
     response = post(CHAT, b"x" * 101, max_body=100)
     assert (response.status_code, response.json()["error"]["type"]) == (413, "invalid_request_error")

@@ -119,6 +119,7 @@ def test_while_the_model_is_loaded_everything_is_a_503():
         assert (serving.get(path).status_code, serving.get(path).json()["status"]) == (503, "starting")
     answer = httpx.post(serving.url + CHAT, json=HELLO, timeout=20)
     assert (answer.status_code, answer.json()["error"]["type"], answer.headers["retry-after"]) == (503, "overloaded_error", "1")
+    assert answer.headers["x-request-id"].startswith("req_") and serving.get("/health").headers["x-request-id"].startswith("req_")
     assert serving.ready == []
     serving.go.set()
     while not serving.ready:

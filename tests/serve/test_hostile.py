@@ -210,6 +210,7 @@ def test_what_is_no_http_is_refused(url):
         assert answer == b"" or b" 400 " in answer.partition(b"\r\n")[0]
         if sent.startswith(b"hello"):
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+            assert b"x-request-id: req_" in answer
 
 
 @pytest.mark.parametrize(
