@@ -278,7 +278,9 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _regexes(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(check_regex(text, name) for text in _texts(name, value))
+    texts = _texts(name, value)
+    _check_length(name, "".join(texts))
+    return tuple(check_regex(text, name) for text in texts)
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -493,6 +495,7 @@ def make_constraint(kind: str, value: Any) -> Constraint:
     return Constraint(kind, value)
 
 
+MAX_SOURCE = 256_000  # characters of a constraint's source: linear work on it takes ten seconds at most
 _PROPERTY = re.compile(r"\\(?:([pP](?:\{[^}]*\}|[A-Z]))|.)", re.DOTALL)  # of Unicode, which `re` does not know
 
 
@@ -500,6 +503,7 @@ def check_regex(pattern: Any, name: str = "regex") -> str:
     """Return the pattern if Python's `re` accepts it, apart from Unicode properties."""
     if not isinstance(pattern, str):
         raise _wrong_type(name, pattern, "the text of a regular expression")
+    _check_length(name, pattern)  # before any work on it
     try:
         re.compile(_PROPERTY.sub(lambda token: r"\w" if token[1] else token[0], pattern))
     except re.error as error:
@@ -508,6 +512,14 @@ def check_regex(pattern: Any, name: str = "regex") -> str:
     except (OverflowError, RecursionError):
         raise ConstraintError(f"{name}={pattern[:40]!r}… is too large a regular expression, or nested too deep") from None
     return pattern
+
+
+def _check_length(name: str, source: str) -> None:
+    if len(source) > MAX_SOURCE:
+        raise ConstraintError(
+            f"{name}={source[:40]!r}… has {len(source):,} characters, and at most {MAX_SOURCE:,} are allowed; "
+            f"shorten it, or let a `select` choose among long lists"
+        )
 
 
 def _json_text(kind: str, value: Any) -> str:

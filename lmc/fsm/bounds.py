@@ -10,8 +10,8 @@ from typing import Any
 
 from lmc.errors import ConstraintError
 from lmc.fsm.regex import Node, shown
+from lmc.prompt import MAX_SOURCE
 
-MAX_SOURCE = 256_000  # characters of a source: linear work on it takes ten seconds at most
 MAX_WORK = 150_000  # transitions visited while languages are combined: about half a second
 
 

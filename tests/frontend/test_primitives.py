@@ -109,6 +109,8 @@ def test_loc_is_the_users_line_and_column() -> None:
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"regex": "("}, ConstraintError, "not a valid regular expression"),
+    ({"regex": "(" * 256_001}, ConstraintError, "has 256,001 characters, and at most 256,000 are allowed"),
+    ({"stop_regex": ["a" * 128_000, "(" * 128_001]}, ConstraintError, "has 256,001 characters, and at most 256,000 are allowed"),
     ({"regex": 3}, ArgumentError, "must be the text"),
     ({"json_schema": "{"}, ConstraintError, "not valid JSON"),
     ({"max_tokens": -1}, ParameterError, "max_tokens=-1: must be at least 0"),

@@ -215,6 +215,7 @@ BAD = {
     "half a character": (r'{"messages": [{"role": "user", "content": "\ud800"}]}', None, ""),
     "too many": ({**HELLO, "n": 999}, "n", "at most 128"),
     "zero": ({**HELLO, "n": 0}, "n", "1"),
+    "long choices": ({**HELLO, "guided_choice": ["x" * 99] * 2561}, None, "has 256,099 characters, and at most 256,000 are allowed"),
     "bad regex": ({**HELLO, "regex": "("}, None, "not a valid regular expression"),
     "deep regex": ({**HELLO, "regex": "(" * 3000 + "a" + ")" * 3000}, None, "nested too deep"),
     "empty salt": ({**HELLO, "cache_salt": ""}, "cache_salt", "at least 1"),
