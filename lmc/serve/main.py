@@ -38,6 +38,7 @@ _LAST = 2  # seconds for the last 503s to be sent
 _FROZEN = 30.0  # seconds without a turn of the event loop after which the log says what all threads do
 _PATIENCE = 30  # seconds for a request line and headers, for the next request of a connection, and to read `_READ` bytes
 _READ = 1 << 16  # bytes of an answer
+_FILES = 10_240  # open files, of which each connection is one; macOS allows no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def serve(
         server.stop_at_once()
 
     _remember_no_warnings_about_schemas()
+    _allow_many_files()
     front = Front(make, lambda: ready(_url(where, tls)), lambda: server.stop_at_once())
     server = DrainingServer(front, entrance, drain=drain, tls=tls)
     try:
@@ -130,6 +132,18 @@ def serve(
 def _remember_no_warnings_about_schemas() -> None:
     """Let Python keep no list of the warnings about schemas that it has shown: they quote what clients send."""
     warnings.filterwarnings("always", category=SchemaWarning)
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files, and so of connections, as far as the system lets this process."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -480,3 +482,29 @@ def test_schemas_of_clients_leave_no_trace_in_the_process(recwarn):
     for i in range(20):
         compile_schema(json.dumps({"type": "string", f"odd {i}": 1}))
     assert len(recwarn) == 20 and len(globals().get("__warningregistry__", {})) <= before + 1
+
+
+FEW_FILES = """
+import resource
+import lmc
+from lmc.serve.main import listen, serve
+from lmc.serve.settings import ServerSettings
+
+hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+
+def none():
+    raise lmc.BackendError("no model")
+
+try:
+    serve(none, ServerSettings(("m",)), [], listen("127.0.0.1", 0), drain=1)
+except lmc.BackendError:
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), resource.getrlimit(resource.RLIMIT_NOFILE)
+    print("served")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of POSIX's")
+def test_a_server_takes_as_many_connections_as_the_system_allows():
+    done = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "served\n", done.stderr
