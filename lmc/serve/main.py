@@ -21,7 +21,7 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lmc.backend.base import Backend, Health
@@ -265,7 +265,7 @@ class Connection(H11Protocol):
         self.app = self.config.loaded_app  # not this object: it is freed at once
         super().connection_lost(exc)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Run the application. An answer that it gave up because the client does not read ends the connection."""
         cycle = self.cycle
         try:
