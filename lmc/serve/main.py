@@ -276,7 +276,10 @@ class Connection(H11Protocol):
                 self.transport.abort()
 
     def _await_reader(self) -> None:
-        """End the connection unless the client goes on reading what was written: `_PATIENCE` seconds for each `_READ` bytes."""
+        """End the connection unless the client goes on reading what was written: `_PATIENCE` seconds for each `_READ` bytes.
+
+        With TLS what is encrypted is not counted, and asyncio's limit for the end of a connection (30 s) does the same.
+        """
         if self._reading is not None:
             self._reading.cancel()
         unread = self.transport.get_write_buffer_size()
