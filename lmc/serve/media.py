@@ -59,7 +59,7 @@ def _fetched(url: str, param: str, hosts: Collection[str]) -> bytes:
     until, found = time.monotonic() + _SECONDS, bytearray()
     try:
         with _OPENER.open(urllib.request.Request(url, headers={"accept": "image/*"}), timeout=_SECONDS / 2) as response:
-            while piece := response.read(_AT_ONCE):
+            while piece := response.read1(_AT_ONCE):  # `read` would wait for all of them, however slowly they come
                 found += piece
                 if len(found) > MOST_BYTES or time.monotonic() > until:
                     raise bad(f"{param}: the file is too large, or its host too slow", param)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,10 +95,14 @@ def test_a_model_of_text_says_so():
     assert answer.status_code == 400 and "takes text only" in answer.json()["error"]["message"]
 
 
+slow = threading.Event()  # set: the host ends what it sends byte by byte
+
+
 @contextmanager
 def host() -> Iterator[tuple[str, list[str]]]:
     """A host of files, and what it was asked for."""
     seen: list[str] = []
+    slow.clear()
 
     class Files(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -106,6 +111,13 @@ def host() -> Iterator[tuple[str, list[str]]]:
                 self.send_response(302)
                 self.send_header("location", "/a.png")
                 self.end_headers()
+                return
+            if self.path == "/slow":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(DARK[:1])
+                self.wfile.flush()
+                slow.wait(60)
                 return
             self.send_response(200 if self.path == "/a.png" else 404)
             self.end_headers()
@@ -119,6 +131,7 @@ def host() -> Iterator[tuple[str, list[str]]]:
     try:
         yield f"127.0.0.1:{server.server_port}", seen
     finally:
+        slow.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -148,3 +161,11 @@ def test_files_of_named_hosts_are_fetched():
             answer = post(CHAT, asked(part(address)), mock, media_hosts=frozenset({name}))
             assert answer.status_code == 400, address
         assert len(seen) == before
+
+
+def test_a_host_that_sends_byte_by_byte_is_not_waited_for(monkeypatch):
+    times = iter((0.0,))
+    monkeypatch.setattr("lmc.serve.media.time", SimpleNamespace(monotonic=lambda: next(times, 1e9)))
+    with host() as (name, _):
+        answer = post(CHAT, asked(part(f"http://{name}/slow")), lmc.Mock(seeing), media_hosts=frozenset({name}))
+        assert answer.status_code == 400 and "too slow" in answer.json()["error"]["message"]
