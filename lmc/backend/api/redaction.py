@@ -103,13 +103,11 @@ def without_keys(data: str | bytes, secrets: Iterable[str]) -> str | bytes:
 
 def without_escaped_keys(body: Any, secrets: Iterable[str]) -> Any:
     """Return a parsed answer without the keys that were sent, which JSON may have spelled otherwise (`\\u0073k-…`)."""
-    keys = [secret for secret in secrets if len(secret) >= _KEY]
+    keys = tuple(secrets)
 
     def cleaned(x: Any) -> Any:
         if isinstance(x, str):
-            for key in keys:
-                x = x.replace(key, REDACTED)
-            return x
+            return without_keys(x, keys)
         if isinstance(x, dict):
             return {cleaned(name): cleaned(value) for name, value in x.items()}
         return [cleaned(value) for value in x] if isinstance(x, list) else x

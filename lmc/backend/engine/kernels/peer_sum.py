@@ -85,9 +85,8 @@ def _sum_add_rms_norm(
 
 
 def sum_add_rms_norm(
-    x: Tensor, places: Tensor, stop: Tensor, rounds: Tensor, rank: int, turn: int, most: int, residual: Tensor, weight: Tensor, eps: float, *,
-    early: bool | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor, places: Tensor, stop: Tensor, rounds: Tensor, rank: int, turn: int, most: int, residual: Tensor, weight: Tensor, eps: float
+) -> Tensor:
     """Return norm(residual + the sum of all ranks' x) [T, C]; `residual` becomes the sum in place. Half precision.
 
     places    [ranks] int64: addresses of their places [3, ranks, `most`, C] int16, most ≥ T, EMPTY where nothing has come
@@ -101,5 +100,5 @@ def sum_add_rms_norm(
         warps = min(16, max(1, block // 512))
         constants = (turn, rank, len(places), block, EMPTY, _POLLS)
         given = x, places, stop, rounds, residual, weight, out, count, columns, eps, most
-        launch(_sum_add_rms_norm, (count,), *given, *constants, warps=warps, early=early)
+        launch(_sum_add_rms_norm, (count,), *given, *constants, warps=warps)
     return out
