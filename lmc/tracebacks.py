@@ -74,8 +74,7 @@ def hide_in_constructor(cls: type[Any]) -> None:
 
 def hide(error: BaseException) -> None:
     """Take lmc's frames out of the traceback of an error that is about to leave lmc, and of those of its causes."""
-    if isinstance(error, TypeError) and not isinstance(error, LmcError):
-        _explain_text(error)
+    _explain_text(error)
     if settings().debug:
         return
     seen: set[int] = set()
@@ -136,8 +135,7 @@ def note(error: BaseException, text: str) -> None:
 
 def notes(error: BaseException) -> list[str]:
     """Return the notes of an error that has not left lmc, for whoever writes it to somewhere else."""
-    if isinstance(error, TypeError) and not isinstance(error, LmcError):
-        _explain_text(error)
+    _explain_text(error)
     return list(getattr(error, "__notes__", ()))
 
 
@@ -148,8 +146,10 @@ def note_item(error: BaseException, index: int, bound: inspect.BoundArguments) -
     note(error, f"(item {index} of the batch: {shown or 'no arguments'})")
 
 
-def _explain_text(error: TypeError) -> None:
+def _explain_text(error: BaseException) -> None:
     """Note on an expression like `s["n"] + 1` that the answer in it is text."""
+    if not isinstance(error, TypeError) or isinstance(error, LmcError):
+        return
     entries = _entries(error)
     last = next((entry for entry, ours in reversed(list(zip(entries, _ours(entries)))) if not ours), None)
     if last is None:
