@@ -383,6 +383,37 @@ def test_what_a_rank_fails_with_is_the_reason(tiny, monkeypatch, act, says):
     ended(engine, began, says)
 
 
+MISSES = """
+rank = json.loads(sys.argv[2])["rank"]
+        if rank == 1:
+            from lmc.backend.engine.distributed.group import PeerLost
+            raise PeerLost("a collective did not end: Connection reset by peer")
+        import os, time
+        time.sleep(%d)
+        os._exit(7)
+""".strip()
+
+
+def test_a_rank_that_misses_another_is_not_the_reason(tiny, monkeypatch):
+    """Rank 2's process ends a while after its connections, as it may on a busy machine: the others fail first."""
+    monkeypatch.setattr(crews, "CODE", FAULTY % MISSES % 1)
+    monkeypatch.setattr(crews, "_GRACE", 60.0)
+    engine = engine_of(tiny, tp=3)
+    with pytest.raises(BackendError, match="rank 2 on cpu has ended with status 7"):
+        long(engine).results[0].output()
+    engine.close()
+    assert gone(engine.were)
+
+
+def test_a_rank_that_misses_another_is_the_reason_if_no_rank_ends(tiny, monkeypatch):
+    monkeypatch.setattr(crews, "CODE", FAULTY % MISSES % 1000)
+    engine = engine_of(tiny, tp=3)
+    with pytest.raises(BackendError, match="rank 1 on cpu failed: a collective did not end"):
+        long(engine).results[0].output()
+    engine.close()
+    assert gone(engine.were)
+
+
 def test_a_pass_that_does_not_end(tiny, monkeypatch):
     """The rank lives, and its beats say so; the pass hangs."""
     monkeypatch.setattr(crews, "CODE", FAULTY % "import time; time.sleep(1000)")

@@ -47,7 +47,7 @@ DOORBELL = struct.Struct("<qq")  # number of a pass, int32 of it; -1: the end
 _LOOK = 0.05  # seconds between checks of silent ranks
 _SILENT = 6.0  # seconds without a heartbeat (four a second) after which a rank that should compute counts as hung
 _SILENT_LOADING = 120.0  # while it loads, native code may hold the interpreter for long
-_GRACE = 2.0  # grace period for ranks to end by themselves, in seconds
+_GRACE = 2.0  # seconds for ranks to end by themselves, and for the watch to find which rank others miss
 LIMIT_CPU, LIMIT_GPU = 60.0, 8.0
 """Seconds after which a pass that all ranks have begun counts as hung."""
 
@@ -73,6 +73,7 @@ class Crew:
         self._memory = Memory()
         self._number = 0
         self._began = 0.0  # since when rank 0 waits for a pass, by time.monotonic(); 0: it does not
+        self._peer_lost: tuple[float, str] | None = None  # the first rank that missed another: when, and what it says
         self._serving = self._closing = False
         self._heard = threading.Condition()
         self._said: dict[int, list[dict[str, Any]]] = {}
@@ -249,6 +250,9 @@ class Crew:
                 if "failed" in message:
                     self.lose(f"rank {number} on {self.devices[number]} failed: {message['failed']}")
                     return False
+                if "peer lost" in message:
+                    self._peer_lost = self._peer_lost or (time.monotonic(), f"rank {number} on {self.devices[number]} failed: {message['peer lost']}")
+                    continue
                 with self._heard:
                     self._said[number].append(message)
                     self._heard.notify_all()
@@ -260,6 +264,9 @@ class Crew:
             self.lose(f"rank {number} on {self.devices[number]} {_end_of(rank.process)}")
             return False
         now, beats = time.monotonic(), int(self._memory.beats[number])
+        if self._peer_lost is not None and now - self._peer_lost[0] > _GRACE:  # no rank has ended meanwhile
+            self.lose(self._peer_lost[1])
+            return False
         if beats != rank.beats:
             rank.beats, rank.beaten = beats, now
         elif now - rank.beaten > (_SILENT if self._serving else _SILENT_LOADING):
@@ -302,7 +309,7 @@ def _errors() -> int | None:
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:
     try:
-        status = process.wait(1.0)
+        status = process.wait(_GRACE)
     except subprocess.TimeoutExpired:
         return "has closed its line"
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"has ended with status {status}"

@@ -28,6 +28,10 @@ HANDSHAKE = 30.0
 """Seconds that live ranks may take to find each other."""
 
 
+class PeerLost(RuntimeError):
+    """A collective did not end because a peer has ended or hangs, which is the reason, and not this rank."""
+
+
 def without_multicast() -> None:
     """Set it in this process, before NCCL is loaded."""
     os.environ.update(NO_MULTICAST)
@@ -79,23 +83,30 @@ class RankGroup:
         self.peers = PeerMemory.of(self._store, self.rank, self.ranks, rows, columns, device)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum all ranks' `x`, in place."""
-        self._group.allreduce([x]).wait()
+        """Sum all ranks' `x`, in place. Raises PeerLost, as all collectives do."""
+        self._complete(lambda: self._group.allreduce([x]))
         return x
 
     def gather(self, x: Tensor) -> Tensor | None:
         """Gather on rank 0: all ranks' `x` [rows, n] side by side, [rows, ranks · n]; None on others."""
         if self.rank:
-            self._group.gather([], [x], self._root).wait()
+            self._complete(lambda: self._group.gather([], [x], self._root))
             return None
         every = x.new_empty(self.ranks, *x.shape)
-        self._group.gather([list(every.unbind(0))], [x], self._root).wait()
+        self._complete(lambda: self._group.gather([list(every.unbind(0))], [x], self._root))
         return every.transpose(0, 1).reshape(len(x), -1)
 
     def from_root(self, x: Tensor) -> Tensor:
         """Broadcast rank 0's `x`, in place."""
-        self._group.broadcast([x], self._from_root).wait()
+        self._complete(lambda: self._group.broadcast([x], self._from_root))
         return x
+
+    @staticmethod
+    def _complete(collective: Callable[[], Any]) -> None:
+        try:
+            collective().wait()
+        except RuntimeError as error:
+            raise PeerLost(f"a collective did not end: {error}") from error
 
     def abort(self) -> None:
         """Abort waits for lost peers. From any thread."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.distributed.crew import DOORBELL
-from lmc.backend.engine.distributed.group import RankGroup, without_multicast
+from lmc.backend.engine.distributed.group import PeerLost, RankGroup, without_multicast
 from lmc.backend.engine.distributed.passes import Memory, read
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def main() -> None:
         _run(told, line, memory)
     except EOFError:
         pass  # rank 0 is gone
+    except PeerLost as error:
+        _tell(line, {"peer lost": str(error)})
+        threading.Event().wait()  # until rank 0 ends this process, or `_beat` does: the peer's end is to be found first
     except BaseException as error:
         _tell(line, {"failed": _described(error)})
         status = 1
