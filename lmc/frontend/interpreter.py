@@ -96,7 +96,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         bound: Mapping[str, Any] | None = None,
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises ProgramError when `func` has no parameter for the state. `bound` are arguments given by `bind`, `given` options by `options`."""
+        """Raises ProgramError when `func` has no parameter for the state, or yields. `bound` are arguments given by `bind`, `given` options by `options`."""
         self._wrapper: type[Any] | None = type(func) if type(func) in (classmethod, staticmethod) else None
         if self._wrapper is not None:
             func = cast(Any, func).__func__
@@ -120,6 +120,12 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             parameters[0].POSITIONAL_OR_KEYWORD,
         ):
             raise ProgramError(f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc)
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise ProgramError(
+                f"{self.name}() yields, and a call of it would run nothing: return a value instead; "
+                "run(stream=True) and text_iter() give answers as they come",
+                loc=self.loc,
+            )
         self._takes(signature)
         self.is_async = aio.is_async(func)
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""

@@ -935,6 +935,20 @@ def test_decorator_with_arguments_and_metadata() -> None:
     assert program.run(1, 2, 3, x=4, backend=Mock()).ret_value == (1, (2, 3), {"x": 4})
 
 
+def test_programs_that_yield_are_refused():
+    """A call of one would run nothing, without a word."""
+
+    def plain(s):
+        yield s["a"]
+
+    async def asynchronous(s):
+        yield s["a"]
+
+    for generator in (plain, asynchronous):
+        with pytest.raises(ProgramError, match=rf"{generator.__name__}\(\) yields.* return a value"):
+            lmc.function(generator)
+
+
 def test_a_program_needs_a_state() -> None:
     with pytest.raises(ProgramError, match="needs a first parameter for the state"):
 
