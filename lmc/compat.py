@@ -1,4 +1,4 @@
-"""Names that programs for SGLang use and lmc has under another name: global_config."""
+"""Names that programs for SGLang use and lmc has under another name: global_config, a backend's token_usage."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmc import config
+from lmc.backend.api.client import UsageLedger
+from lmc.backend.base import Usage
 from lmc.errors import UnsupportedOpError
 
 
@@ -44,3 +46,25 @@ class GlobalConfig:
 
 
 global_config = GlobalConfig()
+
+
+class TokenUsage:
+    """SGLang's `token_usage` of a backend: its tokens since it was made, or since `reset`. lmc's own are `backend.spent()` and `state.usage`."""
+
+    def __init__(self, ledger: UsageLedger) -> None:
+        self._ledger, self._before = ledger, Usage()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._ledger.spent().usage.prompt_tokens - self._before.prompt_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        return self._ledger.spent().usage.completion_tokens - self._before.completion_tokens
+
+    def reset(self) -> None:
+        """Count from here on."""
+        self._before = self._ledger.spent().usage
+
+    def __repr__(self) -> str:
+        return f"TokenUsage(prompt_tokens={self.prompt_tokens}, completion_tokens={self.completion_tokens})"

@@ -122,8 +122,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             raise ProgramError(f"{self.name}() needs a first parameter for the state, as in def {self.name}(s, …)", loc=self.loc)
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise ProgramError(
-                f"{self.name}() yields, and a call of it would run nothing: return a value instead; "
-                "run(stream=True) and text_iter() give answers as they come",
+                f"{self.name}() yields, and a call of it would run nothing: return a value instead; run(stream=True) and text_iter() give answers as they come",
                 loc=self.loc,
             )
         self._takes(signature)

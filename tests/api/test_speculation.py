@@ -297,3 +297,17 @@ def test_programs_of_many_threads_do_not_mix(openai):
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(24))) == [(f" {i}", " 1815", 1) for i in range(24)]
     assert len(server.seen) == 24 and backend.spent().speculated == 12 * 2 + 12 * 5
+
+
+def test_token_usage_as_sglang_reads_it(openai):
+    """SGLang's own test of `num_api_spec_tokens`."""
+    backend, _ = openai(TextModel(writer(record())), False)
+    with_spec = lmc.function(num_api_spec_tokens=64)(extraction3.func)
+    usage = backend.token_usage
+    with_spec.run(text=TEXT, backend=backend).sync()
+    ahead = usage.prompt_tokens
+    assert usage.completion_tokens > 0 and repr(usage) == f"TokenUsage(prompt_tokens={ahead}, completion_tokens={usage.completion_tokens})"
+    usage.reset()
+    assert (usage.prompt_tokens, usage.completion_tokens) == (0, 0)
+    extraction3.run(text=TEXT, backend=backend).sync()
+    assert ahead < usage.prompt_tokens == backend.spent().usage.prompt_tokens - ahead

@@ -32,6 +32,7 @@ from lmc.backend.api.wire import (
 )
 from lmc.backend.base import Prices
 from lmc.chat import ChatTemplate, get_chat_template
+from lmc.compat import TokenUsage
 from lmc.config import log
 from lmc.errors import ArgumentError, ParameterError, UnsupportedOpError
 from lmc.prompt import Gen, Select
@@ -128,6 +129,7 @@ class OpenAI(Completions):
         )
         self._reads_pdfs = server == "openai"
         self.has_batches = server == "openai" and not is_azure
+        self.token_usage = TokenUsage(self.ledger)
 
     def batch_api(self) -> OpenAIBatches:
         wire = self.client.wire
