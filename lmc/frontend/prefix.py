@@ -21,6 +21,14 @@ class Traced:
     def __str__(self) -> str:
         return print_graph(self.graph)
 
+    @property
+    def last_node(self) -> Traced:
+        """Return itself, for programs that print a trace as SGLang does: `trace().last_node.print_graph_dfs()`."""
+        return self
+
+    def print_graph_dfs(self) -> str:
+        return str(self)
+
     def __repr__(self) -> str:
         return f"<trace of {self.graph.name}: {sum(1 for _ in self.graph.ops())} ops>"
 

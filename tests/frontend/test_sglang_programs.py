@@ -609,6 +609,7 @@ def test_bound_arguments_by_run_batch_trace_and_cache():
     assert one.text().startswith("Answer as a child would.\nQ: Which")
 
     shown = str(bound.trace())
+    assert bound.trace().last_node.print_graph_dfs() == shown
     assert "graph @ask(%question: any)" in shown
     assert '%c1 = append(%c0, "Answer as a child would.\\n")' in shown
     assert "gen(%c" in str(ask.trace(question="y"))
