@@ -107,25 +107,20 @@ def critical_path(graph: Graph, cost: Callable[[Op], float]) -> tuple[float, tup
 
     An op waits for those whose values it uses, and for the decision that leads to its block.
     """
-    best: list[tuple[float, int | None]] = []
-    giver: dict[Value, int] = {}
-    yielded = _yielded(graph)
-    ops = list(graph.ops())
-    label = [b.label for b in graph.blocks for _ in range(len(b.ops) + 1)]
-    end = {label[i]: i for i in range(len(ops))}
-    for i, op in enumerate(ops):
-        needed = [j for v in op.uses for j in ((giver[v],) if v in giver else yielded.get(v, ())) if j < i]
-        if label[i] in graph.predecessor:
-            needed.append(end[graph.predecessor[label[i]]])
-        before = max(needed, key=lambda j: best[j][0], default=None)
-        best.append((cost(op) + (best[before][0] if before is not None else 0), before))
-        giver.update((v, i) for v in op.results)
-    last: int | None = max(range(len(ops)), key=lambda i: best[i][0])
-    total, chain = best[last][0], list[Op]()
-    while last is not None:
-        chain.append(ops[last])
-        last = best[last][1]
-    return total, tuple(reversed(chain))
+    import networkx as nx
+
+    waits, ops = def_use(graph), list(graph.ops())
+    label = [b.label for b in graph.blocks for _ in (*b.ops, b.terminator)]
+    decision = {of: i for i, of in enumerate(label)}  # the terminator of each block: its last op
+    start = -1
+    for i in range(len(ops)):
+        waits.add_edge(start, i)
+        if (above := graph.predecessor.get(label[i])) is not None:
+            waits.add_edge(decision[above], i)
+    for _, i, edge in waits.edges(data=True):
+        edge["weight"] = cost(ops[i])
+    chain = [ops[i] for i in nx.dag_longest_path(waits)[1:]]
+    return sum(map(cost, chain)), tuple(chain)
 
 
 def _ops_with_params(graph: Graph, made: dict[Value, frozenset[int]]) -> Iterator[tuple[int, Op]]:
