@@ -39,46 +39,48 @@ INTRO = f"""# The IR
 
 *Made from the op table (`lmc/ir/ops.py`) by `python docs/make_ir.py`; change it there.*
 
-A graph is what an abstract evaluation of a program found out about it, before a run or with a run's values: the prompts it makes, what it asks, and
-how the one depends on the other. It is advice: Python runs the program, and a graph that is wrong changes nothing but what was asked ahead. Prompt state is a
-value of type `ctx`: `append`, `gen` and `select` give a new one, and a fork is two uses of one. Graphs are immutable; passes map graphs to graphs.
+A graph is the result of an abstract evaluation of a program, before a run or with a run's values: the prompts that the program makes, its requests, and
+how they depend on each other. It is advice: Python runs the program, and a wrong graph changes only which requests are made ahead. A prompt is a
+value of type `ctx`: `append`, `gen` and `select` make a new one from an old one, and a fork uses one value several times. Graphs are immutable; [passes](passes.md) map graphs to graphs.
+
+`lmc dump-ir FILE.py:fn` prints a program's graph; `lmc opt FILE.lmir --passes=…` runs passes on one.
 
 ```
 {{example}}```
 
-* Types: {", ".join(f"`{t}`" for t in sorted(TYPES))}. A result's type is written where it is narrower than the table below says: `%p: bool = …`.
-* Operands: values `%x`, text and other literals (`"…"` as in JSON, `1`, `1.0`, `inf`, `-inf`, `nan`, `true`, `none`, `bytes("00ff")`), special
-  tokens `special("<|im_end|>")`, edges of a message's content `begin("user")` and `end("user")`. Constants of the graph are `@name`, in attributes.
-* Then, in this order and all optional: cases, the block that goes on (`then`), attributes in braces, the place in the program's source.
-* Names that are not plain are quoted: `%"a b"`. Layout means nothing; `//` starts a comment. The first comment names the format: `// lmc ir {FORMAT_VERSION}`.
-* Reading a file executes nothing. Printing and parsing are exact inverses.
+## Syntax
 
-`lmc dump-ir FILE.py:fn` prints a program's graph, `lmc opt FILE.lmir --passes=…` runs passes on one.
+* Types: {", ".join(f"`{t}`" for t in sorted(TYPES))}. A result's type is written if it is narrower than in the [table of ops](#ops): `%p: bool = …`.
+* Operands: values `%x`, text and other literals (`"…"` as in JSON, `1`, `1.0`, `inf`, `-inf`, `nan`, `true`, `none`, `bytes("00ff")`), special
+  tokens `special("<|im_end|>")`, and marks where a message's content begins and ends, `begin("user")` and `end("user")`. Constants of the graph are written `@name`, in attributes.
+* After the operands, in this order and all optional: cases, the block that continues (`then`), attributes in braces, the location in the program's source.
+* Names with other characters than letters, digits, `_` and `.` are quoted: `%"a b"`. White space has no meaning; `//` starts a comment. The first comment names the format: `// lmc ir {FORMAT_VERSION}`.
+* Parsing executes nothing. Printing and parsing are exact inverses.
 
 ## Arms and loops
 
-What is known is not in the graph: a `for` over three items is three times its body, and a decided `if` is the arm that is taken. An undecided `if`
-is a `switch`: its arms stand one after another, and those that `yield` go on in the block at `then`, whose parameters are what they yield. An
-arm that returns or raises does not go on. A loop over an unknown number of items is a `loop`: its body stands there once, for all turns, and both the
-body's parameters and those of the block at `then` are what the loop begins with or what a turn yields. `break` and `continue` end a turn from an arm in it.
+Known control flow is resolved: a `for` over three items is three copies of its body, and a decided `if` is the arm that is taken. An undecided `if`
+is a `switch`. Arms that `yield` continue in the block at `then`, whose parameters are the yielded values; an
+arm that returns or raises does not continue. A loop over an unknown number of items is a `loop` with one body for all iterations. The parameters of the
+body and of the block at `then` are the initial values of the loop or the values that an iteration yields. `break` and `continue` end an iteration from an arm within it.
 
-The blocks of a graph form a tree: each but the entry is named by one terminator, which is its immediate dominator. A value may be used in the block
-that defines it and in all below it in that tree; what arms and turns make leaves them by `yield` alone.
+The blocks of a graph form a tree: each block but the entry is named by one terminator, which is its immediate dominator. A value may be used in the block
+that defines it and in all blocks below it in that tree; values leave arms and iterations only by `yield`.
 
-The address of an ask, its `stream` and `ordinal`, is decided where the same number of asks precedes it on its stream whatever arms were taken;
-otherwise it is `shifted`, and nothing is planned for it by address.
+The address of a request, its `stream` and `ordinal`, is known if the same number of requests precedes it on its stream whichever arms are taken;
+otherwise the request is `shifted`, and nothing is planned for its address.
 
 ## What passes may do
 
 | trait | merged | erased when unused |
 |---|---|---|
 | pure | yes | yes |
-| samples | at temperature 0, with equal prompts and parameters | no: it is `lazy` |
+| samples | at temperature 0, with equal prompts and parameters | no: it becomes `lazy` |
 | opaque | no | no |
 | effect | no | no |
 | terminator | no | no |
 
-A `prefill` stands before everything that goes on from its prompt; its `release` stands after the last op that goes on from it, on each path.
+A `prefill` precedes every op that continues its prompt; its `release` follows the last of them on each path.
 """
 
 

@@ -115,46 +115,43 @@ INTRO = """# The passes
 
 *Made from the passes by `python docs/make_passes.py`; change it there, or in the passes' docstrings.*
 
-A pass maps a graph to a graph, and returns the same object if there is nothing to do. It asks the op table what it
-may do with an op: [ir.md](ir.md). A graph is advice about a program that Python runs, so what the passes find out becomes annotations of the
-addresses of requests (`lmc/runahead/annotations.py`), which the ledger looks up when it submits a request. Tests hold every pass to
-three things: no request is added or lost, requests stay the same, and a request is made lazy only if nothing in the graph looks at its answer.
-Only `aggressive` changes prompts, and it runs only on request.
+A pass maps a [graph](ir.md) to a graph, and returns the same object if there is nothing to do. Passes do not execute anything: their results become annotations of the
+addresses of requests (`lmc/runahead/annotations.py`), which the ledger looks up when it submits a request. Tests check of every pass
+that it adds and loses no request, leaves requests unchanged, and makes a request lazy only if nothing in the graph reads its answer.
+Only `aggressive` changes prompts, and it runs only on request. What each pass is worth is [measured](#measured) at the end.
+
+The pipeline depends on the kind of backend:
 
 | target | pipeline |
 |---|---|
 {pipelines}
 
 ```
-lmc dump-ir examples/judge.py:judge --after plan-prefix      # a program after one pass; `--after trace`: before all of them
+lmc dump-ir examples/judge.py:judge --after plan-prefix      # a program after one pass; `--after trace`: before all passes
 lmc dump-ir examples/judge.py:judge --after trace -o judge.lmir
 lmc opt judge.lmir --timing --verify-each                    # the whole pipeline, what each pass did, and how long it took
 lmc opt judge.lmir --passes='lower-chat,canonicalize,plan-prefix{{min_chars = 4}}' --print-after=canonicalize
 lmc opt judge.lmir --list                                    # all passes with their options
 ```
 
-`LMC_VERIFY`, `LMC_PRINT_IR`, `LMC_LOG=passes` and `LMC_SKIP_PASSES` do the same inside a program: [debugging.md](debugging.md).
+The [settings](debugging.md#settings) `LMC_VERIFY`, `LMC_PRINT_IR`, `LMC_LOG=passes` and `LMC_SKIP_PASSES` do the same inside a program.
 If a pass fails, it leaves a file whose first line is the command that reproduces the failure.
 """
 
 END = """
 ## Measured
 
-The table shows what each pass is worth, in counters. *Computed*, *unique* and *cached* are prompt tokens; groups were submitted together (on
-the mock) or admitted in one pass (on the small model). The mock's tokens are bytes; it takes one pass for each token of an
-answer, one answer after another, and none for a prefill. There are two kinds of programs:
+Each program was run with all passes, with all but one, and without a plan (`opt=0`). The table has the rows in which a missing pass
+changes calls, tokens or passes of the model; the last column says by how much: a plus is what the pass saves, a minus what it costs.
+*Computed*, *unique* and *cached* are prompt tokens; groups were submitted together (on the mock) or admitted in one pass (on the small model).
+The mock's tokens are bytes, and it computes one answer after another, one token a pass.
 
-* the ten workloads of `benchmarks/workloads.py`. With or without a plan, the runtime computes no token of a prompt twice as long as it has room, and computes a whole
-  cold trie of prompts in one pass if its rows fit; so prefills neither save nor cost anything here.
-* the programs of `benchmarks/pass_workloads.py`, made of what the passes act on: equal requests (cse saves calls and generated
-  tokens), forks that nobody reads (dce saves calls, computed and generated tokens), and, in a KV pool too small
-  for a whole run, a document that is needed again late (plan-prefix keeps it, so fewer prompt tokens are computed).
+* In the ten workloads of `benchmarks/workloads.py` no pass changes these counters: as long as there is room, the runtime computes no token of a prompt twice, with or without a plan.
+* The programs of `benchmarks/pass_workloads.py` consist of what the passes act on: equal requests (cse), forks that nobody reads (dce), and, in a KV pool too small for a whole run,
+  a document that is needed again late (plan-prefix keeps it).
 
 Each row is one cold run. Program and engine take turns in one thread (`benchmarks/stepped.py`), so the counters are the same
-every time.
-
-The last column compares a row with the row of all passes: a plus is what the missing pass saves,
-a minus what it costs. The table was written by
+every time. All rows are in `docs/passes_measured.txt`, written by
 `python -m benchmarks.bench_passes --backend mock,smollm2 --scale 0.05 --n 3 --output docs/passes_measured.txt`.
 
 """
@@ -162,10 +159,18 @@ a minus what it costs. The table was written by
 
 def page() -> str:
     pipelines = "\n".join(f"| `{kind}` | {', '.join(p.name for p in pipeline_for(Target(kind)))} |" for kind in ("tokens", "text", "chat"))
-    names = dict.fromkeys([*(p.name for p in pipeline_for(Target("chat"))), *sorted(registry())])
+    names = dict.fromkeys([*(p.name for kind in ("tokens", "text", "chat") for p in pipeline_for(Target(kind))), *sorted(registry())])
     sections = [line for name in names for line in _section(name)]
-    measured = MEASURED.read_text(encoding="utf-8") if MEASURED.exists() else "Not measured yet.\n"
+    measured = _telling(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else "Not measured yet.\n"
     return "\n".join([INTRO.format(pipelines=pipelines), *sections]) + END + measured
+
+
+def _telling(measured: str) -> str:
+    """Return the table without the rows that say nothing: a missing pass that changed no counter, and programs where none did."""
+    rows = [(line, [cell.strip() for cell in line.split("|")]) for line in measured.splitlines(keepends=True)]
+    changed = {tuple(cells[1:3]) for _, cells in rows[4:] if cells[-2]}
+    kept = [line for line, cells in rows[4:] if cells[-2] or (tuple(cells[1:3]) in changed and cells[3] == "all passes")]
+    return "".join([line for line, _ in rows[:4]] + kept)
 
 
 def _section(name: str) -> Iterator[str]:

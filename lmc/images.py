@@ -62,7 +62,7 @@ def read(image: Image) -> Image:
     """Return the picture as an encoded file; web addresses and videos unchanged. Raises at `image.loc`."""
     if image.frames is not None or is_remote(image.source) or getattr(image.source, "__class__", None) is Checked:
         return image
-    data = _encoded(image.source, image.loc)
+    data = _encoded(image.source, image.kind, image.loc)
     if image.detail == DOCUMENT:
         _check_document(data, image.loc)
     else:
@@ -116,13 +116,13 @@ def kind_of(data: bytes) -> str | None:
 # -- to a file -------------------------------------------------------------------------------------------------------
 
 
-def _encoded(source: Any, loc: Loc | None) -> bytes:
+def _encoded(source: Any, what: str, loc: Loc | None) -> bytes:
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, str) and source[:5].lower() == "data:":
         return bytes_of_url(source, "image", loc)
     if isinstance(source, str | os.PathLike):
-        return bytes_of_file(Path(source), "image", MOST_BYTES, loc)
+        return bytes_of_file(Path(source), what, MOST_BYTES, loc)
     if hasattr(source, "save") and hasattr(source, "getbands"):
         return _as_png(source, loc)
     if hasattr(source, "__array__") or hasattr(source, "detach"):

@@ -240,7 +240,7 @@ class JournaledCalls(Answers):
             if is_idempotent(fn):
                 return None
             return False, self.lost(
-                f"{known.name}() gave a {known.outcome[1]}, which a journal cannot hold, so the run cannot be resumed behind it. "
+                f"{known.name}() gave a {known.outcome[1]}, and a journal cannot hold that or what the call changed, so the run cannot be resumed behind it. "
                 "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again"
             )
         if known.outcome[0] == "awaitable":

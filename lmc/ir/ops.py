@@ -41,31 +41,31 @@ GEN_PARAMS = (
 ATTRS: dict[str, str] = {
     "name": "the variable that the answer is stored under, or none",
     "stream": 'the fork path of the state, "" for the root; with `ordinal` the address from which the seed derives',
-    "ordinal": "the number of the ask on its stream",
-    "shifted": "how many asks precede it on its stream is undecided, so the ordinal is the least it can be",
-    "also": "stream and ordinal of each equal ask that was merged into this one",
-    "params": "names of the parameters that the trailing operands give, in their order",
+    "ordinal": "the number of the request on its stream",
+    "shifted": "the number of requests before it on its stream is undecided; the ordinal is its least possible value",
+    "also": "stream and ordinal of each equal request that was merged into this one",
+    "params": "names of the parameters whose values are the trailing operands, in their order",
     "constraint": "the compiled constraint, a constant of the graph",
-    "order": "the ask's place in the depth-first visit of the prompts, where it is not its place in the program",
+    "order": "the place of the request in depth-first order of the prompts, if that is not the program's order",
     "group": "number and size of a group: its siblings are submitted together",
-    "ways": "which of a group's equal samples it is, and of how many",
+    "ways": "its index among equal samples of a group, and their number",
     "trie": "the choices are scored as one trie in one pass",
-    "lookahead": "the text that one request may cover besides this answer",
-    "shared": "whole messages of its prompt (-1: all), and how many asks to come begin with them, in pairs",
+    "lookahead": "the text and the requests that this request may cover besides its answer",
+    "shared": "pairs: a number of whole messages of its prompt (-1: all), and how many later requests begin with them",
     "lazy": "the answer has no known reader: it is requested when it is read",
-    "method": "how log-probabilities become a choice",
-    "temperature": "0 takes the likeliest",
-    "adapter": "the adapter that answers in the model's place",
+    "method": "how the choices are compared",
+    "temperature": "0 takes the likeliest choice",
+    "adapter": "the LoRA adapter of the model",
     "role": "the message's role",
-    "previous": "the role of the message before, or none",
+    "previous": "the role of the previous message, or none",
     "kwargs": "names of the trailing operands that are passed by name",
-    "calls": "what Python calls to have the value; the call may take long",
+    "calls": "the function that Python calls to get the value; the call may take long",
     "reason": "why the evaluator does not know the value",
-    "scope": '"program" keeps the pin for all runs of the program; without it a release ends it',
+    "scope": '"program" keeps the pin for all runs of the program; without it, a release ends the pin',
     "vars": "names of the returned state's variables, whose values follow the prompt",
     "outputs": "the variables that the caller wants; all others are none, and the prompt is only a stand-in",
-    "leaves": "arms that end a turn of a loop over known items, the loop, or a helper: the graph goes on as if they did not, so what follows is not certain",
-    "taken": "how many runs took each arm, in the order of the cases; of a loop how often it was entered, and turns in all",
+    "leaves": "arms that end an iteration of a loop over known items, the loop, or a helper; the graph continues as if they did not, not certainly",
+    "taken": "how many runs took each arm, in the order of the cases; of a loop, how often it was entered, and its iterations in all",
 }
 
 # Attributes of a request op that are not part of the request itself.
@@ -81,26 +81,28 @@ OPS: dict[str, OpSpec] = {
         OpSpec("ctx.new", (), ("ctx",), "pure", "The empty prompt."),
         OpSpec("append", ("ctx", "*str"), ("ctx",), "pure", "The prompt followed by literal text, special tokens and marks."),
         OpSpec("image", ("ctx", "any"), ("ctx",), "pure", "The prompt followed by an image."),
-        OpSpec("video", ("ctx", "any", "any", "any"), ("ctx",), "pure", "The prompt followed by frames of a video: how many, or how many a second."),
+        OpSpec("video", ("ctx", "any", "any", "any"), ("ctx",), "pure",
+               "The prompt followed by frames of a video. Operands: the file, the number of frames, frames per second."),
         OpSpec("role.begin", ("ctx",), ("ctx",), "pure", "Opens a message.", ("role", "previous"), frozenset({"traced"})),
         OpSpec("role.end", ("ctx",), ("ctx",), "pure", "Closes the open message.", ("role",), frozenset({"traced"})),
         OpSpec("ctx.text", ("ctx",), ("str",), "pure", "The text of a prompt."),
         OpSpec("ctx.slice", ("ctx", "ctx"), ("str",), "pure", "The text of the first prompt after the second, its ancestor."),
-        OpSpec("ctx.messages", ("ctx",), ("any",), "pure", "The closed messages of a prompt."),
-        OpSpec("concat", ("*str",), ("str",), "pure", "Text joined."),
-        OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer: the prompt with it, its value, its meta info.",
+        OpSpec("ctx.messages", ("ctx",), ("any",), "pure", "The complete messages of a prompt."),
+        OpSpec("concat", ("*str",), ("str",), "pure", "Concatenated text."),
+        OpSpec("gen", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Samples an answer. Results: the prompt with the answer, its value, its meta info.",
                (*_ASK, *GEN_PARAMS, "constraint", "order", "group", "ways", "lookahead", "shared", "lazy")),
         OpSpec("select", ("ctx", "*any"), ("ctx", "str", "any"), "samples", "Chooses one of the operands by log-probability.",
                (*_ASK, "method", "temperature", "adapter", "order", "group", "trie", "shared", "lazy")),
-        OpSpec("unknown", ("*any",), ("any",), "opaque", "A value that only Python knows, made of the operands among others. A prompt among them is one that "
-               "unknown code may read or extend.", ("calls", "reason")),
+        OpSpec("unknown", ("*any",), ("any",), "opaque", "A value that only Python knows, computed from the operands and possibly from other "
+               "things. If an operand is a prompt, unknown code may read or extend it.", ("calls", "reason")),
         OpSpec("prefill", ("ctx",), (), "effect", "Computes and pins the KV of a prompt.", ("scope",), frozenset({"planned"})),
         OpSpec("release", ("ctx",), (), "effect", "Ends a pin.", (), frozenset({"planned"})),
-        OpSpec("switch", ("any",), (), "terminator", "Goes to the arm whose case equals the operand; arms that yield continue at `then`.", ("taken", "leaves")),
-        OpSpec("loop", ("any", "*any"), (), "terminator", "Turns over the items of the first operand (none: as long as Python likes). The body stands for all "
-               "turns; its parameters, and those of the block at `then`, begin as the other operands and are what turns yield.", ("taken",)),
-        OpSpec("yield", ("*any",), (), "terminator", "Ends an arm or a turn of a loop, with the values it yields."),
-        OpSpec("continue", ("*any",), (), "terminator", "Ends a turn of the innermost loop from an arm in it."),
+        OpSpec("switch", ("any",), (), "terminator", "Branches to the arm whose case equals the operand; arms that yield continue at `then`.",
+               ("taken", "leaves")),
+        OpSpec("loop", ("any", "*any"), (), "terminator", "Iterates over the items of the first operand (none: an unknown number of times). The parameters "
+               "of the body, and of the block at `then`, are the other operands at first, and then the values that the last iteration yielded.", ("taken",)),
+        OpSpec("yield", ("*any",), (), "terminator", "Ends an arm or an iteration of a loop, with the values it yields."),
+        OpSpec("continue", ("*any",), (), "terminator", "Ends an iteration of the innermost loop from an arm in it."),
         OpSpec("break", ("*any",), (), "terminator", "Ends the innermost loop from an arm in it."),
         OpSpec("return", ("any", "ctx", "*any"), (), "terminator", "Ends the run: value, final prompt, then the value of each variable.", ("vars", "outputs")),
         OpSpec("raise", ("any",), (), "terminator", "Ends the run with an exception."),
@@ -109,7 +111,7 @@ OPS: dict[str, OpSpec] = {
 # fmt: on
 
 FUNCTION = OpSpec(
-    "py.*", ("*any",), ("any",), "pure", "A function of Python that only computes, by its name: `py.eq`, `py.str.strip`, `py.json.loads`.", ("kwargs",)
+    "py.*", ("*any",), ("any",), "pure", "A function of Python without side effects, by its name: `py.eq`, `py.str.strip`, `py.json.loads`.", ("kwargs",)
 )
 """All ops whose kind begins with `py.`: functions in the evaluator's table."""
 

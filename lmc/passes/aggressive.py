@@ -5,25 +5,24 @@
     Rate the style from 1 to 5.           {essay}
     Answer:                               Answer:
 
-This changes prompts, so it runs only on request (`lmc.compile(fn, aggressive=True)`; the idea is from arXiv
-2312.07104, appendix D.2, where a model is asked what to move). Here the rules are fixed:
+This changes prompts, so it runs only on request (`lmc.compile(fn, aggressive=True)`). The idea is from arXiv
+2312.07104, appendix D.2, where a model is asked what to move; here the rules are fixed:
 
-* Only the beginning of a run's prompt is changed: text from the empty prompt up to the first request or fork, one message at a time, in
-  the first message that has an argument. Whatever comes later is behind an argument in any case.
-* Text moves by whole paragraphs, that is, by lines. A paragraph with an argument stays where it is; the constant
+* Only the beginning of a run's prompt is changed, before the first request or fork, in
+  the first message that has an argument. Anything later follows an argument in any case.
+* Text moves by lines, called paragraphs here. A paragraph with an argument stays where it is; the constant
   ones after the first such paragraph move in front of it, in their order.
 * Only what is clearly an instruction moves: a sentence that begins with a verb that says what to do (Answer, Use, Rate, …),
   after an argument that stands alone on its line or after a label, outside brackets, quotes, fences and tags.
 * A paragraph stays where it is if its position may matter: if it refers to something (above, following, this, it, …), if it belongs to the lines
   around it (a label, a heading, a list item, a fence, a tag), or if it is the last one before the model answers and does not end a
-  sentence (a cue). Then the paragraphs after it stay too, so that their order is the program's.
+  sentence (a cue). The paragraphs after it then stay too, in their order.
 
-Only what is sent to the model changes: the program's own state has the text as it was written (lmc/runahead/moving.py). Text
-that differs from the graph's, or in which it cannot be determined where an argument ends, is sent as it was written.
+Only what is sent to the model changes: the program's own state has the original text (lmc/runahead/moving.py). Text
+that differs from the graph's, or in which it cannot be determined where an argument ends, is sent unchanged.
 
-Every changed prompt is reported, as it was and as it is, with the first paragraph that stayed and the reason, by
-`program.explain()` and by `lmc opt`. Nothing is lost: the same paragraphs are in a different order, and `LMC_SKIP_PASSES=aggressive`
-(or compiling without it) restores the original.
+`program.explain()` and `lmc opt` report every changed prompt, before and after, with the first paragraph that stayed and the reason.
+`LMC_SKIP_PASSES=aggressive` (or compiling without it) restores the original order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Batching of forks: which requests go to the backend together. Decides; does not execute.
+"""Batching of forks: which requests go to the backend together.
 
-Siblings are requests that continue one prompt with nothing but text in between. Siblings of one block that become ready
-at the same moment, because they need the same answers and wait for the same calls, form a group (attribute `group`: its
-number and size). Siblings whose answers have no known reader, and those whose address is undecided, are in no group.
+Siblings are requests that continue one prompt with only text in between. Siblings of one block that need the same
+answers and wait for the same calls become ready at the same moment, and form a group (attribute `group`: its
+number and size). Requests whose answers have no known reader, and those whose address is undecided, are in no group.
 
 Siblings with equal requests on equal prompts are one n-way sample (attribute `ways`: its index and the number of samples). Each
 keeps its own seed, H(run seed, item, fork path, ordinal), so its text is the same as if it were alone. At temperature 0 there

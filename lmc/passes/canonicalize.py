@@ -1,6 +1,6 @@
 """A single form for every prompt: appends are merged, adjacent text is joined, empty text is dropped. Text and tokens stay the same.
 
-An append or concat whose only use can absorb it (an append's prompt, an operand of text) is merged into that use.
+An append or concat that has a single use, as the prompt of another append or as an operand of text, is merged into that use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Common subexpressions: an op that equals an earlier one on the same path is replaced by it.
 
-Sampling ops are merged only at temperature 0, where equal prompts and parameters have one likeliest answer: if the op says 0, or if it
-gives no temperature and the target's default is 0. A temperature that comes from an argument may be anything. Merged requests keep their
-addresses: the one that remains lists the others (attribute `also`), and the ledger gives them its answer if prompt and parameters turn
+Sampling ops are merged only at temperature 0, where equal prompts and parameters have the same answer: the op's own temperature, or
+without one the target's default, must be a constant 0. Merged requests keep their
+addresses: the remaining one lists the others (attribute `also`), and the ledger gives them its answer if prompt and parameters turn
 out to be equal when Python makes the request.
 """
 

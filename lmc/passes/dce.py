@@ -1,4 +1,4 @@
-"""Dead requests: those whose answers have no known use. They are made when they are read.
+"""Dead requests: requests whose answers have no known use are made only when they are read.
 
 A request is needed if anything reads, returns or joins its value or meta info, or if a prompt that continues its answer
 is needed: returned, read as text, passed to unknown code, or continued by a request that is needed. Every other request

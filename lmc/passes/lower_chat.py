@@ -1,17 +1,17 @@
 """Roles to text: `role.begin` and `role.end` become appends of the target's chat template, with marks where a message's content begins and ends.
 
-For message APIs the template is empty, and only the marks say where messages begin and end.
+For message APIs the template is empty, and only the marks remain.
 
 The template is the model's own, cut into constants by rendering short conversations (`backend/engine/chat_template.py`).
-The pieces write exactly what the whole template renders: this is tested for ChatML, Llama 2 and 3, Mistral, Gemma, Phi 3, Qwen
+The pieces produce exactly the text of the whole template, which is tested for ChatML, Llama 2 and 3, Mistral, Gemma, Phi 3, Qwen
 2.5 and 3, Zephyr and DeepSeek V3, on conversations of up to eleven messages. A template that is not a chain of constants and
 contents (one that numbers messages, drops old ones, repeats one, escapes contents or inspects them) is refused
-where a role is used. To find out, lmc tries long conversations, odd contents, and every text and number that
+where a role is used; lmc finds out by rendering long conversations, odd contents, and every text and number that
 occurs in the template's own code. A template that trims contents, leaves out empty
 messages, or removes the reasoning from earlier answers is tolerated and logged as `lmc.chat`; lmc writes what the program wrote.
 
-An answer begins immediately after the text that prompts it. So whatever a family expects the model to write first (a space in Llama 2, a
-newline in Zephyr) is part of the answer, and text appended in place of an answer has to include it.
+An answer begins immediately after the text that prompts it. So if a family of models begins its answers with white space (a space in Llama 2, a
+newline in Zephyr), that is part of the answer, and text appended in place of an answer has to include it.
 """
 
 from __future__ import annotations

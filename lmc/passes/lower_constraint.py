@@ -2,17 +2,16 @@
 
 A regex, or the regex of a dtype, becomes `fsm(source)`, annotated with properties of its automaton: `states` (over bytes, minimal),
 `forced` (the share of states in which the next byte is determined) and, if the language is finite, `longest` (bytes of its
-longest text, except for huge automata; no answer has more tokens, so a target need not reserve more). A constraint that does not become an automaton,
-because it is not a plain regular expression or is too large, becomes `matcher(kind, source)`, which follows the text at run time.
+longest text, except for huge automata; no answer has more tokens, so a target need not reserve more). A constraint that is not a plain regular
+expression, or is too large, becomes `matcher(kind, source)`, which follows the text at run time.
 
-The constant holds the source, and each target compiles it once for its own vocabulary. An invalid regex is left as it
-is, and refused when the program makes the request.
+The constant holds the source, and each target compiles it once for its own vocabulary. An invalid regex is left
+unchanged, and refused when the program makes the request.
 
-Literal text between the gens of a template stays literal. Fusing it with them into one constrained segment would
-save nothing and change answers. It would save no pass: the text rides in the pass of the next answer's first token, forced
-text is appended without a pass, and a template whose constraints determine their ends takes as many
-passes as one segment (`tests/passes/test_templates.py`). And it would change answers whose constraint does not determine its end:
-after `"name": "` the small model answers `[A-Z][a-z]{2,6}` with Mikehag, choosing the end itself, but within one segment
+Literal text between the gens of a template is not fused with them into one constrained segment. That would
+save no pass: the text is part of the pass of the next answer's first token, and forced
+text is appended without a pass (`tests/passes/test_templates.py`). And it would change answers whose constraint does not determine their end:
+after `"name": "` the small model answers `[A-Z][a-z]{2,6}` with Mikehag, but within one segment
 with Mike, since there a quote may follow. Tokens of a segment could also span the end of an answer and the text after it.
 """
 

@@ -1,9 +1,8 @@
-"""Planning for prompt caches that must be requested: the prefixes that each request shares with later ones. Decides;
-does not execute.
+"""Planning for prompt caches that must be requested: the prefixes that each request shares with later ones.
 
-A server that caches marked prefixes of prompts charges more for writing one, and a tenth for reading it. Which prefixes
-are worth writing depends on how many later requests will read them, which the graph knows. The length of a prompt is
-known only when it is sent, so the marks are placed then (lmc/backend/api/caching.py), on the basis of this pass's
+A server that caches marked prefixes of prompts charges more for writing a prefix, and a tenth for reading it. Which prefixes
+are worth writing depends on how many later requests will read them, which the graph shows. The length of a prompt is
+known only when it is sent, so the marks are placed then (lmc/backend/api/caching.py), based on this pass's
 annotations.
 """
 

@@ -1,14 +1,14 @@
 """Prefix planning: which prompts to prefill once and pin, for how long, and in which order to visit their
-continuations. Decides; does not execute.
+continuations.
 
 There are four steps, each over the tree that the prompts of a graph form (a fork is a node with several children):
 
-1. the longest constant text that a program begins with is split off, so that all runs share it;
-2. text that siblings begin with in common is split off, so that it becomes a prompt of its own: a fork point;
+1. the longest constant text at the beginning of a program is split off, so that all runs share it;
+2. the common beginning of siblings is split off, so that it becomes a prompt of its own: a fork point;
 3. a fork point with two or more requests on one path (one in a loop counts as two) is prefilled before the
    first of them and released after the last (liveness over the block tree);
-4. if the program's order is not depth-first, requests are annotated with their place in depth-first order, in which a cache that
-   holds one path at a time computes every prefix once (arXiv 2312.07104, theorem 3.1).
+4. if the program's order is not depth-first, requests are annotated with their place in depth-first order, in which even a cache that
+   holds only one path computes every prefix once (arXiv 2312.07104, theorem 3.1).
 
 Splitting text does not change its tokens, since adjacent literal text is encoded as one run.
 """

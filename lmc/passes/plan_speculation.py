@@ -1,8 +1,8 @@
 """Speculation on APIs, where every request costs a round trip: one request for a chain of gen, constant text, gen, …
 
 The first gen gets a template (attribute `lookahead`): alternately text, and the stream and ordinal of a gen. As Python makes its requests, the ledger
-checks the answer against the template, and makes the requests one by one where it does not fit. A gen can be followed only if the text after it shows where
-the answer ends: the text begins with one of the gen's stops.
+checks the answer against the template; if it does not match, the requests are made one by one. A gen can be part of a chain only if the text after it begins
+with one of its stops, which shows where the answer ends.
 """
 
 from __future__ import annotations

@@ -336,7 +336,7 @@ def hands_a_state_over(s: Any) -> Any:
 def test_a_marked_function_that_appends_to_a_state_cannot_be_resumed_behind(tmp_path: Path) -> None:
     with pytest.warns(lmc.JournalWarning, match="a journal cannot hold what it appended to a state"):
         hands_a_state_over.run(backend=lmc.Mock(), journal=tmp_path / "j")
-    with pytest.raises(JournalError, match="cannot be resumed behind it"):
+    with pytest.raises(JournalError, match="what the call changed, so the run cannot be resumed behind it"):
         hands_a_state_over.run(backend=lmc.Mock(), journal=tmp_path / "j")
 
 
