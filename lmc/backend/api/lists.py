@@ -328,7 +328,7 @@ class Listed(Completions):
             if member.ask is None:
                 seat.over = True
                 return work.complete(member.place)
-            with reading():
+            with reading(server):
                 reply = self.reply_to(member, body)
             after, output = self.output_of(member.place, member.ask, reply, member.tally)
         except Fault as fault:
@@ -344,8 +344,9 @@ class Listed(Completions):
     def _failed(self, client: Client, server: FleetServer, ticket: Ticket, fault: Fault, left: Sequence[Seat], members: int) -> None:
         """Handle a failed request with all its unanswered members."""
         client.heard(ticket, fault.headers)
-        client.rates.refused(ticket, fault.status)
         self._fleet.failed(server, fault)
+        if not fault.elsewhere:
+            client.rates.refused(ticket, fault.status)
         for seat in left:
             self._leaves(client, server, seat)
         if fault.transient:
