@@ -107,7 +107,7 @@ class Fault(Exception):
         """Return whether retrying may help."""
         if self.elsewhere or self.status is None:
             return True
-        return self.status in (408, 409, 429) and self.code not in _SPENT or self.status >= 500
+        return (self.status in (408, 409, 429) and self.code not in _SPENT) or self.status >= 500
 
     @property
     def filtered(self) -> bool:

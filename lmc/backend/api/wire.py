@@ -119,11 +119,20 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
 def refused_later(text: str | bytes) -> Fault:
     """Return the fault of an event of a stream whose HTTP status was a success.
 
-    vLLM puts the status into the event. SGLang does not, and writes such events only for invalid requests: on a fault
-    of its own the stream breaks off.
+    vLLM puts the status into the event, OpenAI and Anthropic the type of the error. SGLang writes such events only for
+    invalid requests: on a fault of its own the stream breaks off.
     """
-    code: Any = json.loads(text)["error"].get("code")
-    return refused(code if type(code) is int and 400 <= code < 600 else 400, {}, text)
+    error: Any = json.loads(text)["error"]
+    code = error.get("code")
+    return refused(code if type(code) is int and 400 <= code < 600 else STATUS.get(str(error.get("type")), 400), {}, text)
+
+
+STATUS = {
+    "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403, "not_found_error": 404,
+    "request_too_large": 413, "rate_limit_error": 429, "rate_limit_exceeded": 429, "insufficient_quota": 429, "api_error": 500, "server_error": 500,
+    "internal_server_error": 500, "timeout_error": 504, "overloaded_error": 529,
+}  # fmt: skip
+"""Types of errors, as Anthropic and OpenAI name them, with their HTTP status."""
 
 
 async def events(
