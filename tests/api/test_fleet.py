@@ -314,7 +314,7 @@ def test_where_all_servers_fail_that_is_an_error(several):
     fast.batch(ITEMS[:1], backend=backend, temperature=0)
     for server in servers:
         server.plant = lambda n, path, body: Planted("status", 404)
-    with pytest.raises(lmc.BackendError, match=r"test_fleet.py:\d+: .*HTTP 404: planted 404"):
+    with pytest.raises(lmc.BackendError, match=r"test_fleet.py:\d+: .*HTTP 404: planted 404 \(POST /(generate|v1/completions)\)"):
         fast(q="x", backend=backend, temperature=0).text()
 
 
