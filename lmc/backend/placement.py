@@ -120,15 +120,22 @@ class Placement(Generic[T]):
         target.fell, target.until = 0, 0.0  # both, or a failure right after a pending answer would not count
         self.prefixes.answered(request.keys, target.bit)
 
-    def unreachable(self, target: T) -> tuple[bool, bool]:
-        """Record that a request did not reach it; return whether other targets exist, and whether this is news."""
+    def set_aside(self, target: T, seconds: float = 0.0) -> tuple[bool, bool]:
+        """Record that it did not do a request, and wants none for `seconds`; return whether other targets exist, and
+        whether this is news."""
         target.failures += 1
         others = any(not t.fell for t in self.targets if t is not target)
         now = time.monotonic()
         news = len(self.targets) > 1 and now >= target.until  # once for all requests in flight to it
         if news:
             target.fell += 1
-            target.until = now + min(_DOWN * 2 ** (target.fell - 1), _LONGEST_DOWN)
+            target.until = now + min(max(_DOWN * 2 ** (target.fell - 1), seconds), _LONGEST_DOWN)
+        return others, news
+
+    def unreachable(self, target: T) -> tuple[bool, bool]:
+        """As `set_aside`, if a request did not even reach it: its cache may be gone, too."""
+        others, news = self.set_aside(target)
+        if news:
             self.prefixes.forget(target.bit)
         return others, news
 

@@ -7,7 +7,7 @@ import json
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Body = dict[str, Any]
@@ -32,7 +32,7 @@ class Planted:
 
     kind   "status", "reset" (no answer, the connection is gone), "truncate" (half of a body), "garbage" (a body that is not JSON),
            "shape" (JSON without what was asked for), "model" (another model's answer), "delay" (late), "slow" (in small pieces),
-           "half-stream" (a stream that breaks off), "kill" (the server is gone, with all its connections)
+           "half-stream" (a stream that breaks off), "error" (one that ends with `body`, an error), "kill" (the server is gone, with all its connections)
     until  ends a delay before its `seconds` are over
     """
 
@@ -188,7 +188,7 @@ class Server:
         if kind == "garbage":
             writer.write(_head(200, {"content-length": "9"}) + b"<html>?!\n")
             await writer.drain()
-            return False
+            return True
         body = answer.body
         if kind == "shape":
             body = {k: v for k, v in body.items() if k in ("usage", "model", "id")}
@@ -205,6 +205,8 @@ class Server:
 
     async def _stream(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None, seen: Seen) -> bool:
         writer.write(_head(answer.status, {"transfer-encoding": "chunked", **answer.headers}, "text/event-stream"))
+        if fault is not None and fault.kind == "shape":
+            answer = replace(answer, events=[{k: e[k] for k in ("model", "id") if k in e} for e in answer.events or ()])
         events = [f"data: {json.dumps(e)}\n\n" for e in answer.events or ()]
         if answer.sentinel is not None:
             events.append(f"data: {answer.sentinel}\n\n")
@@ -212,6 +214,11 @@ class Server:
             if fault is not None and fault.kind in ("half-stream", "truncate", "garbage") and i >= len(events) // 2:
                 writer.transport.abort()
                 return False
+            if fault is not None and fault.kind == "error" and i >= len(events) // 2:
+                data = f"data: {json.dumps(fault.body)}\n\n".encode()
+                writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n0\r\n\r\n")
+                await writer.drain()
+                return True
             if fault is not None and fault.kind == "slow":
                 await asyncio.sleep(fault.seconds)
             ended = None if i == len(answer.events or ()) else _ended((answer.events or ())[i]) if answer.counted else None

@@ -150,14 +150,15 @@ def test_a_limit_that_is_used_up_is_waited_for(openai):
     assert arrived[1] - arrived[0] >= 0.3
 
 
+@lmc.function
+def one(s):
+    s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40))
+
+
 @pytest.mark.parametrize("kind", ("half-stream", "slow"))
 def test_a_stream_that_breaks_off_goes_on_where_it_was(openai, kind):
     plant = lambda n, path, body: Planted(kind, seconds=0.01) if n == 0 else None
     backend, server = openai(TextModel(lambda prompt: "one two three four five six"), stand_in={"plant": plant})
-
-    @lmc.function
-    def one(s):
-        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40))
 
     state = one.run(backend=backend, stream=True, temperature=0)
     assert "".join(state.text_iter("a")) == "one two three four five six"
@@ -165,13 +166,39 @@ def test_a_stream_that_breaks_off_goes_on_where_it_was(openai, kind):
     assert backend.spent().unreported == (1 if kind == "half-stream" else 0)
 
 
+def error(kind: str) -> Planted:
+    """How OpenAI and Anthropic say in a stream that it is over."""
+    return Planted("error", body={"type": "error", "error": {"type": kind, "message": "said in the stream", "code": None}})
+
+
+@pytest.mark.parametrize(("api", "kind"), (("openai", "server_error"), ("anthropic", "overloaded_error"), ("anthropic", "api_error")))
+def test_an_error_in_a_stream_that_may_pass_is_tried_again(request, api, kind):
+    model = TextModel(lambda prompt: "one two three four five six")
+    backend, server = request.getfixturevalue(api)(model, stand_in={"plant": lambda n, path, body: error(kind) if n == 0 else None})
+    state = one.run(backend=backend, stream=True)
+    assert "".join(state.text_iter("a")) == "one two three four five six"
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize("api", ("openai", "anthropic"))
+def test_an_error_in_a_stream_that_stays_is_raised_at_once(request, api):
+    backend, server = request.getfixturevalue(api)(TextModel(), stand_in={"plant": lambda n, path, body: error("invalid_request_error")})
+    with pytest.raises(lmc.BackendError, match="HTTP 400: said in the stream"):
+        "".join(one.run(backend=backend, stream=True).text_iter("a"))
+    assert len(server.seen) == 1
+
+
+def test_a_quota_that_is_used_up_is_not_waited_for(openai):
+    said = {"error": {"message": "You exceeded your current quota", "type": "insufficient_quota", "param": None, "code": "insufficient_quota"}}
+    backend, server = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("status", 429, body=said)})
+    with pytest.raises(lmc.BackendError, match="HTTP 429: You exceeded your current quota"):
+        program.run(q="x", backend=backend).text()
+    assert len(server.seen) == 1
+
+
 def test_a_stream_that_goes_on_with_something_else_fails(openai):
     answers = iter(("one two three four", "five six seven eight"))
     backend, _ = openai(TextModel(lambda prompt: next(answers)), stand_in={"plant": lambda n, path, body: Planted("half-stream") if n == 0 else None})
-
-    @lmc.function
-    def one(s):
-        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40))
 
     with pytest.raises(lmc.BackendError, match="broke off"):
         "".join(one.run(backend=backend, stream=True).text_iter("a"))

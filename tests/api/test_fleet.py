@@ -279,6 +279,45 @@ def test_servers_that_are_killed_lose_nothing(several, servers):
     assert said[-1]["failures"] > 0 and said[0]["failures"] == 0
 
 
+FAULTS = {
+    "500": Planted("status", 500),
+    "overloaded": Planted("status", 429, {"retry-after": "30"}),
+    "no such path": Planted("status", 404),
+    "another key": Planted("status", 401),
+    "shape": Planted("shape"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_only_fails_is_left_to_itself(several, monkeypatch, fault):
+    """Its requests go to the others at once: it does not hold them up, and gets no more for being idle."""
+    start, connect = several
+    servers = [start(), start(), start()]
+    backend = connect(servers)
+    fast = lmc.compile(turns)
+    fast.batch(ITEMS[:1], backend=backend, temperature=0)  # whether ids are taken is known
+    monkeypatch.setattr(placement.time, "monotonic", lambda: 1e6)
+    servers[0].plant = lambda n, path, body: FAULTS[fault]
+    before = len(servers[0].seen)
+    assert [s.ret_value for s in fast.batch(ITEMS, backend=backend, temperature=0)] == expected(ITEMS)
+    first, *others = backend.server_info()["servers"]
+    assert first["down"] and first["failures"] > 0 and not any(server["failures"] for server in others)
+    assert len(servers[0].seen) - before < len(ITEMS), "what was on its way when the first of them failed"
+    assert backend.server_info()["at_once"] == 1024, "the others take as much as before"
+
+
+def test_where_all_servers_fail_that_is_an_error(several):
+    start, connect = several
+    servers = [start(), start()]
+    backend = connect(servers)
+    fast = lmc.compile(turns)
+    fast.batch(ITEMS[:1], backend=backend, temperature=0)
+    for server in servers:
+        server.plant = lambda n, path, body: Planted("status", 404)
+    with pytest.raises(lmc.BackendError, match=r"test_fleet.py:\d+: .*HTTP 404: planted 404 \(POST /(generate|v1/completions)\)"):
+        fast(q="x", backend=backend, temperature=0).text()
+
+
 def test_servers_come_and_go_while_requests_run(several):
     start, connect = several
     one, two, three = (start() for _ in range(3))

@@ -94,6 +94,27 @@ def test_a_request_that_is_refused_takes_no_other_along(sglang):
     assert any(isinstance(s.body["input_ids"][0], list) and bad in s.body["input_ids"] for s in server.seen), "it was one of a list"
 
 
+@pytest.mark.parametrize("lists", (True, False))
+def test_lists_are_given_up_if_they_are_refused_and_not_if_their_members_are(sglang, lists):
+    backend, stand_in, server = sglang(TextModel())
+    handle, bad = stand_in.handle, WORDS.encode(("About item 7:",))
+
+    def refusing(path, body):
+        given = body["input_ids"]
+        several = isinstance(given[0], list)
+        refused = (bad in given or given == bad) if lists else several
+        return Answer({"error": {"message": "refused"}}, 400) if refused else handle(path, body)
+
+    server.handle = refusing
+    fast = lmc.compile(asking)
+    for _ in range(4):
+        states = fast.batch(ITEMS, backend=backend, temperature=0, errors="return")
+        assert [i for i, s in enumerate(states) if s.error() is not None] == ([7] if lists else [])
+    before = len(server.seen)
+    assert values(fast.batch(ITEMS[8:], backend=backend, temperature=0)) == expected(backend, ITEMS)[8:]
+    assert len(server.seen) - before < 10 if lists else len(server.seen) - before == len(ITEMS) - 8
+
+
 def test_what_a_router_would_tear_apart_goes_alone(remote):
     backend, _, server = remote(TextModel(), router=True)
     lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import lmc
+from tests.api import anthropic_server
 from tests.api.conftest import QUICK, nothing_is_left
 from tests.api.http import Planted
 from tests.api.test_conformance import turns
@@ -99,6 +100,19 @@ def test_faults_of_anthropic(anthropic):
     broken, _ = anthropic(model, stand_in={"plant": lambda n, path, body: Planted("status", 529)})
     with pytest.raises(lmc.BackendError, match=r"test_others.py:\d+: Anthropic\(claude\): gen 'a' failed after 9 attempts: HTTP 529"):
         program.run(q="x", backend=broken).text()
+
+
+def test_a_client_of_ones_own_is_asked_for_long_answers(opened):
+    """The SDK refuses them where they are not streamed, unless its client has a time-out of its own."""
+    sdk = pytest.importorskip("anthropic")
+    server = opened(anthropic_server.serve(TextModel()))
+    backend = opened(lmc.Anthropic("claude-opus-4-1", client=sdk.AsyncAnthropic(api_key="k", base_url=server.url), patience=QUICK))
+
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=64_000))
+
+    assert program.run(backend=backend)["a"] and server.seen[0].body["max_tokens"] == 64_000
 
 
 def test_what_cannot_be_asked_of_anthropic(anthropic):

@@ -491,12 +491,13 @@ class _Pieces:
 
 
 def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> Any:
-    if client is not None:
-        return lambda: client.with_options(max_retries=0)
     try:
         import anthropic
     except ImportError as error:
         raise missing("lmc.Anthropic", "anthropic", "anthropic", error) from None
+    if client is not None:  # with its default time-out the SDK refuses long answers that are not streamed
+        limit = {"timeout": timeout} if client.timeout == anthropic.DEFAULT_TIMEOUT else {}
+        return lambda: client.with_options(max_retries=0, **limit)
     at = os.environ.get("ANTHROPIC_BASE_URL")
     given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **({"base_url": at} if at else {}), **options})
     try:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from lmc.backend.api import responses
 from lmc.backend.api.batch_api import FULL, Expired, Item, Status
 from lmc.backend.api.client import Body, Fault, HttpRequest, Malformed, Received
-from lmc.backend.api.wire import broken, http_errors, parsed, refused
+from lmc.backend.api.wire import STATUS, broken, http_errors, parsed, refused
 
 T = TypeVar("T")
 _SKEW = 300.0  # seconds that clocks may differ
@@ -184,19 +184,13 @@ def _of_openai(record: Body) -> Item:
     return Received(responses.answered(body) if body.get("object") == "response" else body)
 
 
-_STATUS = {
-    "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403, "not_found_error": 404,
-    "request_too_large": 413, "rate_limit_error": 429, "timeout_error": 504, "overloaded_error": 529,
-}  # fmt: skip
-
-
 def _of_anthropic(record: Body) -> Item:
     result = record["result"]
     if result["type"] == "succeeded":
         return Received(result["message"])
     if result["type"] == "errored":
         error = result["error"]["error"] if isinstance(result["error"].get("error"), dict) else result["error"]
-        return Fault(str(error.get("message") or "no message"), status=_STATUS.get(str(error.get("type")), 500))
+        return Fault(str(error.get("message") or "no message"), status=STATUS.get(str(error.get("type")), 500))
     return Expired(f"the batch ended before the request was answered ({result['type']})", status=408)
 
 

@@ -72,6 +72,10 @@ class ServerOrigin(Protocol):
 
     def used(self, usage: Usage) -> None: ...
 
+    def failed(self, fault: Fault) -> None:
+        """Record that its answer could not be used."""
+        ...
+
 
 class Fault(Exception):
     """An attempt that failed.
@@ -101,7 +105,9 @@ class Fault(Exception):
     @property
     def transient(self) -> bool:
         """Return whether retrying may help."""
-        return self.status is None or self.status in (408, 409, 429) or self.status >= 500
+        if self.elsewhere or self.status is None:
+            return True
+        return (self.status in (408, 409, 429) and self.code not in _SPENT) or self.status >= 500
 
     @property
     def filtered(self) -> bool:
@@ -120,6 +126,7 @@ class Fault(Exception):
 
 
 _SHOWN = 500  # characters of a server's message
+_SPENT = ("insufficient_quota",)  # code of a 429 that no waiting mends
 _FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # OpenAI's and Azure's names
 
 
@@ -141,14 +148,20 @@ class Malformed(Fault):
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """Guard reading a body: anything not where the API defines it raises Malformed, whatever the server sent."""
+def reading(origin: ServerOrigin | None = None) -> Iterator[None]:
+    """Guard reading a body: anything not where the API defines it raises Malformed, whatever the server sent. The server
+    that sent it is told."""
     try:
-        yield
-    except LmcError:
+        try:
+            yield
+        except LmcError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+            raise Malformed(f"the answer is not what its API says ({type(error).__name__}: {error})") from error
+    except Fault as fault:
+        if origin is not None:
+            origin.failed(fault)
         raise
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        raise Malformed(f"the answer is not what its API says ({type(error).__name__}: {error})") from error
 
 
 class Wire(Protocol):
@@ -339,7 +352,7 @@ class Client:
             reported = self.usage(usage, received.body, sent.body)
             account.reported(reported, received.origin)
             self._answered(ticket, sent, reported)
-            with reading():
+            with reading(received.origin):
                 return read(received.body)
 
         return await self._patiently(request, attempt, tally)
@@ -362,11 +375,11 @@ class Client:
                 if events == 1:
                     self.heard(ticket, last.headers)
                 reported = self.usage(usage, last.body, sent.body, events * _EVENT) or reported  # servers that report it more than once repeat the whole
-                with reading():
+                with reading(last.origin):
                     into.add(last.body)
             account.reported(reported, last.origin)
             self._answered(ticket, sent, reported)
-            with reading():
+            with reading(last.origin):
                 return into.result()
 
         return await self._patiently(request, attempt, tally)
@@ -429,7 +442,8 @@ class Client:
                 fault = error.redacted(self.wire.secrets)
             if ticket is not None:
                 self.heard(ticket, fault.headers)
-                self.rates.refused(ticket, fault.status)
+                if not fault.elsewhere:
+                    self.rates.refused(ticket, fault.status)
             if fault.status is None:
                 account.close()
             await self._before_another(fault, number, tally)

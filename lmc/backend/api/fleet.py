@@ -1,5 +1,5 @@
-"""A fleet: several servers of one model. placement.py chooses the server of a request; an unreachable server is skipped
-for a while, and its requests move. Servers come and go while requests run.
+"""A fleet: several servers of one model. placement.py chooses the server of a request; one that cannot be reached, or
+takes no requests, is skipped for a while, and its requests move. Servers come and go while requests run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmc.backend.api.client import Fault, HttpRequest, Received, Wire
+from lmc.backend.api.client import Fault, HttpRequest, Malformed, Received, Wire
 from lmc.backend.api.prefixes import Prefixes
 from lmc.backend.api.redaction import addressed, redacted
 from lmc.backend.base import Usage
@@ -18,6 +18,7 @@ from lmc.backend.placement import Placement, PlacementTarget
 from lmc.config import log
 
 _GONE = (502, 503)  # status from proxies for unavailable servers
+_ITS_OWN = (401, 403, 404, 405, 408, 429)  # status below 500 that says nothing about the request: another server may take it
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -25,16 +26,21 @@ class FleetServer(PlacementTarget):
     """One server of a fleet.
 
     url       without user and password, which only its wire knows
+    fleet     that it belongs to
     usage     its reported usage
     """
 
     url: str
     wire: Wire
+    fleet: Fleet
     usage: Usage = field(default_factory=Usage)
 
     def used(self, usage: Usage) -> None:
         """Record its reported usage for a request."""
         self.usage += usage
+
+    def failed(self, fault: Fault) -> None:
+        self.fleet.failed(self, fault)
 
     @property
     def said(self) -> dict[str, Any]:
@@ -71,7 +77,7 @@ class Fleet(Placement[FleetServer]):
 
     def add(self, url: str) -> None:
         """Send requests there, too, from now on."""
-        self._targets = [*self._targets, FleetServer(url=addressed(url), wire=self._make(url), bit=self._bits)]
+        self._targets = [*self._targets, FleetServer(url=addressed(url), wire=self._make(url), fleet=self, bit=self._bits)]
         self._bits += 1
 
     async def retire(self, server: FleetServer) -> None:
@@ -114,11 +120,16 @@ class Fleet(Placement[FleetServer]):
             self.leave(server, cost)
 
     def failed(self, server: FleetServer, fault: Fault) -> None:
-        """Handle a failed request; if the server was unreachable, the fault's `elsewhere` tells whether others
+        """Handle a failed request; if that was the server's fault, the fault's `elsewhere` tells whether others
         exist."""
-        if fault.status is not None and fault.status not in _GONE:
+        if isinstance(fault, Malformed):
+            how, (fault.elsewhere, news) = "answers what is no answer", self.set_aside(server)
+        elif fault.status is None or fault.status in _GONE:
+            how, (fault.elsewhere, news) = "cannot be reached", self.unreachable(server)
+        elif fault.status >= 500 or fault.status in _ITS_OWN:
+            how, (fault.elsewhere, news) = f"answers with HTTP {fault.status}", self.set_aside(server, fault.retry_after or 0.0)
+        else:
             return
-        fault.elsewhere, news = self.unreachable(server)
         if news:
             others = "others get its requests" if fault.elsewhere else "no other server is left"
-            log("backend", f"{server.url} cannot be reached ({redacted(fault.message, server.wire.secrets)}); {others}")
+            log("backend", f"{server.url} {how} ({redacted(fault.message, server.wire.secrets)}); {others}")

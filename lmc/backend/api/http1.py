@@ -60,7 +60,7 @@ class HttpWire:
         status, headers = await self._exchange(request, pieces.append)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if status >= 400:
-            raise refused(status, headers, data)
+            raise refused(status, headers, data, self._path + request.path)
         return Received(parsed(data, self.secrets), headers)
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
@@ -90,7 +90,7 @@ class HttpWire:
                     yield Received(body, head[1])
             status, headers = await exchange
             if status >= 400:
-                raise refused(status, headers, b"".join(rest))
+                raise refused(status, headers, b"".join(rest), self._path + request.path)
             raise Fault("the stream ended before the answer did")
         finally:
             exchange.cancel()

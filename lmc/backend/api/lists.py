@@ -24,7 +24,7 @@ from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.base import Usage
 from lmc.config import log
-from lmc.errors import CancelledError, LmcError
+from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.prompt import Gen, Given, Text
 
 _MOST = 256  # most requests of a list
@@ -328,7 +328,7 @@ class Listed(Completions):
             if member.ask is None:
                 seat.over = True
                 return work.complete(member.place)
-            with reading():
+            with reading(server):
                 reply = self.reply_to(member, body)
             after, output = self.output_of(member.place, member.ask, reply, member.tally)
         except Fault as fault:
@@ -344,8 +344,9 @@ class Listed(Completions):
     def _failed(self, client: Client, server: FleetServer, ticket: Ticket, fault: Fault, left: Sequence[Seat], members: int) -> None:
         """Handle a failed request with all its unanswered members."""
         client.heard(ticket, fault.headers)
-        client.rates.refused(ticket, fault.status)
         self._fleet.failed(server, fault)
+        if not fault.elsewhere:
+            client.rates.refused(ticket, fault.status)
         for seat in left:
             self._leaves(client, server, seat)
         if fault.transient:
@@ -367,9 +368,16 @@ class Listed(Completions):
                     if not seat.over:
                         self._go_on(seat.work)
                 return
+            for seat in left:
+                seat.work.waiting.append(lambda work=seat.work: self._explains(work))
         for seat in left:
             if not seat.over:
                 self._again(seat, fault if fault.transient else None)
+
+    def _explains(self, work: Submission) -> None:
+        """A member of a refused list is answered by itself: if it is refused again, lists are not."""
+        if isinstance(work.after, BackendError):
+            self._refused = 0
 
     def _again(self, seat: Seat, fault: Fault | None) -> None:
         """Request a member again: on another server with others, or by itself, if it may have caused the failure."""

@@ -97,8 +97,9 @@ def _escapes(text: str | bytes) -> bool:
     return "\\u" in text or "\\/" in text if isinstance(text, str) else b"\\u" in text or b"\\/" in text
 
 
-def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault:
-    """Return the fault of an HTTP error answer; its message is searched where servers put it."""
+def refused(status: int, headers: Mapping[str, str], text: str | bytes, path: str = "") -> Fault:
+    """Return the fault of an HTTP error answer; its message is searched where servers put it. `path`: of the request,
+    which the message names if there is nothing at it."""
     message, param, code = "", None, None
     try:
         body = json.loads(text)
@@ -110,6 +111,8 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
             message = str(error)
     except (ValueError, RecursionError):
         message = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    if path and status in (404, 405):
+        message = f"{message or 'no message'} (POST {path})"
     return Fault(
         message or "no message", status=status, retry_after=retry_after(headers), param=param,
         code=code if isinstance(code, str) else None, headers=headers,
@@ -119,11 +122,20 @@ def refused(status: int, headers: Mapping[str, str], text: str | bytes) -> Fault
 def refused_later(text: str | bytes) -> Fault:
     """Return the fault of an event of a stream whose HTTP status was a success.
 
-    vLLM puts the status into the event. SGLang does not, and writes such events only for invalid requests: on a fault
-    of its own the stream breaks off.
+    vLLM puts the status into the event, OpenAI and Anthropic the type of the error. SGLang writes such events only for
+    invalid requests: on a fault of its own the stream breaks off.
     """
-    code: Any = json.loads(text)["error"].get("code")
-    return refused(code if type(code) is int and 400 <= code < 600 else 400, {}, text)
+    error: Any = json.loads(text)["error"]
+    code = error.get("code")
+    return refused(code if type(code) is int and 400 <= code < 600 else STATUS.get(str(error.get("type")), 400), {}, text)
+
+
+STATUS = {
+    "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403, "not_found_error": 404,
+    "request_too_large": 413, "rate_limit_error": 429, "rate_limit_exceeded": 429, "insufficient_quota": 429, "api_error": 500, "server_error": 500,
+    "internal_server_error": 500, "timeout_error": 504, "overloaded_error": 529,
+}  # fmt: skip
+"""Types of errors, as Anthropic and OpenAI name them, with their HTTP status."""
 
 
 async def events(
@@ -245,6 +257,7 @@ class ProxiedWire:
             headers={"content-type": "application/json", **headers, **authorization(url)},
             timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)), limits=limits,
         )  # fmt: skip
+        self._path = urlsplit(url).path.rstrip("/")
         bounded(self._client)
 
     async def post(self, request: HttpRequest) -> Received:
@@ -255,7 +268,7 @@ class ProxiedWire:
         except http_errors() as error:
             raise broken(error) from None
         if response.status_code >= 400:
-            raise refused(response.status_code, lowered(response.headers), response.content)
+            raise refused(response.status_code, lowered(response.headers), response.content, self._path + request.path)
         return Received(parsed(response.content, self.secrets), lowered(response.headers))
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
@@ -265,7 +278,7 @@ class ProxiedWire:
             ) as response:
                 headers = lowered(response.headers)
                 if response.status_code >= 400:
-                    raise refused(response.status_code, headers, await response.aread())
+                    raise refused(response.status_code, headers, await response.aread(), self._path + request.path)
                 async for body in events(response.aiter_lines(), self.secrets):
                     yield Received(body, headers)
         except http_errors() as error:
