@@ -251,7 +251,7 @@ class VirtualCore(SteppedCore):
 
     def _record(self, work: Pass, seconds: float) -> None:
         runner: Any = self._runner
-        super()._record(work, runner.took)
+        EngineCore._record(self, work, runner.took)
 
     def _until(self, at: float) -> None:
         self.now = max(self.now, at)

@@ -1,7 +1,7 @@
 """Engines whose passes run when no program of a batch has anything else to do: counters that no race of two threads can change.
 
 The programs of a batch take turns anyway (lmc/frontend/fibers.py, flights.py). Here the engine has its turn when all of them wait, and a wait
-that is meant to last a moment before something is asked ahead is over at once.
+that is meant to last a moment before something is asked ahead is over at once: whether an evaluation pays is not measured, all are run.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from heapq import heappop
 from typing import Any
 from unittest.mock import patch
 
 from lmc.backend.engine.engine import EngineCore
+from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.local import LocalBackend
 from lmc.frontend import flights
 from lmc.frontend.fibers import Fiber, Fibers
 from lmc.frontend.flights import BatchThread, Flights
+from lmc.runahead import ledger
+from lmc.runahead.profile import Profile
 from lmc.waiting import Signal, waiting_by
 
 
@@ -28,6 +32,10 @@ class SteppedCore(EngineCore):
     def seconds(self) -> float:
         """As if a pass took 10 ms, so that what is kept for a run does not hang on how fast this machine is."""
         return self.scheduler.tally.passes / 100
+
+    def _record(self, work: Pass, seconds: float) -> None:
+        """As if it took 10 ms: neither do the rows that the next one may have."""
+        super()._record(work, 1 / 100)
 
     def turn(self) -> bool:
         while not super().turn():
@@ -56,6 +64,11 @@ def stepped(engine: LocalBackend, made: type[SteppedCore] = SteppedCore) -> Iter
         return waits
 
     def sleeps(self: Fibers[Any], until: float | None) -> None:
+        if self._alarms:  # they are due before a pass, however long others took
+            while self._alarms:
+                _, number, fiber = heappop(self._alarms)
+                self.wake(fiber, number, spare=True)
+            return
         while not self._ready and core.turn():
             pass
         if not self._ready:
@@ -97,8 +110,10 @@ def stepped(engine: LocalBackend, made: type[SteppedCore] = SteppedCore) -> Iter
     in_batches = patch.multiple(Flights, give_way=gives_way, _next_item=takes)
     on_threads = patch.object(BatchThread, "wait", in_turns(BatchThread.wait))
     on_fibers = patch.object(Fiber, "wait", in_turns(Fiber.wait))
+    hub = patch.multiple(Fibers, _sleep=sleeps, _ring=lambda self: None)
     timed = patch.object(core.scheduler.runs, "_now", core.seconds)
-    with timed, waiting_by(Here()), on_threads, on_fibers, in_batches, patch.object(Fibers, "_sleep", sleeps), patch.object(flights._watch, "over"):
+    at_once = patch.multiple(Profile, patience=0.0, affords=lambda self, seconds: True)
+    with timed, at_once, patch.object(ledger, "SHORTEST", 0.0), waiting_by(Here()), on_threads, on_fibers, in_batches, hub, patch.object(flights._watch, "over"):
         engine._core = core
         try:
             yield drain

@@ -34,7 +34,6 @@ class Answers:
         self._asked: list[Result] = []
         if self.resumed and journal.contents.records[item][0][0] == "x":
             self.broken = JournalError(f"journal={str(journal.path)!r}: run {item} is over, and what it did was deleted from the journal (keep=)")
-        self._late: dict[Result, Sequence[Ask]] = {}  # answers missing when their group was made
 
     @property
     def with_media(self) -> bool:
@@ -113,16 +112,11 @@ class Answers:
             raise JournalError(f"journal={str(self.journal.path)!r}: an answer that lmc did not write: {error}") from None
 
     def record(self, places: Sequence[Ask], result: Result) -> Record | None:
-        """Return the record of an outcome other than a plain answer; None if it has not arrived, and is written later
-        or never."""
+        """Return the record of an outcome other than a plain answer; None if it is not written."""
         output, error = result.answer, result.error
         assert result.checked is not None
         if output is not None:
             return record_of(places, result.checked[1], output)
-        if error is None:
-            self._late[result] = places
-            result.on_change(self._came)
-            return None
         if isinstance(error, CancelledError | RunTimeout | BudgetExceeded | JournalError):
             return None  # the outcome of this run, not the model's answer
         try:
@@ -130,23 +124,16 @@ class Answers:
         except codec.NotData:
             return None  # requested again
 
-    def _came(self, result: Result) -> None:
-        """Handle the arrival of an answer that was late, or of more of it."""
-        if result.done and (places := self._late.pop(result, None)) is not None:
-            self.journal.add((places, self, result))
-
     def unanswered(self) -> list[Result]:
         """Return the requests that have no answer yet."""
         return [result for result in self._asked if not result.done]
 
     def settle(self, error: BaseException | None) -> None:
-        """End the run: wait for its requests, unless it failed, and write late answers."""
+        """End the run: wait for its requests, unless it failed."""
         if error is None:
             for result in self.unanswered():
                 result.wait()
         self._asked.clear()
-        for result in list(self._late):
-            self._came(result)  # the completing thread may not have notified yet, and the journal would be closed by then
 
     # -- a run that is not that of its journal
 

@@ -39,8 +39,7 @@ class Writes(Protocol):
     item: int
 
     def record(self, places: Sequence[Ask], result: Result) -> Record | None:
-        """Return the record of an outcome other than a plain answer; None if it has not arrived, and is written later
-        or never."""
+        """Return the record of an outcome other than a plain answer; None if it is not written."""
         ...
 
 
@@ -104,7 +103,7 @@ class _Answers:
 
 
 def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[Result], checks: Sequence[int]) -> Iterator[list[Any]]:
-    """Yield a section for the answers that have arrived; for other outcomes their record, if there is one."""
+    """Yield a section for the answers; for other outcomes their record, if there is one."""
     outputs: Any = [result.answer for result in results]
     if all(outputs):
         yield from _of_outputs(places, runs, checks, outputs)

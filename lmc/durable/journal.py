@@ -21,9 +21,10 @@ from time import monotonic
 from typing import Any, BinaryIO
 
 from lmc import codec
+from lmc.backend.base import Result
 from lmc.durable import files
 from lmc.durable.cipher import Cipher, Key
-from lmc.durable.groups import Entry, Record, first_line, group_of, line
+from lmc.durable.groups import Answered, Entry, Record, first_line, group_of, line
 from lmc.durable.records import Contents
 from lmc.durable.room import ReservedBlocks
 from lmc.errors import JournalError
@@ -40,7 +41,7 @@ MANY = 256
 
 class JournalFile:
     """A journal that runs write to, from any thread. Entries that arrive together are encoded together; a thread of its
-    own writes and syncs them.
+    own writes and syncs them. An answer is written before everything that its run did because of it.
 
     entries  entries in no group yet
     """
@@ -49,6 +50,7 @@ class JournalFile:
         self.path, self.contents = path, contents
         self._place = os.path.abspath(path)  # the program may change the directory
         self.entries: list[Entry] = []
+        self._unanswered: list[Answered] = []  # requests whose answers were missing when groups were made
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # that drive runs, one or several; not those that programs begin
         self._file = file
         self._new = new  # the disk may not have the file's name yet
@@ -78,6 +80,7 @@ class JournalFile:
         self._held = threading.Lock()
         self._error = JournalError(f"it is written by process {parent}, of which this one is a fork: {REMEDY}")
         self.entries.clear()
+        self._unanswered = []
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, Any], fresh: Callable[[], int], key: Key | None = None) -> JournalFile:
@@ -266,10 +269,19 @@ class JournalFile:
     def gather(self) -> None:
         """Make a group of the entries so far."""
         with self._gathering:
-            entries = self.entries[:]
-            if entries:
-                self._trying(self._make_group, entries)
-                del self.entries[: len(entries)]  # only now: Ctrl-C on a run's thread must lose none
+            new = self.entries[:]  # before looking what has arrived: what a new entry depends on has
+            late, unanswered = _arrived(self._unanswered)
+            entries, missing = _arrived(new)
+            if late or entries:
+                self._trying(self._make_group, [*late, *entries])
+            self._unanswered = unanswered + missing  # only now, and the next line after it: Ctrl-C on a run's thread must lose none
+            del self.entries[: len(new)]
+            for _, _, result in missing:
+                result.on_change(self._answer_came)
+
+    def _answer_came(self, result: Result) -> None:
+        if result.done and not self._rung:
+            self._ring()
 
     def gather_many(self) -> None:
         """As `gather`, unless another thread is gathering already."""
@@ -283,6 +295,18 @@ class JournalFile:
             self._groups += 1
             found, self._sum = line(data if self._cipher is None else self._cipher.seal(data, self._groups), self._sum)
             self._lines.append(found)
+
+
+def _arrived(entries: Sequence[Entry]) -> tuple[list[Entry], list[Answered]]:
+    """Divide entries into those that can be written, and answers that have not arrived."""
+    there: list[Entry] = []
+    missing: list[Answered] = []
+    for entry in entries:
+        if len(entry) > 2 and not entry[2].done:
+            missing.append(entry)
+        else:
+            there.append(entry)
+    return there, missing
 
 
 def _taken(items: list[Any]) -> list[Any]:

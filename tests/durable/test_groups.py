@@ -146,6 +146,37 @@ def test_an_answer_whose_thread_has_not_said_so_is_written_before_the_run_is_ove
     assert records.read(tmp_path / "j").finished([0])
 
 
+def test_an_answer_is_written_before_what_its_run_did_because_of_it(tmp_path: Path) -> None:
+    """Otherwise, where the process is killed between the two, the answer is another one when the run is resumed, and what followed it is in the journal."""
+    opening = opened(tmp_path / "j")
+    run = RunJournal(opening, 0)
+    first, following = asked(run, 0), list[Result]()
+
+    def go_on(result: Result) -> None:  # the run is told before the journal is
+        following.append(asked(run, 1))
+        opening.put(0, ["i", 0, "", "charge", 0, 0, "", "", 1])
+        following[0].finish(Output(("more",), ({},)))
+        opening.gather()
+
+    first.on_change(go_on)
+    opening.gather()
+    first.finish(Output(("text",), ({},)))
+    opening.close()
+    assert [record[1] if record[0] == "a" else record[0] for record in read(tmp_path / "j")] == [[["", 0]], [["", 1]], "i"]
+
+
+def test_an_answer_that_comes_late_is_written_though_nothing_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "GROUP", 1000.0)
+    opening = opened(tmp_path / "j")
+    result = asked(RunJournal(opening, 0))
+    opening.sync()
+    opening._some.clear()
+    result.finish(Output(("text",), ({},)))
+    assert opening._some.is_set()  # its thread writes it within that time
+    opening.close()
+    assert len(read(tmp_path / "j")) == 1
+
+
 def test_ctrl_c_while_a_group_is_made_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(x: Any) -> bytes:
         raise KeyboardInterrupt

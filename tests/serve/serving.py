@@ -6,10 +6,11 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import httpx
+import pytest
 
 import lmc
 from lmc.serve.app import create_app
@@ -96,7 +97,36 @@ class ByHand:
         return b"".join(m.get("body", b"") for m in self.sent).decode()
 
 
-async def until(ready: Callable[[], Any], seconds: float = 10.0) -> None:
+HOUR = 3600.0
+
+
+class TimeLimits:
+    """The time limits of `HOUR` seconds that a server sets meanwhile. They end when the test says so, and not before, however slow the machine is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._began: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
+        original = asyncio.timeout
+
+        def timeout(seconds: float | None) -> asyncio.Timeout:
+            made = original(seconds)
+            if seconds == HOUR:
+                self._began.append((asyncio.get_running_loop(), made))
+            return made
+
+        monkeypatch.setattr(asyncio, "timeout", timeout)
+
+    def end(self) -> None:
+        """As if the hour had passed, from any thread."""
+        for loop, limit in self._began:
+            loop.call_soon_threadsafe(self._end, loop, limit)
+
+    @staticmethod
+    def _end(loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout) -> None:
+        with suppress(RuntimeError):  # what it was for is done
+            limit.reschedule(loop.time())
+
+
+async def until(ready: Callable[[], Any], seconds: float = 60.0) -> None:
     """Waits until `ready()`; fails after `seconds`."""
     async with asyncio.timeout(seconds):
         while not ready():

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import lmc
-from tests.serve.serving import HELLO, ByHand, events, post, running, talk, until
+from tests.serve.serving import HELLO, HOUR, ByHand, events, post, running, talk, until
 
 pytestmark = pytest.mark.api
 
@@ -132,11 +132,13 @@ def test_a_client_that_leaves_while_it_sends():
     asyncio.run(work())
 
 
-def test_an_answer_that_takes_too_long_is_a_504_and_is_cancelled():
+def test_an_answer_that_takes_too_long_is_a_504_and_is_cancelled(time_limits):
     async def work():
         mock = lmc.Mock(latency=60)
-        async with running(mock, timeout=0.1) as app:
+        async with running(mock, timeout=HOUR) as app:
             whole, stream = ByHand(app, CHAT, BODY), ByHand(app, CHAT, STREAM)
+            await until(lambda: stream.sent and len(mock.call_log) == 2)
+            time_limits.end()
             await asyncio.gather(whole.task, stream.task)
             assert whole.status == 504
             assert stream.status == 200, "it had begun"
@@ -147,14 +149,15 @@ def test_an_answer_that_takes_too_long_is_a_504_and_is_cancelled():
     asyncio.run(work())
 
 
-def test_a_client_that_does_not_read_is_let_go():
+def test_a_client_that_does_not_read_is_let_go(time_limits):
     async def work():
         mock = lmc.Mock(latency=0.05)
-        async with running(mock, timeout=0.3) as app:
+        async with running(mock, timeout=HOUR) as app:
             call = ByHand(app, CHAT, STREAM)
             await until(lambda: call.sent)
             call.blocked.set()
-            async with asyncio.timeout(5):
+            time_limits.end()
+            async with asyncio.timeout(60):
                 await call.task
             assert call.sent[-1]["more_body"], "cut off: the server closes the connection"
 

@@ -24,7 +24,7 @@ from lmc.serve.keys import Key, KeyLimits
 from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
 from tests.backend import engine_fakes
-from tests.serve.serving import ByHand, events, settings, until
+from tests.serve.serving import HOUR, ByHand, events, settings, until
 from tests.serve.test_process import PROGRAM as SLOW
 from tests.serve.test_process import served
 
@@ -352,11 +352,14 @@ def test_a_program_that_waits_for_the_model_is_cancelled_and_its_worker_stays(fi
     go(work())
 
 
-def test_the_time_out_ends_a_program(file, tmp_path):
+def test_the_time_out_ends_a_program(file, tmp_path, time_limits):
     async def work():
-        async with running(file, lmc.Mock(), count=1, timeout=3) as app:
+        async with running(file, lmc.Mock(), count=1, timeout=HOUR) as app:
             marker = tmp_path / "begun"
-            call = await ask(app, "/programs/wild", how="spin", marker=str(marker))
+            call = ByHand(app, "/programs/wild", json.dumps({"how": "spin", "marker": str(marker)}).encode())
+            await until(lambda: begun(marker), 60)
+            time_limits.end()
+            await call.task
             assert call.status == 504
             await until(lambda: not is_there(begun(marker)), 60)
             await until(lambda: metric(app, "lmc_workers") == 1, 60)
