@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,14 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="measure again")
     parser.add_argument("--report", action="store_true", help="write docs/results.md, and the pictures of the README, from docs/results/*.json")
     given = parser.parse_args(argv)
-    if given.report:
-        PAGE.write_text(report(), "utf-8")
-        make_pictures.write()
-        print(PAGE)
     names = list(EXPERIMENTS) if given.names == ["all"] else given.names
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         parser.error(f"there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
-    if given.n < 0 or given.reps < 1 or given.scale <= 0:
+    if given.n < 0 or given.reps < 1 or not 0 < given.scale < math.inf:
         parser.error("--n is 0 or more, --reps 1 or more, --scale more than 0")
     if not names and not given.report:
         for experiment in EXPERIMENTS.values():
@@ -54,18 +51,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = 0
     for name in names:
         try:
-            _measured(name, setup, given)
+            if not _measured(name, setup, given):
+                print(f"{name}: nothing was measured", file=sys.stderr)
+                failed = 1
         except (NotAResult, OSError) as error:  # of the files that results go to; what a point meets is noted in them
             print(f"{name}: {error}", file=sys.stderr)
             failed = 1
         except KeyboardInterrupt:
             print(f"\n{name}: interrupted. What was measured is kept in {given.out}; the same command goes on", file=sys.stderr)
             return 130
+    if given.report:  # last: of what was measured now, too, where --out is docs/results
+        try:
+            PAGE.write_text(report(), "utf-8")
+        except NotAResult as error:
+            parser.exit(1, f"{error}\n")
+        make_pictures.write()
+        print(PAGE)
     return failed
 
 
-def _measured(name: str, setup: Setup, given: argparse.Namespace) -> None:
-    """Run an experiment, print its figures and write its page."""
+def _measured(name: str, setup: Setup, given: argparse.Namespace) -> bool:
+    """Run an experiment, print its figures and write its page. Return whether there are any."""
     found = run(EXPERIMENTS[name], setup, given.out, fresh=given.fresh, note=given.note)
     columns, lines = table(found.all())
     widths = [max(map(len, column)) for column in zip(columns, *lines)]
@@ -74,6 +80,7 @@ def _measured(name: str, setup: Setup, given: argparse.Namespace) -> None:
     path.write_text(page(EXPERIMENTS[name], found), "utf-8")
     absent = f"; {several(len(found.unmeasured), 'point')} not measured" if found.unmeasured else ""
     print(f"{path}{absent}\n")
+    return bool(lines)
 
 
 if __name__ == "__main__":

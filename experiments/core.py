@@ -27,6 +27,13 @@ NOT_REACHED = "not reached yet: the same command goes on"
 
 ALL = "nothing: all points were measured"
 
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "arrivals": ("arrivals",), "percentiles to the first token": ("first p50",), "percentiles to the last answer": ("total p50",), "accuracy": ("accuracy", "score"),
+}  # fmt: skip
+"""What every experiment should say of its programs, and the columns that do: where none of them is, the page says so, with the reason (Experiment.lacks)."""
+SYNTHETIC: Mapping[str, str] = {"accuracy": "the text is synthetic, no answer to it is right; `same` compares answers with the reference's"}
+ONE_PROGRAM: Mapping[str, str] = {name: "one program at a time, and `seconds` is its whole time" for name in COLUMNS if name != "accuracy"}
+
 
 class Unmeasured(Exception):
     """Why a point cannot be measured here: a peer that does not answer, a file that is not there, a device that is missing."""
@@ -145,6 +152,7 @@ class Experiment:
     paper  the figure or table of the SGLang paper (arXiv 2312.07104) that it repeats; "" where it is ours
     beside     it runs peers, too
     on_device  its figures are of a device; False where a stand-in, or a clock of its own, takes a model's place
+    lacks      why it has no columns for some of COLUMNS
     """
 
     name: str
@@ -155,18 +163,19 @@ class Experiment:
     paper: str = ""
     beside: bool = False
     on_device: bool = True
+    lacks: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def experiment(
-    name: str, question: str, *plots: Plot, reads: str, paper: str = "", beside: bool = False, on_device: bool = True,
+    name: str, question: str, *plots: Plot, reads: str, paper: str = "", beside: bool = False, on_device: bool = True, lacks: Mapping[str, str] = {},
 ) -> Callable[[Callable[[Setup], Generator[Point]]], Experiment]:  # fmt: skip
     """Make an experiment of a function that gives its points."""
 
     def register(points: Callable[[Setup], Generator[Point]]) -> Experiment:
-        EXPERIMENTS[name] = Experiment(name, question, points, plots, reads, paper, beside, on_device)
+        EXPERIMENTS[name] = Experiment(name, question, points, plots, reads, paper, beside, on_device, lacks)
         return EXPERIMENTS[name]
 
     return register
@@ -241,7 +250,7 @@ def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, not
         now.unmeasured = {point.key: NOT_REACHED for point in wanted.points(setup) if point.key not in now.rows}
     except Unmeasured as error:
         now.unmeasured = {"all": str(error)}
-        say(f"{wanted.name}: nothing was measured: {error}")
+        say(f"{wanted.name}: {error}")
     now.save(wanted.name, path)
     with closing(wanted.points(setup)) as points:
         for point in points if "all" not in now.unmeasured else ():
@@ -252,10 +261,14 @@ def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, not
                 now.rows[point.key] = _listed(point.measure())
                 del now.unmeasured[point.key]
             except (Unmeasured, LmcError, OSError, ImportError) as error:
-                now.unmeasured[point.key] = " ".join(str(error).split())
+                now.unmeasured[point.key] = " ".join(str(error).split()) + (INSTALLED if isinstance(error, ModuleNotFoundError) else "")
                 say(f"{wanted.name}: {point.key} was not measured: {now.unmeasured[point.key]}")
             now.save(wanted.name, path)
     return now
+
+
+INSTALLED = ": `make clients` installs it, for `.venv-api/bin/python -m experiments`"
+"""Said of a package that is missing."""
 
 
 def _listed(rows: Row | Iterable[Row]) -> list[Row]:
@@ -264,7 +277,7 @@ def _listed(rows: Row | Iterable[Row]) -> list[Row]:
 
 
 def missing(wanted: Experiment, found: Found) -> list[str]:
-    """What these figures do not say: points that were not measured and why, peers and devices that were not there."""
+    """What these figures do not say: points that were not measured and why, columns that are not there, and neither were peers and devices."""
     by_reason = dict[str, list[str]]()
     for key, why in found.unmeasured.items():
         by_reason.setdefault(why, []).append(key)
@@ -273,7 +286,11 @@ def missing(wanted: Experiment, found: Found) -> list[str]:
         lines.append("other systems: no peer was given (`--peer`)")
     if wanted.on_device and found.setup.get("device", "cpu") == "cpu":
         lines.append("a GPU: these figures are of a CPU (`--device cuda`)")
-    return lines
+    rows, absent = found.all(), dict[str, list[str]]()
+    for name, columns in COLUMNS.items():
+        if rows and not any(row.get(column) is not None for row in rows for column in columns):
+            absent.setdefault(wanted.lacks.get(name, "not recorded when this was measured"), []).append(name)
+    return lines + [f"{', '.join(names)}: {why}" for why, names in absent.items()]
 
 
 def _same(before: Found, now: Found) -> bool:

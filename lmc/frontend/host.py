@@ -81,8 +81,8 @@ class HostFunction:
             return self._made(args, kwargs)
         began = perf_counter()
         try:
-            if self.pure and ledger.calls is not None:
-                return ledger.calls.take(self, args, kwargs)
+            if self.pure and (calls := ledger.pure_calls()) is not None:
+                return calls.take(self, args, kwargs)
             return self._made(args, kwargs)
         finally:
             ledger.called(self.name, began, perf_counter())

@@ -32,6 +32,7 @@ class CallsAhead:
         """Set up; `wake` is called when a call ends, from its thread."""
         self._wake = wake
         self._made: dict[Hashable, Future[Any]] = {}
+        self._python: set[Hashable] = set()  # those that Python has made itself: known to evaluations, and made again when Python makes them again
         self._lock = threading.Lock()  # guards beginning a call
 
     def __len__(self) -> int:
@@ -62,9 +63,11 @@ class CallsAhead:
 
         Mutable results are copied; one that cannot be copied as data is handed out once.
         """
-        key = _key(fn, args, kwargs) if self._made else None
+        key = _key(fn, args, kwargs)
         future = None if key is None else self._made.get(key)
-        if future is None or (future.done() and future.exception() is not None):
+        if future is None:
+            return self._known(key, fn.plain(*args, **kwargs))
+        if key in self._python or (future.done() and future.exception() is not None):
             return fn.plain(*args, **kwargs)  # so that an error has the program's own frames
         try:
             result = future.result()
@@ -75,6 +78,16 @@ class CallsAhead:
         if is_data(result):
             return copy.deepcopy(result)
         self._made.pop(key, None)
+        return result
+
+    def _known(self, key: Hashable | None, result: Any) -> Any:
+        """Keep what Python's own call gave, for evaluations, which would make it again. Return it."""
+        if key is not None and len(self._made) < MAX_CALLS and is_data(result):
+            future: Future[Any] = Future()
+            future.set_result(copy.deepcopy(result))
+            with self._lock:
+                if self._made.setdefault(key, future) is future:
+                    self._python.add(key)
         return result
 
     def close(self) -> None:

@@ -128,6 +128,13 @@ class AheadEmitter:
         assert evaluation is not None
         address: Address = (run.seed, run.item, stream, ordinal)
         entry = self.ledger.asked.get(address)
+        if evaluation.shifted:  # the request may have another address, and the address be another's
+            made = self._made(ctx, make, deps, address)
+            if made is not None and made is not (entry and entry[2]):
+                evaluation.progress += 1
+                return made, self._pending(address, made)
+            if entry is not None and entry[1].name != expr.name:
+                entry = None
         if entry is not None:  # Python was here: its prompt and answer replace any guess
             _, asked, after = entry
             if asked.loc == expr.loc:
@@ -146,6 +153,15 @@ class AheadEmitter:
         answer: Deps = frozenset([address])
         evaluation.miss(stream, answer)
         return Hole(answer), Pending(address, None)
+
+    def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
+        """Return the prompt with the answer of an equal request, if Python has made one."""
+        if isinstance(ctx, Hole) or deps is None or deps:
+            return None
+        try:
+            return self.ledger.made(ctx, make(Origin(*address)))
+        except LmcError:
+            return None
 
     def _guessed(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
         """Make a request ahead, if it is known and allowed."""

@@ -178,6 +178,13 @@ class Ledger:
             return None
         return entry[2]
 
+    def made(self, before: Prompt, ask: Gen | Select) -> Prompt | None:
+        """Return the prompt with the answer to an equal request of Python's, whatever its address, at temperature 0."""
+        if not _repeatable(ask):
+            return None
+        place = content(before)
+        return next((after for prompt, other, after in [*self.asked.values()] if same_request(other, ask) and content(prompt) == place), None)
+
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
         with self._lock:
             there = self._at(address)
@@ -277,17 +284,20 @@ class Ledger:
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
         """Call an `@lmc.pure` function ahead; return the key for `known` and its future result; None if that is
         impossible."""
-        if self.closed:
-            return None
-        if self.calls is None:
+        calls = self.pure_calls()
+        return None if calls is None else calls.begin(fn, args, kwargs)
+
+    def pure_calls(self) -> CallsAhead | None:
+        """Return the calls of pure functions that the run knows; None where nothing is made ahead."""
+        if self.calls is None and not self._is_off():
             self.calls = CallsAhead(self.wake)
-        return self.calls.begin(fn, args, kwargs)
+        return self.calls
 
     def listen(self, result: Result, tools: Mapping[str, HostFunction]) -> None:
         """Call those tools that are declared pure as soon as a growing answer contains their arguments."""
         if self.closed or self.policy is AheadPolicy.OFF or result.done:
             return
-        if self.calls is None:
+        if self.calls is None:  # also where no source predicts: the tools of an answer need none
             self.calls = CallsAhead(self.wake)
         calls = self.calls
 

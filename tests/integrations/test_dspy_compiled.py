@@ -215,8 +215,9 @@ def test_requests_that_come_out_of_an_answer_are_made_together():
 
 def acts(prompt, ask):
     """An agent looks once, in DSPy's format or in fields of a template."""
-    looked = "observation_0" in prompt.rpartition("[[ ## question ## ]]")[2]
-    texts = {"next_tool_name": "finish" if looked else "look", "next_tool_args": "{}" if looked else '{"town": "Porto"}'}
+    asked = prompt.rpartition("[[ ## question ## ]]")[2]
+    looked = "observation_0" in asked
+    texts = {"next_tool_name": "finish" if looked else "look", "next_tool_args": "{}" if looked else '{"town": "Faro"}' if "two?" in asked else '{"town": "Porto"}'}
     if ask.constraint is not None:
         return texts["next_tool_name" if ask.constraint.kind == "regex" else "next_tool_args"]
     names = re.findall(r"\[\[ ## (\w+) ## \]\]", prompt.rpartition("Respond with the corresponding output fields")[2])
@@ -235,6 +236,68 @@ def test_agents_that_do_not_need_each_other_ask_together(tool, adapter):
     state = lmc.compile(Agents(tool)).run({"questions": questions})
     assert state.ret_value == expected and gated.opened
     assert state.usage.calls == len(mock.call_log) and state.usage.ahead_used >= 3 and state.usage.ahead_wasted == 0
+
+
+class Summing(dspy.Module):
+    """Agents that take as many turns as only Python can tell, with a predictor behind each."""
+
+    def __init__(self):
+        super().__init__()
+        self.act, self.sum = dspy.ReAct("question -> answer", tools=[look], max_iters=3), dspy.Predict("answer -> short")
+
+    def forward(self, questions):
+        return [self.sum(answer=self.act(question=question).answer).short for question in questions]
+
+
+def test_an_answer_is_not_taken_for_that_of_another_predictor():
+    questions = ["one?", "two?"]
+    looks = lambda prompt, ask: "look" if ask.constraint is not None and ask.constraint.kind == "regex" else None  # until its turns are over
+    mock = using(looks)
+    expected = Summing()(questions=questions)
+    calls = len(mock.call_log)
+    using(looks, latency=0.2)
+    state = lmc.compile(Summing()).run({"questions": questions})
+    assert state.ret_value == expected and (state.usage.calls, state.usage.ahead_wasted) == (calls, 0) and state.usage.ahead_used > 0
+
+
+def test_a_pure_tool_is_called_once_and_callbacks_are_told_of_it_once():
+    class Count(dspy.utils.BaseCallback):
+        def __init__(self):
+            self.events = []
+
+        def on_tool_start(self, call_id, instance, inputs):
+            self.events.append(("tool", instance.name))
+
+        def on_adapter_format_start(self, call_id, instance, inputs):
+            self.events.append(("format", len(inputs["inputs"])))
+
+        def on_adapter_parse_start(self, call_id, instance, inputs):
+            self.events.append(("parse", inputs["completion"]))
+
+    towns, seen = [], []
+
+    def look(town: str) -> str:
+        """Looks a town up."""
+        towns.append(town)
+        return f"{town} is large."
+
+    for build in (lambda m: m, lmc.compile):
+        towns.clear()
+        count, own = Count(), Count()
+        using(acts, adapter=dspy.ChatAdapter(callbacks=[own]), max_tokens=200, latency=0.1)
+        dspy.configure(callbacks=[count])
+        module = build(Agents(lmc.pure(look)))
+        module(questions=["one?", "two?"])
+        seen.append((sorted(towns), count.events, own.events))
+    assert seen[0] == seen[1] and seen[0][0] == ["Faro", "Porto"]
+
+
+def test_the_lms_seed_samples_the_same_as_without_compiling():
+    words = []
+    for build, seed in ((lambda m: m, 7), (lmc.compile, 7), (lmc.compile, 8)):
+        using(temperature=1.0, seed=seed)
+        words.append(build(Nested())(text="tea"))
+    assert words[0] == words[1] != words[2]
 
 
 def test_dspys_own_adapter_is_followed_too():

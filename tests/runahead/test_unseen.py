@@ -376,3 +376,30 @@ def keeps_locals(s, q):
 @pytest.mark.parametrize("mode", MODES)
 def test_locals_that_somebody_holds_are_not_emptied(mode: str) -> None:
     assert execute(keeps_locals, mode, "q") == "q"
+
+
+CALLED: list[str] = []
+
+
+@lmc.pure
+def find(query: str) -> list[str]:
+    CALLED.append(query)
+    return [query, query.upper()]
+
+
+@lmc.function
+def finds(s, queries):
+    notes = []
+    for query in queries:
+        (fork,) = s.fork(1)
+        fork += " ".join(find(query)) + lmc.gen("note", max_tokens=3)
+        notes.append(fork["note"])
+    return notes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_python_has_called_is_not_called_again_ahead(mode):
+    expected = execute(finds, "run", ["a", "b", "c"])
+    CALLED.clear()
+    assert execute(finds, mode, ["a", "b", "c"], latency=0.01) == expected
+    assert sorted(CALLED) == ["a", "b", "c"]

@@ -139,7 +139,7 @@ class StandIns:
         self._predictors: list[tuple[Any, tuple[Any, ...]]] = []  # and the modules around each
         self._agents: list[Any] = []
         self._around: tuple[Any, ...] = ()
-        self._lm, self._adapter = lm, adapter
+        self._lm, self._adapter = lm, _silent(adapter or dspy.ChatAdapter())
         desk = _plain(followed.SharedRun)
         desk.spec, desk.values, desk.trajectory = lmc.pure(self.spec), lmc.pure(self.values), lmc.pure(self.trajectory)
         self.desk = desk
@@ -195,13 +195,11 @@ class StandIns:
     def spec(self, number: int, inputs: dict[str, Any], known: dict[str, str]) -> Any:
         """Return a predictor's request on these inputs, after the fields whose texts are known."""
         predictor, around = self._predictors[number]
-        probe = copy.copy(predictor)
-        probe.callbacks = []
+        probe = _silent(predictor)
         lm, probe.lm = probe.lm or self._lm, None
-        lm = lm.copy(engine=_Probe(lm.engine), cache=False)
-        lm.callbacks = []
+        lm = _silent(lm.copy(engine=_Probe(lm.engine), cache=False))
         try:
-            with dspy.context(lm=lm, adapter=self._adapter, callbacks=[], trace=None, track_usage=False, caller_modules=[*around]):
+            with self._silently(lm=lm, trace=None, track_usage=False, caller_modules=[*around]):
                 probe(**inputs)
         except _Probed as probed:
             return spec_of(probed.request, known)
@@ -210,21 +208,34 @@ class StandIns:
     def values(self, number: int, inputs: dict[str, Any], known: dict[str, str], texts: list[str]) -> Any:
         """Return a predictor's outputs from the texts of its fields."""
         predictor, _ = self._predictors[number]
-        adapter = self._adapter or dspy.ChatAdapter()
         spec = self.spec(number, inputs, known)
         text = spec["begun"] + "".join(field["header"] + text for field, text in zip(spec["fields"], texts, strict=True))
-        return adapter.parse(predictor.signature, text + spec["closing"])
+        with self._silently():
+            return self._adapter.parse(predictor.signature, text + spec["closing"])
 
     def trajectory(self, number: int, trajectory: dict[str, Any]) -> str:
         """Return an agent's turns as it shows them to its model."""
-        with dspy.context(adapter=self._adapter):
+        with self._silently():
             return self._agents[number]._format_trajectory(trajectory)
 
+    def _silently(self, **settings: Any) -> Any:
+        """Enter DSPy's settings of what runs ahead: callbacks are told of what Python does."""
+        return dspy.context(adapter=self._adapter, callbacks=[], **settings)
 
-def _tool(tool: dspy.Tool) -> HostFunction:
-    """Return a tool as a function of its arguments, which may be called ahead if the tool's own may."""
-    pure = tool.name == "finish" or (isinstance(tool.func, HostFunction) and tool.func.pure)
-    return (lmc.pure if pure else lmc.host)(lambda arguments: tool(**arguments))
+
+def _silent(x: Any) -> Any:
+    """Return a copy of an object of DSPy's without its own callbacks."""
+    made = copy.copy(x)
+    made.callbacks = []
+    return made
+
+
+def _tool(tool: dspy.Tool) -> Any:
+    """Return the stand-in for a tool."""
+    made = _plain(followed.Tool)
+    made.parsed = lmc.pure(lambda arguments: tool._validate_and_parse_args(**arguments))
+    made.func = tool.func if isinstance(tool.func, HostFunction) else (lmc.pure if tool.name == "finish" else lmc.host)(tool.func)
+    return made
 
 
 class _Probed(BaseException):

@@ -347,7 +347,7 @@ def _given_of(request: Any) -> dict[str, Any]:
         "return_logprob": scored or None,
         "return_text_in_logprobs": scored or None,
         "top_logprobs_num": config.logprobs or None,
-        "seed": None if config.seed is None else config.seed % (1 << 63),
+        "seed": None if config.seed is None else derive_seed(config.seed % (1 << 63), 0, "dspy", 0),  # as outside of a compiled module
     }
     return {name: value for name, value in given.items() if value is not None}
 

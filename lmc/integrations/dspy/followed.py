@@ -77,6 +77,16 @@ class ReAct:
         return given
 
 
+class Tool:
+    """Stand-in for a `dspy.Tool`. `func` is its own function: what a pure one gave ahead is what DSPy's call of it gets."""
+
+    func: Any
+    parsed: Any
+
+    def __call__(self, arguments: dict[str, Any]) -> Any:
+        return self.func(**self.parsed(arguments))
+
+
 class Prediction:
     """Stand-in for a `dspy.Prediction`."""
 
