@@ -1,9 +1,5 @@
 """One evaluation of a program on known values: its frames, its flags, its budget, and its outcome."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import builtins

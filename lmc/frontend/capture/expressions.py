@@ -1,9 +1,5 @@
 """Expressions, compiled to closures that take a frame and give a value."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast

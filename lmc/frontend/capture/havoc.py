@@ -1,9 +1,5 @@
 """Havoc: knowledge that an evaluation loses at code that it skips, and whether such code may make requests."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
-# (values of a program are Any by nature; `self` of a part of the evaluation is the whole of it)
-
 from __future__ import annotations
 
 import ast

@@ -1,9 +1,5 @@
 """Attributes, and classes and objects of the program: only plain classes with source."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
-# (values of a program are Any by nature; `self` of a part of the evaluation is the whole of it)
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,9 +1,5 @@
 """Operators, truth, iteration, items and text of values: native, within bounds, as long as nothing unknown is touched (`Undecided`)."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast

@@ -8,10 +8,6 @@ evaluations from the start. Nothing here runs code of the user: only exact built
 come from plain instance dictionaries and slots.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import functools

@@ -1,10 +1,6 @@
 """Statements, compiled to closures that take a frame and give a Signal: None to continue with the next statement,
 BREAK, CONTINUE or RETURN."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast

@@ -7,10 +7,6 @@ METHODS        methods of lists, dicts, sets … the evaluation's own: natively,
 LANGUAGE       lmc's own, which pass unknown values on
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

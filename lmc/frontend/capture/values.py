@@ -1,10 +1,6 @@
 """Values of an evaluation: unknown values with the answers they depend on, functions, classes and objects of the
 program."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
