@@ -442,7 +442,7 @@ def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope
 
         def run(frame: Frame) -> Any:
             ev, items = frame.ev, made.first(frame)
-            undecided = UndecidedItems(ev, lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
+            undecided = UndecidedItems(lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
             undecided.skips = ev.domain.skips
             taken = map(each, made.frames(frame, items, undecided))
             try:
@@ -468,7 +468,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
 
     def run(frame: Frame) -> LazyItems:
         ev, items = frame.ev, made.first(frame)
-        undecided = UndecidedItems(ev, lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
+        undecided = UndecidedItems(lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
         return LazyItems(ev, map(value, made.frames(frame, items, undecided)), of=(frame, made.site.effects), sources=[items], rest=(made.rest, undecided))
 
     return run

@@ -40,13 +40,6 @@ _METHOD_KINDS = (types.FunctionType, property, staticmethod, classmethod, functo
 class Objects:
     """Part of an Evaluation: attributes and classes."""
 
-    def frame(self: Evaluation, vars: dict[str, Any], outer: Any, code: Any, module: dict[str, Any]) -> Frame:
-        from lmc.frontend.capture.evaluation import Frame
-
-        return Frame(self, vars, outer, code, module)
-
-    # -- attributes
-
     def attribute(self: Evaluation, x: Any, name: str) -> Any:
         """Evaluate `x.name`, without running code of the user's except properties with source."""
         kind = type(x)

@@ -207,7 +207,7 @@ def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     def turns(frame: Frame, x: Any) -> Any:
         for item in op.iterate(frame.ev, x):
             bind(frame, item)
-            signal = frame.ev.turn(frame, body.run)
+            signal = body.run(frame)
             if signal is not None and signal is not CONTINUE:
                 return signal
         return None
@@ -229,7 +229,7 @@ def _while(node: ast.While, scope: Scope) -> Eval:
                 raise Undecided(known.deps, known)
             if not known:
                 return None
-            signal = ev.turn(frame, body)
+            signal = body(frame)
             if signal is not None and signal is not CONTINUE:
                 return signal
 
