@@ -5,10 +5,6 @@ dataclasses, enums, named tuples. Anything else is refused with `NotData`, so th
 was.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
-# (values are Any by nature)
-
 from __future__ import annotations
 
 import array

@@ -1,9 +1,6 @@
 """`lmc.Journal`: a journal as passed to a program (path, key, retention), and what a person does with one. The command
 line prints this."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (what a program handles is Any by nature)
-
 from __future__ import annotations
 
 import json

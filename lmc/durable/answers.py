@@ -1,8 +1,5 @@
 """Answers of a journaled run: known by stream and ordinal, and reused if the request is the same as then."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (values are data by nature)
-
 from __future__ import annotations
 
 import json

@@ -1,8 +1,5 @@
 """Effects of a journaled run: each call's intent is on the disk before the call is made; its outcome is known when the run is resumed."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

@@ -1,9 +1,6 @@
 """Checksums of requests: 32 bits of the text of a prompt, however it was cut, and of the request. A journal finds its
 answers by them."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (parts of prompts come from the host)
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ A line is bound to its number, so that none can be moved or left out in the midd
 sidecar only.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import base64

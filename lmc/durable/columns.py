@@ -10,9 +10,6 @@ values are written once.
     {"of": [i, …], "kinds": […]}       dicts of several kinds, a column for each: the kind of each value, in order
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (values are data by nature)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,5 @@
 """Stand-ins for awaitables of host code in a resumed run."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

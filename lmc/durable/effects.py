@@ -6,10 +6,6 @@ compute, functions marked `lmc.pure`), constructors of exceptions, data and coro
 `with`.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import abc

@@ -5,9 +5,6 @@ A group is a list of sections, `[kind, …]`. Answers, the most common records, 
 line's checksum continues that of the line before, so that a missing line is detected, too.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# (records are data by nature)
-
 from __future__ import annotations
 
 import time

@@ -6,9 +6,6 @@ constant of the code, so that no variable is added: names, lines, closures and f
 whose source compiles to exactly that code is rewritten.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (operands of the rewritten code are Any by nature)
-
 from __future__ import annotations
 import __future__
 

@@ -3,9 +3,6 @@
 lmc.durable.records describes their contents.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (records are data by nature)
-
 from __future__ import annotations
 
 import asyncio

@@ -1,9 +1,5 @@
 """Opening journals: the match between a call and the call that wrote a journal, and the beginning of its runs."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

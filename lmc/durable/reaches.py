@@ -1,9 +1,6 @@
 """Detection of a program's own functions: those that name lmc, or are passed a state. Their calls are recorded one by
 one; a call of any other function as a whole."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import functools

@@ -1,10 +1,6 @@
 """Recording of the calls and awaits of instrumented code: inspects each callee, makes its call again, follows it, or
 answers it from the journal."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

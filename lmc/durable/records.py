@@ -6,9 +6,6 @@ group. Records only add; those of a run are in the order in which they became kn
 format.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (records are data by nature)
-
 from __future__ import annotations
 
 import os

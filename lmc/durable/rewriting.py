@@ -1,8 +1,5 @@
 """Rewriting of journals: compaction, deletion of the contents of old finished runs, and records that a person adds."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (records are data by nature)
-
 from __future__ import annotations
 
 import os

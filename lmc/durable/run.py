@@ -1,9 +1,6 @@
 """The journal of one run: its requests, calls and awaits are answered from it if they are recorded, and written to it
 otherwise."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

@@ -1,9 +1,5 @@
 """Snapshots of the run's objects passed to a host call: its changes to them, and the parts of them that it returned."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import functools

@@ -1,9 +1,6 @@
 """Journal inspection: the steps of a run, from the file alone, and their rendering. lmc.durable.viewer makes them by
 the program."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (what a program handles is Any by nature)
-
 from __future__ import annotations
 
 import json

@@ -4,9 +4,6 @@ They are not effects: they begin again when the run is resumed. Their requests a
 themselves, a coroutine of host code as if the program awaited it.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

@@ -4,9 +4,6 @@ step on.
 Nothing here writes a journal.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
-# (what a program handles is Any by nature)
-
 from __future__ import annotations
 
 import asyncio

@@ -1,8 +1,5 @@
 """Attempts at a call of host code: retries, and checking with the outside world whether it happened."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

@@ -2,9 +2,6 @@
 waits for answers, so its runs need no threads of their own (lmc/frontend/fibers.py). In doubt a program is not
 closed."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast

@@ -1,8 +1,5 @@
 """A hash of a function's source, by which data kept about a program is matched to that program."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (functions of the host are Any by nature)
-
 from __future__ import annotations
 
 import hashlib

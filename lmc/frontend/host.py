@@ -1,8 +1,5 @@
 """Declarations about host functions: `lmc.pure` and `lmc.host`. An evaluation never looks into a function so marked."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (objects of the host are Any by nature)
-
 from __future__ import annotations
 
 import asyncio

@@ -1,8 +1,5 @@
 """`lmc.interrupt`: a question to a person, which stops a journaled run until it is answered."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# (schemas and answers are Any by nature)
-
 from __future__ import annotations
 
 import json

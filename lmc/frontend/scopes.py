@@ -1,7 +1,5 @@
 """Scopes of Python: the names that a function or a comprehension binds."""
 
-# pyright: reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import ast

@@ -6,10 +6,6 @@ loop's task factory does the same for tasks that a program creates. So reading i
 other tasks run meanwhile, and the task may be cancelled there.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
-# (what coroutines yield and take is Any by nature)
-
 from __future__ import annotations
 
 import asyncio

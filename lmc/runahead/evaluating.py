@@ -141,18 +141,15 @@ class AheadEmitter:
                 evaluation.confirm()
             elif evaluation.exploring:  # Python has taken another arm
                 raise Undecided(None)
-            evaluation.progress += 1
             return after, self._pending(address, after)
         try:
             after = self._guessed(ctx, make, deps, address)
         except LmcError:  # Python raises it here; no request is made
             return Hole(None), Pending(address, None)
         if after is not None:
-            evaluation.progress += 1
             return after, self._pending(address, after)
-        answer: Deps = frozenset([address])
-        evaluation.miss(stream, answer)
-        return Hole(answer), Pending(address, None)
+        evaluation.miss()
+        return Hole(frozenset([address])), Pending(address, None)
 
     def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
         """Return the prompt with the answer of an equal request, if Python has made one."""

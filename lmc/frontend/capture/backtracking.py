@@ -6,9 +6,6 @@ have: as often as the longest run of its characters in the text allows, or once 
 one-unambiguous expressions, Brüggemann-Klein and Wood 1998). The bounds of nodes one after another multiply.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (the trees of `re` are Any by nature)
-
 from __future__ import annotations
 
 import math

@@ -1,9 +1,5 @@
 """Calls: functions of the program, sub-programs, functions of the table, and unknown code."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
-# (values of a program are Any by nature; `self` of a part of the evaluation is the whole of it)
-
 from __future__ import annotations
 
 import contextlib
@@ -70,7 +66,7 @@ class CallEvaluator:
         if isinstance(fn, Function):
             return self.sub_program(fn, args, kwargs)
         if type(fn) is LRU:
-            return self.cached(fn.__wrapped__, self._results.setdefault(id(fn), {}), args, kwargs)
+            return self.cached(fn.__wrapped__, args, kwargs)
         if type(fn) in op.ATOMS or type(fn) in op.CONTAINERS:
             raise Raised(TypeError(f"{type(fn).__name__!r} object is not callable"))
         return self.unknown_code(fn, args, kwargs)
@@ -169,23 +165,12 @@ class CallEvaluator:
             return self.unknown_code(fn, args, kwargs)
         return self.apply(closure, args, kwargs)
 
-    def cached(self: Evaluation, fn: Any, results: dict[Any, Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function behind `functools.cache`: for equal arguments once. What earlier runs left in a cache is not looked up."""
-        call = lambda: self.apply(fn, args, kwargs) if type(fn) is Closure else self.call(fn, args, kwargs)
-        key = (*args, _END, *kwargs.items())
-        try:
-            op.native(hash, key)
-            if key in results:
-                return results[key]
-        except Undecided:
-            code, inner = self._callee(fn)
-            if code is None or inner is None or self.may_ask(inner, code.effects):
-                self.shifted = True  # it makes requests, or it does not
-            return call()
-        found = call()
-        if not self.exploring:
-            results[key] = found
-        return found
+    def cached(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a function behind `functools.cache`: unknown code if it may make requests, which only the first call with equal arguments does."""
+        if self.may_ask_in([fn]):
+            self.shifted = True
+            return self.unknown_code(fn, args, kwargs)
+        return self.apply(fn, args, kwargs) if type(fn) is Closure else self.call(fn, args, kwargs)
 
     def apply(self: Evaluation, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any], program: State | None = None) -> Any:
         """Call a function of the program's; for a program, `program` is its state."""
@@ -397,8 +382,7 @@ class CallEvaluator:
         if self.tries:
             self.risks.append(None)
         self.hand_over([*args, *kwargs.values()])
-        if isinstance(fn, Unknown):
-            self.called_one_of(fn.among)
+        self.shifted |= isinstance(fn, Unknown) and fn.deps is not None  # a function chosen by an answer may make requests
         return self.domain.call(self, fn, args, kwargs)
 
     def hand_over(self: Evaluation, values: Sequence[Any], depth: int = 0) -> None:
@@ -429,16 +413,10 @@ class CallEvaluator:
         for x in values:
             if type(x) is LazyItems and not x.over:
                 x.abandon(deps)
-        self.called_one_of([x for x in values if type(x) in (Closure, BoundMethod, types.FunctionType, LRU)])
-
-    def called_one_of(self: Evaluation, functions: Sequence[Any]) -> None:
-        """Assume that any of these functions may have been called."""
-        for fn in functions:
-            if isinstance(fn, BoundMethod):
-                self.hand_over([fn.receiver])
-                fn = fn.function
-            self.called_elsewhere(fn)
-            self.shifted |= isinstance(fn, Function)
+            elif type(x) is BoundMethod:
+                self.hand_over([x.receiver, x.function])
+            else:
+                self.called_elsewhere(x)
 
     def call_with_unknown(self: Evaluation, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:
         """Evaluate a call whose arguments, or even their number, are unknown."""
@@ -498,17 +476,8 @@ class CallEvaluator:
         if is_plain(cls):
             return self.instance(cls, args, kwargs)
         if type(cls) is EnumMeta and is_plain_enum(cls):
-            return op.apply(self, "enum", lambda x: self._member(cls, x), *args)
+            return op.apply(self, "enum", lambda x: self.adopt(cls(x)), *args)
         return self.unknown_code(cls, args, kwargs)
-
-    def _member(self: Evaluation, cls: Any, x: Any) -> Any:
-        """The member of an enum that has a plain value."""
-        for member in vars(cls)["_member_map_"].values():
-            if x is member or (type(x) in op.PLAIN and type(vars(member)["_value_"]) in op.PLAIN and vars(member)["_value_"] == x):
-                return self.adopt(member)
-        if type(x) not in op.PLAIN:
-            raise Undecided(None)
-        raise Raised(ValueError(f"{x!r} is not a valid {cls.__qualname__}"))
 
 
 class _Carried(Exception):
@@ -523,21 +492,17 @@ def _inert(x: Any) -> Any:
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Bind the parameters of a call by name. Raises a TypeError for a wrong call."""
-    code = fn.code
-    if not kwargs and code.is_simple and len(args) == len(code.positional):
-        return dict(zip(code.positional, args, strict=True))
+    binder = types.FunctionType(fn.code.binder, {"locals": locals}, fn.name, fn.defaults)
+    binder.__kwdefaults__ = dict(fn.kwdefaults)
     try:
-        bound = code.signature(fn.defaults, fn.kwdefaults).bind(*args, **kwargs)
+        return binder(*args, **kwargs)
     except TypeError:
         raise raised(TypeError) from None
-    bound.apply_defaults()
-    return {**bound.arguments, code.more: dict(bound.arguments[code.more])} if code.more else bound.arguments
 
 
 _MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess, reportDeprecated]
 _NO_OPTIONS = Options()
 _ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
-_END = object()
 _STATE_METHODS = frozenset("system user assistant var_scope fork copy get_meta_info text messages sync error join".split())
 _STATE_RULES: Mapping[str, Any] = {
     "__iadd__": lambda ev, x, item: op.append(ev, "add", x, item), "parsed": lambda ev, x, *args, **kwargs: ev._parsed(x, *args, **kwargs),
@@ -562,13 +527,12 @@ def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]
 
 
 _CALLS: dict[type, Any] = {
-    Closure: lambda ev, fn, args, kwargs: ev.apply(fn, args, kwargs) if fn.results is None else ev.cached(fn, fn.results, args, kwargs),
+    Closure: lambda ev, fn, args, kwargs: ev.cached(fn, args, kwargs) if fn.is_cached else ev.apply(fn, args, kwargs),
     types.FunctionType: lambda ev, fn, args, kwargs: ev.call_function(fn, args, kwargs),
     BoundMethod: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
     Object: lambda ev, fn, args, kwargs: ev.unknown_code(fn, args, kwargs) if (own := ev.special(fn, "__call__")) is None else ev.call(own, args, kwargs),
-    table.Callback: lambda ev, fn, args, kwargs: ev.call(fn.fn, args, kwargs),
     types.MethodType: _bound_method,
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(

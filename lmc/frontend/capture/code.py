@@ -1,16 +1,11 @@
 """Functions compiled to closures, once per code object: their parameters, body and possible effects."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from inspect import Parameter, Signature
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
@@ -80,16 +75,12 @@ class Code:
         self.place = None if python is None else place_of(python)
         a = node.args
         self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
-        self.only_positional = len(a.posonlyargs)
-        self.keyword_only = tuple(p.arg for p in a.kwonlyargs)
-        self.rest = a.vararg.arg if a.vararg else None
-        self.more = a.kwarg.arg if a.kwarg else None
-        self.is_simple = not (self.keyword_only or self.rest or self.more)
+        self.binder = _binder(a, scope)
         statements: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
         self.effects: PossibleEffects = effects(statements)
         self.is_generator = self.effects.yields and not isinstance(node, ast.Lambda)
         self.is_async = isinstance(node, ast.AsyncFunctionDef)
-        self.once = bound_once(statements, (*self.positional, *self.keyword_only)) if python is not None else frozenset[str]()
+        self.once = bound_once(statements, [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]) if python is not None else frozenset[str]()
         self.writes_globals = tuple(scope.bindings.global_)
         self.nonlocals = tuple(scope.bindings.nonlocal_)
         bound = frozenset(scope.bindings.bound)
@@ -101,23 +92,15 @@ class Code:
 
         self.body: Eval = block([ast.copy_location(ast.Return(node.body), node.body)] if isinstance(node, ast.Lambda) else node.body, scope)
 
-    def signature(self, defaults: Sequence[Any], kwdefaults: Mapping[str, Any]) -> Signature:
-        """With the defaults of one of the functions that have this code."""
-        first = len(self.positional) - len(defaults)
-        made = [
-            Parameter(
-                name,
-                Parameter.POSITIONAL_ONLY if i < self.only_positional else Parameter.POSITIONAL_OR_KEYWORD,
-                default=defaults[i - first] if i >= first else Parameter.empty,
-            )
-            for i, name in enumerate(self.positional)
-        ]
-        if self.rest:
-            made.append(Parameter(self.rest, Parameter.VAR_POSITIONAL))
-        made += [Parameter(name, Parameter.KEYWORD_ONLY, default=kwdefaults.get(name, Parameter.empty)) for name in self.keyword_only]
-        if self.more:
-            made.append(Parameter(self.more, Parameter.VAR_KEYWORD))
-        return Signature(made)
+
+def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
+    """Compile a function with these parameters that returns its arguments by name."""
+    bare = lambda *args: [ast.arg(scope.mangled(p.arg)) for p in args if p is not None]
+    made = ast.parse("lambda: locals()", mode="eval")
+    made.body.args = ast.arguments(  # pyright: ignore[reportAttributeAccessIssue]
+        bare(*a.posonlyargs), bare(*a.args), *bare(a.vararg) or [None], bare(*a.kwonlyargs), [None] * len(a.kwonlyargs), *bare(a.kwarg) or [None], []
+    )
+    return eval(compile(ast.fix_missing_locations(made), "<parameters>", "eval")).__code__
 
 
 spent = 0.0

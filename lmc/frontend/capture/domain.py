@@ -9,10 +9,6 @@ A hook that returns a `Signal` says how control continues after the statement: N
 CONTINUE, or RETURN (`frame.result` is the value).
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

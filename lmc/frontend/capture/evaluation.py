@@ -1,9 +1,5 @@
 """One evaluation of a program on known values: its frames, its flags, its budget, and its outcome."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import builtins
@@ -17,7 +13,7 @@ from lmc.errors import Loc
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.calls import CallEvaluator
 from lmc.frontend.capture.code import Code
-from lmc.frontend.capture.domain import CONTINUE, Asking, Domain
+from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.havoc import Havoc
 from lmc.frontend.capture.objects import Objects
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot
@@ -27,12 +23,10 @@ from lmc.frontend.primitives import place
 from lmc.frontend.state import State
 
 _MISSING = object()
-_MOST_AMONG = 100
-"""Most items of a container of which an unknown one is remembered to be one."""
-
-
 MOST_MISSED = 128
 """Requests of one evaluation that it does not make: a loop may go on for ever, and what is open is bounded (`MAX_OPEN`)."""
+UNCERTAIN_MISS = 16
+"""As how many of them one behind something undecided counts, such as each turn of an agent's loop."""
 
 
 class Frame:
@@ -170,12 +164,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         self.handled: list[Any] = []
         self.tries = 0
         self.explores, self.exploring = explores, 0  # number of nested arms being explored
-        self.progress = self.misses = 0  # requests of Python's or made ahead, and first ones missed on a stream; all that were missed
-        self.missed: set[str] = set()
-        """Streams with a request that cannot be made ahead."""
-        self.lacking: Deps = NOTHING
-        """What the latest request that cannot be made ahead depends on."""
-        self.depth = self.steps = 0
+        self.depth = self.steps = self.misses = 0
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
@@ -185,7 +174,6 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         self._globals: dict[tuple[int, str], Any] = {}
         self._functions: dict[int, Any] = {}
         self._asks: dict[int, bool] = {}
-        self._results: dict[int, dict[Any, Any]] = {}  # of outside functions behind `functools.cache`
 
     def run(self) -> Outcome:
         """Evaluates. Raises nothing of the program's: what it raises is a fault of the evaluator."""
@@ -215,6 +203,9 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             self.locals.snapshot.forget()
         outcome.complete, outcome.steps = outcome.complete and outcome.entire, self.steps
         return outcome
+
+    def frame(self, vars: dict[str, Any], outer: Frame | None, code: Code | None, module: dict[str, Any]) -> Frame:
+        return Frame(self, vars, outer, code, module)
 
     # -- budget and flags
 
@@ -246,24 +237,11 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         """Record that Python has made the current request: it has passed everything undecided."""
         self.certain, self.shifted = True, False
 
-    def miss(self, stream: str, deps: Deps) -> None:
-        """Record that a request is not made ahead; nor can those after it on its stream be, which continue its prompt.
-        Ends the evaluation after many."""
-        self.misses += 1
+    def miss(self) -> None:
+        """Record that a request is not made ahead. Ends the evaluation after many."""
+        self.misses += 1 if self.certain else UNCERTAIN_MISS
         if self.misses > MOST_MISSED and not self.exploring:
-            self.end(f"{MOST_MISSED} requests that are not made ahead")
-        self.progress += stream not in self.missed
-        self.missed.add(stream)
-        self.lacking = deps
-
-    def turn(self, frame: Frame, body: Callable[[Frame], Any]) -> Any:
-        """Evaluate a turn of a loop; return its signal. Raises Undecided after one that began behind something undecided
-        and only repeated requests that cannot be made: later turns would too, and an agent's loop has no end."""
-        certain, progress, misses = self.certain, self.progress, self.misses
-        signal = body(frame)
-        if not certain and not self.certain and self.progress == progress and self.misses > misses and signal in (None, CONTINUE):
-            raise Undecided(self.lacking)
-        return signal
+            self.end("too many requests that are not made ahead")
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation with some unknown operands."""
@@ -271,10 +249,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             self.outcome.entire = False
         if self.tries and name not in SAFE:
             self.risks.append(deps)
-        found = self.domain.operation(self, name, operands, deps)
-        if name in ("item", ".get") and isinstance(found, Unknown) and type(x := operands[0]) in op.CONTAINERS and len(x) <= _MOST_AMONG:
-            found.among = [i for i in (*(x.values() if type(x) in op.MAPPINGS else x), *operands[2:]) if type(i) not in op.ATOMS]
-        return found
+        return self.domain.operation(self, name, operands, deps)
 
     @contextmanager
     def handling(self, frame: Frame, name: str | None, value: Any) -> Generator[None]:

@@ -1,9 +1,5 @@
 """Expressions, compiled to closures that take a frame and give a value."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast
@@ -446,7 +442,7 @@ def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope
 
         def run(frame: Frame) -> Any:
             ev, items = frame.ev, made.first(frame)
-            undecided = UndecidedItems(ev, lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
+            undecided = UndecidedItems(lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
             undecided.skips = ev.domain.skips
             taken = map(each, made.frames(frame, items, undecided))
             try:
@@ -472,7 +468,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
 
     def run(frame: Frame) -> LazyItems:
         ev, items = frame.ev, made.first(frame)
-        undecided = UndecidedItems(ev, lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
+        undecided = UndecidedItems(lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
         return LazyItems(ev, map(value, made.frames(frame, items, undecided)), of=(frame, made.site.effects), sources=[items], rest=(made.rest, undecided))
 
     return run

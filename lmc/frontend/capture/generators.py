@@ -1,10 +1,6 @@
 """Generators of the program: a body runs in a greenlet of its own, so that each item is made on demand, and a `yield`
 may occur anywhere."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportOptionalMemberAccess=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -32,7 +28,7 @@ class GeneratorBody:
     def _run(self, _: None) -> tuple[bool, Any]:
         frame = self._frame
         try:
-            frame.code.body(frame)
+            frame.code.body(frame)  # pyright: ignore[reportOptionalMemberAccess]
         except Abandoned as abandoned:
             if abandoned.target is not frame:
                 raise
@@ -41,7 +37,7 @@ class GeneratorBody:
 
     def give(self, x: Any) -> None:
         """In the body: hand an item to who takes it."""
-        raised = self._steps.parent.switch((True, x))
+        raised = self._steps.parent.switch((True, x))  # pyright: ignore[reportOptionalMemberAccess]
         if raised is not None:
             raise raised
 

@@ -1,9 +1,5 @@
 """Havoc: knowledge that an evaluation loses at code that it skips, and whether such code may make requests."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
-# (values of a program are Any by nature; `self` of a part of the evaluation is the whole of it)
-
 from __future__ import annotations
 
 import ast
@@ -131,8 +127,6 @@ class Havoc:
         return not self.may_ask(frame, target.effects)
 
     def _callee(self: Evaluation, fn: Any) -> tuple[Code | None, Frame | None]:
-        from lmc.frontend.capture.evaluation import Frame
-
         if type(fn) is LRU:
             fn = fn.__wrapped__
         elif isinstance(fn, BoundMethod) and isinstance(fn.function, Closure):
@@ -144,7 +138,7 @@ class Havoc:
                 return None, None
         if type(fn) is not Closure:
             return None, None
-        return fn.code, Frame(self, {}, fn.outer, fn.code, fn.module)
+        return fn.code, self.frame({}, fn.outer, fn.code, fn.module)
 
     def _resolved(self: Evaluation, frame: Frame, node: ast.expr) -> Any:
         """Return a call's function, as far as it is known without evaluating anything; None if it is not."""

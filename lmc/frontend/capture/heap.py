@@ -1,9 +1,5 @@
 """The mutable state of an evaluation: copied before an arm or a turn, restored for the next one."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of an evaluation are Any by nature)
-
 from __future__ import annotations
 
 from collections import deque

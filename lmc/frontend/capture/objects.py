@@ -1,9 +1,5 @@
 """Attributes, and classes and objects of the program: only plain classes with source."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
-# (values of a program are Any by nature; `self` of a part of the evaluation is the whole of it)
-
 from __future__ import annotations
 
 import dataclasses
@@ -43,13 +39,6 @@ _METHOD_KINDS = (types.FunctionType, property, staticmethod, classmethod, functo
 
 class Objects:
     """Part of an Evaluation: attributes and classes."""
-
-    def frame(self: Evaluation, vars: dict[str, Any], outer: Any, code: Any, module: dict[str, Any]) -> Frame:
-        from lmc.frontend.capture.evaluation import Frame
-
-        return Frame(self, vars, outer, code, module)
-
-    # -- attributes
 
     def attribute(self: Evaluation, x: Any, name: str) -> Any:
         """Evaluate `x.name`, without running code of the user's except properties with source."""

@@ -1,9 +1,5 @@
 """Operators, truth, iteration, items and text of values: native, within bounds, as long as nothing unknown is touched (`Undecided`)."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast
@@ -13,6 +9,7 @@ import re
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +86,7 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
-_STAND_IN = re.compile("'(Object|Closure|BoundMethod|Partial|LazyItems|Coroutine|Manager|Super|Callback|method-wrapper)'")
+_STAND_IN = re.compile("'(Object|Closure|BoundMethod|Partial|LazyItems|Coroutine|Manager|Super|method-wrapper)'")
 """In a message: a class of the evaluator's, instead of the program's."""
 
 
@@ -181,16 +178,22 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
     if kind in CONTAINERS and kind not in (tuple, frozenset) and name in _INPLACE:
         bound(name, a, b)
         ev.count(passes(b))
-        ev.changes(a)
-        deps = join(known(ev, a), known(ev, b))
-        try:
-            if deps == NOTHING:
-                return native(_INPLACE[name], a, b)
-        except Undecided as undecided:
-            deps = undecided.deps
-        ev.lose(a, deps)
+        with suppress(Undecided):
+            return change(ev, a, known(ev, b), _INPLACE[name], a, b)
         return a
     return binary(ev, name, fn, a, b)
+
+
+def change(ev: Evaluation, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:
+    """Return `fn(*args)`, which changes a container. Raises Undecided, and nothing is known of it any longer, where something unknown matters."""
+    ev.changes(x)
+    try:
+        if (deps := join(known(ev, x), deps)) == NOTHING:
+            return native(fn, *args)
+    except Undecided as undecided:
+        deps = undecided.deps
+    ev.lose(x, deps)
+    raise Undecided(deps)
 
 
 def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
@@ -262,7 +265,7 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
     if kind is StateGroup:
         return iter(list(x.states))
     if type(x) is EnumMeta and is_plain_enum(x):
-        return iter([ev.adopt(vars(x)["_member_map_"][name]) for name in vars(x)["_member_names_"]])
+        return map(ev.adopt, native(list, x))
     if kind not in ATOMS and kind not in (LazyItems, Object):
         raise Undecided(None)
     return _counted(ev, native(iter, x))
@@ -310,8 +313,8 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
     ):
         ev.changes(x)
         x[at] = ev.call(x.default_factory, [], {})
-    if type(x) is EnumMeta and is_plain_enum(x) and type(at) is str:
-        return ev.adopt(native(operator.getitem, vars(x)["_member_map_"], at))
+    if type(x) is EnumMeta and is_plain_enum(x):
+        return ev.adopt(native(operator.getitem, x, at))
     if not (kind in CONTAINERS or kind in ATOMS or kind in (State, StateGroup, Object) or isinstance(x, (Unknown, Expr))):
         return native(operator.getitem, x, at) if isinstance(x, type) and x.__module__ == "builtins" else Unknown(None)  # list[int]
     return apply(ev, "item", operator.getitem, x, at)

@@ -8,10 +8,6 @@ evaluations from the start. Nothing here runs code of the user: only exact built
 come from plain instance dictionaries and slots.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import functools
@@ -290,14 +286,16 @@ _OF_C = frozenset({types.MethodDescriptorType, types.ClassMethodDescriptorType, 
 
 @functools.lru_cache(1024)
 def is_plain_enum(cls: type) -> bool:
-    """Return whether comparing, hashing and showing the members of an enum runs no code of the user's."""
+    """Return whether looking up, comparing, hashing and showing the members of an enum runs no code of the user's."""
+    if type(cls) is not EnumMeta or not all(_is_key(vars(member)["_value_"]) for member in vars(cls)["_member_map_"].values()):
+        return False
     own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
-    return type(cls) is EnumMeta and all(type(base) is EnumMeta and not any(_is_hook(base, name) for name in vars(base)) for base in own)
+    return all(type(base) is EnumMeta and not any(_is_hook(base, name) for name in vars(base)) for base in own)
 
 
 def _is_hook(cls: type, name: str) -> bool:
     held = vars(cls)[name]
-    if not (name.startswith("__") and name.endswith("__")) or name == "__class__":
+    if name != "_missing_" and (not (name.startswith("__") and name.endswith("__")) or name == "__class__"):
         return False
     return is_users(held.__code__.co_filename) if isinstance(held, types.FunctionType) else callable(held) and type(held) not in _OF_ENUM
 

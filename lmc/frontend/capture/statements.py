@@ -1,10 +1,6 @@
 """Statements, compiled to closures that take a frame and give a Signal: None to continue with the next statement,
 BREAK, CONTINUE or RETURN."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import ast
@@ -211,7 +207,7 @@ def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     def turns(frame: Frame, x: Any) -> Any:
         for item in op.iterate(frame.ev, x):
             bind(frame, item)
-            signal = frame.ev.turn(frame, body.run)
+            signal = body.run(frame)
             if signal is not None and signal is not CONTINUE:
                 return signal
         return None
@@ -233,7 +229,7 @@ def _while(node: ast.While, scope: Scope) -> Eval:
                 raise Undecided(known.deps, known)
             if not known:
                 return None
-            signal = ev.turn(frame, body)
+            signal = body(frame)
             if signal is not None and signal is not CONTINUE:
                 return signal
 

@@ -7,10 +7,6 @@ METHODS        methods of lists, dicts, sets … the evaluation's own: natively,
 LANGUAGE       lmc's own, which pass unknown values on
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 import asyncio
@@ -43,7 +39,6 @@ from lmc.frontend.capture.values import (
     NOTHING,
     Closure,
     Coroutine,
-    Deps,
     LazyItems,
     Manager,
     Object,
@@ -169,29 +164,17 @@ def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) ->
         return True
 
 
-class Callback:
-    """A function of the program as native code may call it."""
-
-    def __init__(self, ev: Evaluation, fn: Any) -> None:
-        self.ev, self.fn = ev, fn
-
-    def __call__(self, *args: Any) -> Any:
-        return self.ev.call(self.fn, list(args), {})
-
-    def __deepcopy__(self, _: Any) -> Callback:
-        return self
-
-
 def callback(ev: Evaluation, fn: Any) -> Any:
     """Wrap a function to pass it to native code; return other values unchanged."""
-    return fn if fn is None or type(fn) is Callback or isinstance(fn, Unknown) or type(fn) in op.ATOMS else Callback(ev, fn)
+    known = fn is None or type(fn) is Partial or isinstance(fn, Unknown) or type(fn) in op.ATOMS
+    return fn if known else Partial(lambda args, kwargs: ev.call(fn, args, kwargs))
 
 
 # -- what takes iterables and functions ----------------------------------------------------------------------------------
 
 _TAKING: Mapping[Any, str] = {
     list: "a", tuple: "a", set: "u", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "u",
-    collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "r", zip: "i", enumerate: "ix", map: "fi",
+    collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "r", zip: "i", enumerate: "ix", map: "fi", any: "i", all: "i",
     itertools.takewhile: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
     itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i",
     itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av", itertools.combinations_with_replacement: "av",
@@ -226,7 +209,7 @@ def _keyed(ev: Evaluation, items: list[Any], kwargs: dict[str, Any]) -> dict[str
     """Compute the keys by which items are sorted or compared: each once, in order, whatever the others are."""
     keys = iter([ev.call(kwargs["key"], [x], {}) for x in items])
     del kwargs["key"]  # it is called no more
-    return {**kwargs, "key": Callback(ev, Partial(lambda *_: next(keys)))}
+    return {**kwargs, "key": Partial(lambda *_: next(keys))}
 
 
 def _mapping(ev: Evaluation, x: Any) -> Any:
@@ -266,40 +249,10 @@ for _fn, _one, _more in ((min, "u", "x"), (max, "u", "x"), (iter, "i", "fx")):
     rule(_fn)(_by_count(_fn, _one, _more))
 
 
-def _quantifier(ends: bool) -> Rule:
-    """Return the rule of `any` (ends at True) or `all`. Likely requests are those as if no undecided item ended it."""
-
-    def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        (items,), certain, undecided = args, ev.certain, list[Deps]()
-        for x in op.iterate(ev, items):
-            known = op.truth(ev, x)
-            if known is ends:
-                break
-            if known is not (not ends):
-                undecided.append(known.deps)
-                if not (ev.explores and ev.may_ask_in(args)):
-                    break
-                ev.certain = False
-        else:
-            known = not ends
-        if not undecided:
-            return known
-        ev.certain = certain
-        if type(items) is LazyItems:
-            items.abandon(join(*undecided))
-        raise Undecided(join(*undecided))
-
-    return made
-
-
-rule(any)(_quantifier(True))
-rule(all)(_quantifier(False))
-
-
 def _filter(wanted: bool) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         test, items = args
-        undecided = UndecidedItems(ev, lambda: ev.may_ask_in(args))
+        undecided = UndecidedItems(lambda: ev.may_ask_in(args))
 
         def kept() -> Iterator[Any]:
             for x in op.iterate(ev, items):
@@ -323,23 +276,13 @@ def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is not LazyItems:
         return op.native(next, *args)
     try:
-        return args[0].first(*args[1:])
+        return next(*args)
     except StopIteration as over:
         raise Raised(over.with_traceback(None)) from None
 
 
 def _changing(fn: Any) -> Rule:
-    def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        ev.changes(args[0])
-        try:
-            if (deps := op.known(ev, args[0])) == NOTHING:
-                return op.native(fn, *args)
-        except Undecided as undecided:
-            deps = undecided.deps
-        ev.lose(args[0], deps)
-        return ev.operation(fn.__name__, args, deps)
-
-    return made
+    return lambda ev, args, kwargs: op.change(ev, args[0], NOTHING, fn, *args)
 
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace, bisect.insort, bisect.insort_right, bisect.insort_left)
@@ -378,23 +321,24 @@ _TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference
 
 def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Evaluate `x.name(*args, **kwargs)` of a method in `METHODS`."""
+
+    def run() -> Any:
+        given = [op.all_of(ev, a) if name in _TAKES_ALL and type(a) is LazyItems else a for a in args]
+        named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
+        return op.native(getattr(x, name), *given, **{k: callback(ev, v) for k, v in named.items()})
+
     changes = name in MUTATING and name != "copy"
-    if changes:
-        ev.changes(x)
     ev.count((len(x) >> 3) + sum(op.passes(a) for a in args))
-    deps = join(op.known(ev, x), *(op.known(ev, a) for a in args[: _READS.get(name)]))
-    if deps == NOTHING:
-        try:
-            if name in _TAKES_ALL:
-                args = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
-            named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
-            found = op.native(getattr(x, name), *args, **{k: callback(ev, v) for k, v in named.items()})
-            return list(found) if name in _VIEWS else LazyItems(ev, found) if name == "elements" else found
-        except Undecided as undecided:
-            deps = undecided.deps
-    if changes:
-        ev.lose(x, deps)
-    return None if changes and name not in _GIVES else ev.operation("." + name, (x, *args), deps)
+    deps = join(*(op.known(ev, a) for a in args[: _READS.get(name)]))
+    try:
+        if changes:
+            return op.change(ev, x, deps, run)
+        if (deps := join(op.known(ev, x), deps)) != NOTHING:
+            raise Undecided(deps)
+        found = run()
+        return list(found) if name in _VIEWS else LazyItems(ev, found) if name == "elements" else found
+    except Undecided as undecided:
+        return None if changes and name not in _GIVES else ev.operation("." + name, (x, *args), undecided.deps)
 
 
 # -- types, attributes, functions, copies, managers -----------------------------------------------------------------------
@@ -437,9 +381,9 @@ def _wraps(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _cached(ev: Evaluation, fn: Any) -> Any:
     """Return a function behind `functools.cache`."""
     if type(fn) is Closure:
-        return fn.cached()
-    results: dict[Any, Any] = {}
-    return Partial(lambda args, kwargs: ev.cached(fn, results, args, kwargs))
+        fn.is_cached = True
+        return fn
+    return Partial(lambda args, kwargs: ev.cached(fn, args, kwargs))
 
 
 def deep_copy(ev: Evaluation, x: Any) -> Any:

@@ -1,9 +1,6 @@
 """Types of requested answers: whether reading a type's schema, or an answer of it, runs code of the user's, such as a
 validator."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (types of a program are Any by nature)
-
 from __future__ import annotations
 
 import dataclasses

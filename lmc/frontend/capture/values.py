@@ -1,10 +1,6 @@
 """Values of an evaluation: unknown values with the answers they depend on, functions, classes and objects of the
 program."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of a program are Any by nature)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,15 +35,13 @@ class Unknown(Symbolic):
 
     note    the domain's data: a value of the graph
     begins  known beginning of its text, if it is a concatenation
-    among   what it is one of, if it is an item of a container under an unknown key
     truth   whether it is true, if that is known: of `answer == "yes" or n > 3` with a large n
     """
 
-    __slots__ = ("among", "begins", "deps", "note", "truth")
+    __slots__ = ("begins", "deps", "note", "truth")
 
     def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
         self.deps, self.note, self.begins = deps, note, begins
-        self.among: Sequence[Any] = ()
         self.truth: bool | None = None
 
     def __deepcopy__(self, _: Any) -> Unknown:
@@ -109,9 +103,9 @@ class Abandoned(BaseException):
 
 class Closure:
     """A function of the program: its code, its defining frame, its defaults. `own` is the outside function that it
-    represents, `results` those of one behind `functools.cache`, by its arguments."""
+    represents; `is_cached`: it is behind `functools.cache`."""
 
-    __slots__ = ("attributes", "code", "defaults", "kwdefaults", "module", "name", "outer", "own", "results")
+    __slots__ = ("attributes", "code", "defaults", "is_cached", "kwdefaults", "module", "name", "outer", "own")
 
     def __init__(
         self, code: Code, outer: Frame | None, name: str, defaults: tuple[Any, ...], kwdefaults: Mapping[str, Any], *, module: dict[str, Any], own: Any = None
@@ -119,13 +113,7 @@ class Closure:
         self.code, self.outer, self.name, self.defaults, self.kwdefaults, self.own = code, outer, name, defaults, kwdefaults, own
         self.module = module  # its globals
         self.attributes: dict[str, Any] = {}
-        self.results: dict[Any, Any] | None = None
-
-    def cached(self) -> Closure:
-        """Return it behind `functools.cache`."""
-        made = Closure(self.code, self.outer, self.name, self.defaults, self.kwdefaults, module=self.module)
-        made.attributes, made.results = {**self.attributes, "__wrapped__": self}, {}
-        return made
+        self.is_cached = False
 
 
 class Object:
@@ -224,34 +212,38 @@ class Super:
 
 
 class Partial:
-    """`functools.partial`, `itemgetter` and the like: `call(args, kwargs)` in the evaluation."""
+    """A function of the evaluation's own, such as a `functools.partial`: `call(args, kwargs)`. Native code may call it, too."""
 
     __slots__ = ("call",)
 
     def __init__(self, call: Callable[[list[Any], dict[str, Any]], Any]) -> None:
         self.call = call
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call([*args], kwargs)
+
+    def __deepcopy__(self, _: Any) -> Partial:
+        return self
+
 
 class UndecidedItems:
     """The items of a comprehension of which it is undecided whether they are in it.
 
     asks     whether it may make requests: else there is nothing to find behind them
-    skips    it goes on behind them: all its items are taken, or (`predicts`) likely requests are wanted
+    skips    it goes on behind them: all its items are taken
     stopped  it has not, or it is undecided how many there are
     """
 
-    __slots__ = ("_ev", "asks", "deps", "predicts", "skips", "stopped")
+    __slots__ = ("asks", "deps", "skips", "stopped")
 
-    def __init__(self, ev: Evaluation, asks: Callable[[], bool]) -> None:
-        self._ev, self.asks, self.deps = ev, asks, list[Deps]()
-        self.skips = self.predicts = self.stopped = False
+    def __init__(self, asks: Callable[[], bool]) -> None:
+        self.asks, self.deps = asks, list[Deps]()
+        self.skips = self.stopped = False
 
     def skip(self, deps: Deps) -> None:
         if not (self.skips and (self.deps or self.asks())):
             raise Undecided(deps)
         self.deps.append(deps)
-        if self.predicts:
-            self._ev.certain = False
 
 
 class LazyItems:
@@ -315,22 +307,6 @@ class LazyItems:
         yield from self
         if undecided.deps:
             raise Undecided(join(*undecided.deps) if self._of is None else self._ev.left_out(self._of[0], effects, undecided.deps))
-
-    def first(self, *default: Any) -> Any:
-        """Evaluate `next`. Likely requests are those as if undecided items were not in it."""
-        if self._rest is None or not self._ev.explores or self._stuck is not None:
-            return next(self, *default)
-        undecided, certain = self._rest[1], self._ev.certain
-        undecided.skips = undecided.predicts = True
-        try:
-            found = next(self, *default)
-        finally:
-            self._ev.certain = certain
-            undecided.skips = undecided.predicts = False
-        if not undecided.deps:
-            return found
-        self.abandon(join(*undecided.deps))
-        raise Undecided(join(*undecided.deps))
 
 
 class Coroutine:

@@ -1,9 +1,5 @@
 """The emitter of an evaluation that builds a graph: each prompt is a value, each operation an op."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of an evaluation are Any by nature)
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

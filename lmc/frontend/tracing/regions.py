@@ -6,10 +6,6 @@ and an undecided `break` or `continue` of a loop over known items, are taken to 
 the switch's `leaves`.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
-# (values of an evaluation are Any by nature)
-
 from __future__ import annotations
 
 from collections import Counter

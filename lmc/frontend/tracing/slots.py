@@ -1,8 +1,5 @@
 """The slots in which two arms or turns of an evaluation differ: the parameters of the block where they join."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (values of an evaluation are Any by nature)
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
