@@ -64,7 +64,7 @@ ATTRS: dict[str, str] = {
     "scope": '"program" keeps the pin for all runs of the program; without it, a release ends the pin',
     "vars": "names of the returned state's variables, whose values follow the prompt",
     "outputs": "the variables that the caller wants; all others are none, and the prompt is only a stand-in",
-    "leaves": "arms that end an iteration of a loop over known items, the loop, or a helper; the graph continues as if they did not, not certainly",
+    "leaves": "arms that end an iteration of a loop over known items, the loop, or a helper; the graph ignores that, so what follows is only likely",
     "taken": "how many runs took each arm, in the order of the cases; of a loop, how often it was entered, and its iterations in all",
 }
 
