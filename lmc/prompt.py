@@ -619,7 +619,7 @@ def _generator() -> Any:
 def _sets_as_lists(schema: Any, root: Any = None) -> Any:
     """Return a type's schema, in which only sets of a few values have `uniqueItems`. For others no automaton can
     remember the items already written, and the reader of a set drops duplicates; one that needs several elements keeps
-    it, and is refused."""
+    it, and is checked when the answer ends."""
     root = schema if root is None else root
     if isinstance(schema, list):
         return [_sets_as_lists(part, root) for part in cast("list[Any]", schema)]
