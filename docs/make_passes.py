@@ -146,7 +146,7 @@ changes calls, tokens or passes of the model; the last column says by how much: 
 *Computed*, *unique* and *cached* are prompt tokens; groups were submitted together (on the mock) or admitted in one pass (on the small model).
 The mock's tokens are bytes, and it computes one answer after another, one token a pass.
 
-* In the ten workloads of `benchmarks/workloads.py` no pass changes these counters: as long as there is room, the runtime computes no token of a prompt twice, with or without a plan.
+* In the ten workloads of `benchmarks/workloads.py` the passes save nothing: as long as there is room, the runtime computes no token of a prompt twice even without a plan. On the small model, plan-prefix costs a pass in few-shot and a token in choice.
 * The programs of `benchmarks/pass_workloads.py` consist of what the passes act on: equal requests (cse), forks that nobody reads (dce), and, in a KV pool too small for a whole run,
   a document that is needed again late (plan-prefix keeps it).
 
