@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -48,6 +49,15 @@ class Batches:
         self.files: dict[str, bytes] = {}
         self.hold = False  # nothing gets on
         self._ids = itertools.count()
+        self.ahead = 0.0  # seconds by which the server's clock is ahead
+
+    @property
+    def now(self) -> float:
+        return time.time() + self.ahead
+
+    @property
+    def dated(self) -> dict[str, str]:
+        return {"date": formatdate(self.now, usegmt=True)}
 
     def batch(self, id: str) -> Batch | None:
         return next((b for b in self.created if b.id == id), None)
@@ -105,7 +115,7 @@ class OpenAIBatches(Batches):
             after = asked.get("after", [""])[0]
             start = next((i + 1 for i, b in enumerate(newest) if b.id == after), 0)
             page = newest[start : start + 2]  # short pages: whoever looks for one must turn them
-            return Answer({"object": "list", "data": [self._shown(b) for b in page], "has_more": start + 2 < len(newest), "last_id": page[-1].id if page else None})
+            return Answer({"object": "list", "data": [self._shown(b) for b in page], "has_more": start + 2 < len(newest), "last_id": page[-1].id if page else None}, headers=self.dated)
         if match := re.fullmatch(r"/v1/batches/([^/]+)", where):
             batch = self.batch(match[1])
             if batch is None:
@@ -132,7 +142,7 @@ class OpenAIBatches(Batches):
             return Answer(self.error(400, "metadata too long"), 400)
         lines = [json.loads(line) for line in self.files[body["input_file_id"]].split(b"\n") if line]
         number = len(self.created)
-        batch = Batch(f"batch_{number}", number, [(line["custom_id"], line["body"]) for line in lines], time.time(), body["endpoint"], body.get("metadata") or {})
+        batch = Batch(f"batch_{number}", number, [(line["custom_id"], line["body"]) for line in lines], self.now, body["endpoint"], body.get("metadata") or {})
         self.created.append(batch)
         wrong = self._wrong(lines, body["endpoint"]) or {"failed": ("invalid", "it is as it is"), "full": ("token_limit_exceeded", "Enqueued token limit reached")}.get(self.fate(number, "", {}))
         if wrong:
@@ -205,7 +215,7 @@ class AnthropicBatches(Batches):
             start = next((i + 1 for i, b in enumerate(newest) if b.id == after), 0)
             page = newest[start : start + 2]
             ends = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
-            return Answer({"data": [self._shown(b) for b in page], "has_more": start + 2 < len(newest), **ends})
+            return Answer({"data": [self._shown(b) for b in page], "has_more": start + 2 < len(newest), **ends}, headers=self.dated)
         if match := re.fullmatch(r"/v1/messages/batches/([^/]+)(/results)?", where):
             batch = self.batch(match[1])
             if batch is None:
@@ -224,7 +234,7 @@ class AnthropicBatches(Batches):
         if any("stream" in r["params"] for r in requests):
             return Answer(self.error(400, "stream is not supported in batches"), 400)
         number = len(self.created)
-        batch = Batch(f"msgbatch_{number}", number, [(r["custom_id"], r["params"]) for r in requests], time.time(), "/v1/messages")
+        batch = Batch(f"msgbatch_{number}", number, [(r["custom_id"], r["params"]) for r in requests], self.now, "/v1/messages")
         self.created.append(batch)
         return Answer(self._shown(batch))
 

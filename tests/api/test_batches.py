@@ -234,7 +234,8 @@ def test_what_is_refused_fails_its_item_alone(served, tmp_path):
     assert all(s.error() is None for s in again) and sizes(found) == [7, 1] and len(set(found.paid)) == len(found.paid) == 7
 
 
-def test_a_batch_that_may_have_been_submitted_is_found_again(served, clock):
+@pytest.mark.parametrize("ahead", (0.0, -86400.0, 86400.0), ids=("same clock", "server behind", "server ahead"))
+def test_a_batch_that_may_have_been_submitted_is_found_again(served, clock, ahead):
     lost = []
 
     def plant(number, path, body):
@@ -244,6 +245,7 @@ def test_a_batch_that_may_have_been_submitted_is_found_again(served, clock):
         return None
 
     backend, found = served(plant=plant)
+    found.ahead = ahead
     states = answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
     assert sizes(found) == [7] and all(s.ret_value for s in states) and len(lost) == 1
     assert batches.IN_DOUBT in clock.slept

@@ -47,9 +47,9 @@ class BatchApi(Protocol):
         """Submit a batch; return its id. `items`: ids of requests, which end with the wave's, and their bodies."""
         ...
 
-    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
-        """Return the batch of so many requests that was submitted for a wave since a time (seconds since 1970), if
-        there is one; "later": not known yet."""
+    async def find(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
+        """Return the batch of so many requests that was submitted for a wave, at most `age` seconds ago, if there is
+        one; "later": not known yet."""
         ...
 
     async def status(self, batch: str) -> Status:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from email.utils import parsedate_to_datetime
+from inspect import isawaitable
 from typing import Any, Literal, TypeVar
 
 from lmc.backend.api import responses
@@ -14,7 +17,7 @@ from lmc.backend.api.client import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.wire import STATUS, broken, http_errors, parsed, refused
 
 T = TypeVar("T")
-_SKEW = 300.0  # seconds that clocks may differ
+_SKEW = 3600.0  # seconds by which a clock may have been set since
 
 
 class OpenAIBatches:
@@ -47,12 +50,13 @@ class OpenAIBatches:
         return str((await self._do(lambda: self._client.batches.create(
             input_file_id=file.id, endpoint=path, completion_window="24h", metadata={"lmc": wave}))).id)  # fmt: skip
 
-    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
-        return await self._do(lambda: self._found(wave, since))
+    async def find(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
+        return await self._do(lambda: self._found(wave, age))
 
-    async def _found(self, wave: str, since: float) -> str | None:
-        async for batch in await self._client.batches.list(limit=100):
-            if batch.created_at < since - _SKEW:
+    async def _found(self, wave: str, age: float) -> str | None:
+        page, now = await _listed(self._client.batches)
+        async for batch in page:
+            if batch.created_at < now - age - _SKEW:
                 return None
             if (batch.metadata or {}).get("lmc") == wave:
                 return str(batch.id)
@@ -112,16 +116,17 @@ class AnthropicBatches:
         requests = [{"custom_id": id, "params": body} for id, body in items]
         return str((await self._do(lambda: self._client.messages.batches.create(requests=requests))).id)
 
-    async def find(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
+    async def find(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
         """Find it by its requests, since batches have no name: of the batches of this size made since then, the one
         whose requests have its name."""
-        return await self._do(lambda: self._found(wave, size, since))
+        return await self._do(lambda: self._found(wave, size, age))
 
-    async def _found(self, wave: str, size: int, since: float) -> str | Literal["later"] | None:
+    async def _found(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
         later = False
-        async for batch in await self._client.messages.batches.list(limit=100):
+        page, now = await _listed(self._client.messages.batches)
+        async for batch in page:
             created = batch.created_at if isinstance(batch.created_at, datetime) else datetime.fromisoformat(str(batch.created_at))
-            if created.timestamp() < since - _SKEW:
+            if created.timestamp() < now - age - _SKEW:
                 break
             if _size(batch.request_counts) != size:
                 continue
@@ -157,6 +162,21 @@ class AnthropicBatches:
             raise Fault(str(error)) from None
         except http_errors() as error:
             raise broken(error) from None
+
+
+async def _listed(batches: Any) -> tuple[Any, float]:
+    """Return the first page of a server's batches, and the time by the server's own clock."""
+    raw = await batches.with_raw_response.list(limit=100)
+    page = raw.parse()
+    return await page if isawaitable(page) else page, _time_of(raw.headers.get("date", ""))
+
+
+def _time_of(date: str) -> float:
+    """Return the time that an answer's header tells; that of this machine if it tells none."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return time.time()
 
 
 def _items(content: bytes, read: Callable[[Body], Item]) -> dict[str, Item]:

@@ -262,7 +262,7 @@ class Waves:
             number = len(self.desk.submitted.waves)
             while wave.batch is None:
                 try:
-                    found = await self.api.find(wave.key, len(ids), wave.since) if doubtful else None
+                    found = await self.api.find(wave.key, len(ids), clock.now() - wave.since) if doubtful else None
                     if found != "later":
                         self.desk.submitted.submitted(
                             wave, found or await self.api.submit(path, [(f"{a.id}-{wave.key}", a.request.body) for a in several], wave.key)
@@ -324,7 +324,7 @@ class Waves:
             try:
                 if wave.batch is None:
                     await clock.sleep(max(0.0, wave.since + IN_DOUBT - clock.now()))
-                    found = await self.api.find(wave.key, len(wave.ids), wave.since)
+                    found = await self.api.find(wave.key, len(wave.ids), clock.now() - wave.since)
                     if found is None:
                         return None
                     if found != "later":
