@@ -94,6 +94,15 @@ class Server:
             pass
         self._thread.join(10)
 
+    def restart(self) -> None:
+        """Break all connections, as a server does that is started anew."""
+
+        async def broken() -> None:
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+        asyncio.run_coroutine_threadsafe(broken(), self._loop).result(10)
+
     def __enter__(self) -> Server:
         return self
 

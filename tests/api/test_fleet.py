@@ -16,6 +16,7 @@ from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Planted, Server
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
+from tests.api.test_lists import until
 from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
@@ -316,6 +317,30 @@ def test_where_all_servers_fail_that_is_an_error(several):
         server.plant = lambda n, path, body: Planted("status", 404)
     with pytest.raises(lmc.BackendError, match=r"test_fleet.py:\d+: .*HTTP 404: planted 404 \(POST /(generate|v1/completions)\)"):
         fast(q="x", backend=backend, temperature=0).text()
+
+
+def runs_another_model(server: Server) -> None:
+    server.get = {"/model_info": {"model_path": "other"}, "/v1/models": {"data": [{"id": "other", "owned_by": "vllm"}]}}
+    server.restart()
+    until(lambda: not server.open_connections)
+
+
+def test_a_server_that_comes_back_with_another_model_is_not_asked(several):
+    start, connect = several
+    one, two = start(), start()
+    fast = lmc.compile(turns)
+    alone, both = connect([one]), connect([one, two])
+    for backend in (alone, both):
+        fast.batch(ITEMS, backend=backend, temperature=0)
+    two.restart()
+    until(lambda: not two.open_connections)
+    assert [s.ret_value for s in fast.batch(ITEMS, backend=both, temperature=0)] == expected(ITEMS), "it is the same server"
+    runs_another_model(one)
+    before = len(one.seen)
+    with pytest.raises(lmc.BackendError, match=rf"test_fleet.py:\d+: .*the server at {one.url} runs other now, not "):
+        fast(q="x", backend=alone, temperature=0).text()
+    assert [s.ret_value for s in fast.batch(ITEMS, backend=both, temperature=0)] == expected(ITEMS)
+    assert len(one.seen) == before
 
 
 def test_servers_come_and_go_while_requests_run(several):

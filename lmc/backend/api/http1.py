@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,9 +33,14 @@ OnPiece = Callable[[bytes], None]
 
 
 class HttpWire:
-    """A server's URL and the headers of every request. `opened`: connections so far."""
+    """A server's URL and the headers of every request.
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    check   awaited when the server is reached anew after it has ended all connections: it may be another one now.
+            Raises Fault
+    opened  connections so far
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], check: Callable[[], Awaitable[None]] | None = None) -> None:
         at = urlsplit(url)
         assert at.hostname is not None
         self._secure = at.scheme == "https"
@@ -52,7 +57,10 @@ class HttpWire:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
-        self.opened = 0
+        self._opening = self.opened = 0
+        self._check = check
+        self._ended = False  # the server has ended a connection since it was checked
+        self._checking: asyncio.Task[None] | None = None
         self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers))
 
     async def post(self, request: HttpRequest) -> Received:
@@ -96,6 +104,8 @@ class HttpWire:
             exchange.cancel()
 
     async def close(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
         for connection in (*self._idle, *self._busy):
             connection.abort()
         self._idle.clear()
@@ -108,7 +118,8 @@ class HttpWire:
         self._busy.add(connection)
         try:
             return await connection.send(head.encode("latin-1") + body, piece, begun)
-        except BaseException:
+        except BaseException as error:
+            self._ended |= isinstance(error, Fault)
             connection.abort()  # the rest belongs to an abandoned request
             raise
         finally:
@@ -121,7 +132,11 @@ class HttpWire:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
+            self._ended = True
+        if self._check is not None and self._ended:
+            await self._checked(self._check)
         loop = asyncio.get_running_loop()
+        self._opening += 1
         try:
             async with asyncio.timeout(_CONNECT):
                 _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
@@ -129,8 +144,23 @@ class HttpWire:
             raise Fault(f"no connection to {self._host}:{self._port} within {_CONNECT:g} s") from None
         except OSError as error:  # network and TLS errors
             raise Fault(f"{type(error).__name__}: {error}") from None
+        finally:
+            self._opening -= 1
         self.opened += 1
         return connection
+
+    async def _checked(self, check: Callable[[], Awaitable[None]]) -> None:
+        """Check the server, if no connection to it is left; once for all requests that begin meanwhile."""
+        if self._checking is None and not self._busy and not self._opening:
+            self._checking = asyncio.ensure_future(check())
+        if (checking := self._checking) is None:
+            return
+        try:
+            await asyncio.shield(checking)
+            self._ended = False
+        finally:
+            if checking.done() and self._checking is checking:
+                self._checking = None
 
 
 class _Connection(asyncio.Protocol):

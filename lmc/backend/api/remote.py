@@ -3,9 +3,11 @@ fleet."""
 
 from __future__ import annotations
 
+import asyncio
 import urllib.error
 import urllib.request
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http.client import HTTPException
@@ -278,6 +280,26 @@ class Prompts:
         return "token ids" if self.tokens is not None else f"text: {self.why}"
 
 
+class OtherModel(Fault):
+    """A server was restarted, and runs another model now."""
+
+    @property
+    def transient(self) -> bool:
+        return self.elsewhere
+
+
+async def _same_model(backend: weakref.ref[RemoteBackend], url: str) -> None:
+    """Raise Fault if a server that was reached anew does not run a backend's model."""
+    if (found := backend()) is None:
+        return
+    try:
+        model, wanted = await asyncio.to_thread(found.ask, url), found.model
+    except BackendError as error:
+        raise Fault(error.message) from None
+    if model != wanted:
+        raise OtherModel(f"the server at {addressed(url)} runs {model} now, not {wanted}")
+
+
 def without_root(urls: Sequence[str]) -> tuple[str, ...]:
     """Return URLs without the `/v1` that clients of OpenAI's API use."""
     return tuple([url.removesuffix("/v1") for url in urls])
@@ -305,10 +327,12 @@ class RemoteBackend(Listed):
         """Set up the servers behind this backend; to be called before the backend's own constructor. `router`: whether
         one is in front; None: query."""
 
+        backend = weakref.ref(self)  # its thread, which has the wires, ends when it is dropped
+
         def wire(url: str) -> Wire:
-            return (
-                ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency) if proxied(url) else HttpWire(url + self.base, headers)
-            )
+            if proxied(url):
+                return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency)
+            return HttpWire(url + self.base, headers, lambda: _same_model(backend, url))
 
         self._prompts, self._fleet = prompts, Fleet(urls, wire)
         self._given = {addressed(url): url for url in urls}
