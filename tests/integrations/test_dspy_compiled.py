@@ -300,6 +300,33 @@ def test_the_lms_seed_samples_the_same_as_without_compiling():
     assert words[0] == words[1] != words[2]
 
 
+class Chains(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = dspy.Predict("text -> a"), dspy.Predict("a -> b")
+
+    def forward(self, texts):
+        return [self.second(a=self.first(text=text).a).b for text in texts]
+
+
+def test_predictors_may_have_lms_of_their_own():
+    expected = (using(), Chains()(texts="xyz"))[1]
+    mock, other = using(latency=0.1), lmc.Mock(latency=0.1)
+    module = Chains()
+    module.second.lm = lmc.dspy.LM(other, temperature=0, max_tokens=12)
+    assert lmc.compile(module)(texts="xyz") == expected
+    assert (len(mock.call_log), len(other.call_log)) == (3, 3)  # nothing is asked of a model that its predictor does not ask
+    dspy.configure(lm=None)
+    module.set_lm(lmc.dspy.LM(lmc.Mock(latency=0.3), temperature=0, max_tokens=12))
+    state = lmc.compile(module).run({"texts": "xyz"})
+    assert state.ret_value == expected and state.usage.ahead_used > 0
+
+
+def test_inputs_may_be_positional():
+    using()
+    assert lmc.compile(Chains())("xyz") == Chains()("xyz") == lmc.compile(Chains())(texts="xyz")
+
+
 def test_dspys_own_adapter_is_followed_too():
     script = lambda prompt, ask: "[[ ## view ## ]]\nfine\n\n[[ ## completed ## ]]"
     using(script, adapter=dspy.ChatAdapter(), max_tokens=60)

@@ -40,16 +40,16 @@ class CompiledModule(dspy.Module):
         self._program = lmc.compile(_run, **options)
         self._program.make_source = _foreseen
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, *args: Any, **inputs: Any) -> Any:
         """Run the module once, on the backend of the `lmc.dspy.LM` in force; without one, as DSPy runs it."""
-        backend = _backend(dspy.settings.lm)
+        backend = self._backend
         if backend is None:
-            return self.module(**inputs)
-        return self._program.call({"module": self.module, "inputs": inputs}, backend=backend, temperature=1.0).ret_value
+            return self.module(*args, **inputs)
+        return self._program.call({"module": self.module, "args": args, "inputs": inputs}, backend=backend, temperature=1.0).ret_value
 
-    async def aforward(self, **inputs: Any) -> Any:
+    async def aforward(self, *args: Any, **inputs: Any) -> Any:
         """As `forward`, on DSPy's own asynchronous path, which makes no requests ahead."""
-        return await self.module.acall(**inputs)
+        return await self.module.acall(*args, **inputs)
 
     def run(self, inputs: Mapping[str, Any], **options: Any) -> State:
         """Run the module once and return the state of the run: `ret_value`, and `usage` with the requests made ahead.
@@ -59,10 +59,16 @@ class CompiledModule(dspy.Module):
         """
         if refused := [name for name in ("journal", "deadline", "stream") if options.get(name)]:
             raise ArgumentError(f"run({refused[0]}=…): a DSPy module's own calls are not recorded; write the steps as an lmc program to have that")
-        backend = _backend(dspy.settings.lm)
+        backend = self._backend
         if backend is None:
             raise ArgumentError("run() needs dspy.configure(lm=lmc.dspy.LM(…)): the LM in force is not lmc's")
-        return self._program.call({"module": self.module, "inputs": dict(inputs)}, backend=backend, **options)
+        return self._program.call({"module": self.module, "args": (), "inputs": dict(inputs)}, backend=backend, **options)
+
+    @property
+    def _backend(self) -> Any:
+        """Return the backend of DSPy's LM, or of the first predictor that has an LM of its own; None if neither is lmc's."""
+        lms = (dspy.settings.lm, *(predictor.lm for predictor in self.module.predictors()))
+        return next((backend for lm in lms if (backend := _backend(lm)) is not None), None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
         return CompiledModule(copy.deepcopy(self.module, memo), **self._options)
@@ -93,11 +99,11 @@ def _backend(lm: Any) -> Any:
 
 
 @lmc.function
-def _run(s, module, inputs):
+def _run(s, module, args, inputs):
     """Run a module by DSPy's own call."""
     token = running.set(s)
     try:
-        return module(**inputs)
+        return module(*args, **inputs)
     finally:
         running.reset(token)
 
@@ -109,15 +115,15 @@ class _Foreseen:
     """Follows a module's `forward` on stand-ins, which are made when the program waits."""
 
     def __init__(self, bound: Any, state: State) -> None:
-        self._module, self._inputs = bound.args[1], bound.args[2]
+        _, self._module, *self._given = bound.args
         self._state, self._source = state, None
         self._lm, self._adapter = dspy.settings.lm, dspy.settings.adapter
 
     def evaluate(self, ledger: Any, run: Any, awaited: Sequence[Any]) -> Any:
         if self._source is None:
-            standing = StandIns(self._lm, self._adapter)
+            standing = StandIns(self._lm, self._adapter, self._state.emitter.run.backend)
             module = standing.of(self._module)
-            self._source = ProgramSource(followed.forward, types.SimpleNamespace(args=(None, module, standing.desk, self._inputs), kwargs={}), self._state)
+            self._source = ProgramSource(followed.forward, types.SimpleNamespace(args=(None, module, standing.desk, *self._given), kwargs={}), self._state)
         return self._source.evaluate(ledger, run, awaited)
 
     def close(self) -> None:
@@ -133,13 +139,14 @@ class StandIns:
     """Plain objects that represent modules: with the functions of their classes, and predictors as numbers of a
     desk."""
 
-    def __init__(self, lm: Any, adapter: Any) -> None:
+    def __init__(self, lm: Any, adapter: Any, backend: Any) -> None:
+        """Set up; `backend`: of the run, on which alone requests are made ahead."""
         self._made: dict[int, Any] = {}
         self._kept: list[Any] = []  # keeps the objects of ids alive
         self._predictors: list[tuple[Any, tuple[Any, ...]]] = []  # and the modules around each
         self._agents: list[Any] = []
         self._around: tuple[Any, ...] = ()
-        self._lm, self._adapter = lm, _silent(adapter or dspy.ChatAdapter())
+        self._lm, self._adapter, self._backend = lm, _silent(adapter or dspy.ChatAdapter()), backend
         desk = _plain(followed.SharedRun)
         desk.spec, desk.values, desk.trajectory = lmc.pure(self.spec), lmc.pure(self.values), lmc.pure(self.trajectory)
         self.desk = desk
@@ -166,6 +173,9 @@ class StandIns:
         self._kept.append(x)
         if type(x) is dspy.ChainOfThought:
             made = self._made[id(x)] = self.of(x.predict)
+            return made
+        if type(x) is dspy.Predict and _backend(x.lm or self._lm) is not self._backend:
+            made = self._made[id(x)] = lmc.host(lambda **inputs: x(**inputs))  # only Python can tell what another model says
             return made
         if type(x) is dspy.Predict:
             made = self._made[id(x)] = _plain(followed.Predictor)

@@ -13,10 +13,10 @@ import lmc
 
 
 @lmc.function
-def forward(s, module, desk, inputs):
+def forward(s, module, desk, args, inputs):
     """Run a module: the stand-in for its run."""
     desk.state = s
-    return module(**inputs)
+    return module(*args, **inputs)
 
 
 class Module:
