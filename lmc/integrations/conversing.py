@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import lmc
 from lmc.backend.base import Usage
@@ -97,6 +98,24 @@ def _of(state: Any) -> ConversationReply:
     kind = reason["type"] if isinstance(reason, Mapping) else reason
     said = text if not calls else text.partition("<tool_call>")[0].rstrip() if "<tool_call>" in text else ""  # elsewhere an answer is calls, or none
     return ConversationReply(text, said, calls, "length" if kind == "length" else "stop", state.usage)
+
+
+def must_call(turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> tuple[list[ConversationTurn], dict[str, Any]]:
+    """Return a conversation and options of `lmc.gen` whose answer is a call of one of the tools, for `called`. The tools are shown in the system message,
+    and the answer is JSON whose arguments match the tool's schema, on every backend that takes schemas."""
+    tools = [tool["function"] for tool in options["tools"]]
+    said = "Call one of these tools, by JSON with its name and arguments:\n" + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    first, rest = (turns[0], turns[1:]) if turns and turns[0].role == "system" else (None, turns)
+    given: list[Any] = [] if first is None else [first.content, "\n\n"] if isinstance(first.content, str) else [*first.content, "\n\n"]
+    calls = [{"properties": {"name": {"const": tool["name"]}, "arguments": tool.get("parameters") or {"type": "object", "properties": {}}}} for tool in tools]
+    schema = {"anyOf": [{"type": "object", **call, "required": ["name", "arguments"], "additionalProperties": False} for call in calls]}
+    kept = {name: value for name, value in options.items() if name != "tools"}
+    return [ConversationTurn("system", [*given, said]), *rest], {**kept, "json_schema": schema}
+
+
+def called(found: ConversationReply) -> ConversationReply:
+    """Return an answer that had to be a call, with it."""
+    return found._replace(said="", calls=[{"id": f"call_{uuid4().hex}", **json.loads(found.text)}])
 
 
 def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:

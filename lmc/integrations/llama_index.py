@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -20,7 +18,8 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from pydantic import Field
+from llama_index.core.program.streaming_utils import process_streaming_content_incremental
+from pydantic import ConfigDict, Field
 
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
@@ -31,6 +30,8 @@ from lmc.integrations.conversing import (
     areply,
     arguments_of,
     astream,
+    called,
+    must_call,
     reply,
     stream,
 )
@@ -52,6 +53,8 @@ class Chat(FunctionCallingLLM):
     Raises lmc's errors; ArgumentError for unsupported kinds of messages.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     backend: Any = Field(default=None, exclude=True)
     temperature: float | None = None
     max_tokens: int | None = None
@@ -72,6 +75,11 @@ class Chat(FunctionCallingLLM):
             context_window=able.max_context or 8192, num_output=self.max_tokens or 128,
         )  # fmt: skip
 
+    def _asked(self, messages: Sequence[ChatMessage], given: Mapping[str, Any]) -> tuple[Any, list[ConversationTurn], dict[str, Any]]:
+        """Return the backend, the conversation, and the options of its answer."""
+        found, options = turns(messages), self._options(given)
+        return self._backend, *(must_call(found, options) if given.get("tool_required") else (found, options))
+
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         known = ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "json_schema", "regex", "tools")
         if given.get("tool_choice") not in (None, "auto"):
@@ -83,19 +91,19 @@ class Chat(FunctionCallingLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _response(reply(self._backend, turns(messages), self._options(kwargs)), kwargs)
+        return _response(reply(*self._asked(messages, kwargs)), kwargs)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return _response(await areply(self._backend, turns(messages), self._options(kwargs)), kwargs)
+        return _response(await areply(*self._asked(messages, kwargs)), kwargs)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        options = self._options(kwargs)
+        asked = self._asked(messages, kwargs)
 
         def pieces() -> Any:
             text = ""
-            for piece in stream(self._backend, turns(messages), options):
+            for piece in stream(*asked):
                 found = _growing(text, piece, kwargs)
                 text += found.delta or ""
                 yield found
@@ -104,11 +112,11 @@ class Chat(FunctionCallingLLM):
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        options = self._options(kwargs)
+        asked = self._asked(messages, kwargs)
 
         async def pieces() -> Any:
             text = ""
-            async for piece in astream(self._backend, turns(messages), options):
+            async for piece in astream(*asked):
                 found = _growing(text, piece, kwargs)
                 text += found.delta or ""
                 yield found
@@ -119,15 +127,12 @@ class Chat(FunctionCallingLLM):
         self, tools: Sequence[Any], user_msg: str | ChatMessage | None = None, chat_history: list[ChatMessage] | None = None, verbose: bool = False,
         allow_parallel_tool_calls: bool = False, tool_required: bool = False, **kwargs: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return the arguments of a chat with tools. With `tool_required` the tools are shown in the system message, and the answer is JSON: a call whose
-        arguments match its schema, on every backend that takes schemas."""
+        """Return the arguments of a chat with tools; with `tool_required` its answer is a call."""
         messages = [*(chat_history or ())]
         if user_msg is not None:
             messages.append(user_msg if isinstance(user_msg, ChatMessage) else ChatMessage(role=MessageRole.USER, content=user_msg))
         described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
-        if tool_required and described:
-            return {"messages": _shown(messages, described), "json_schema": _required(described), "tool_required": True, **kwargs}
-        return {"messages": messages, **({"tools": described} if described else {}), **kwargs}
+        return {"messages": messages, **({"tools": described, "tool_required": tool_required} if described else {}), **kwargs}
 
     def _validate_chat_with_tools_response(
         self, response: ChatResponse, tools: Sequence[Any], allow_parallel_tool_calls: bool = False, **kwargs: Any
@@ -144,6 +149,25 @@ class Chat(FunctionCallingLLM):
         if error_on_no_tool_call and not calls:
             raise ValueError("the answer calls no tool; tool_required=True makes it call one")
         return [ToolSelection(tool_id=call.tool_call_id or "", tool_name=call.tool_name, tool_kwargs=_arguments(call)) for call in calls]
+
+    def stream_structured_predict(self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any) -> Any:
+        """Stream an object as it grows; the last one is whole. LlamaIndex's own way requires no call, so the answer may be anything."""
+        messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
+        found: Any = None
+        for part in self.stream_chat(messages, json_schema=output_cls.model_json_schema(), **(llm_kwargs or {})):
+            yield (found := process_streaming_content_incremental(part, output_cls, found))
+
+    async def astream_structured_predict(self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any) -> Any:
+        """The same on an event loop."""
+        messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
+        parts = await self.astream_chat(messages, json_schema=output_cls.model_json_schema(), **(llm_kwargs or {}))
+
+        async def objects() -> Any:
+            found: Any = None
+            async for part in parts:
+                yield (found := process_streaming_content_incremental(part, output_cls, found))
+
+        return objects()
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -191,20 +215,6 @@ def turns(messages: Sequence[ChatMessage]) -> list[ConversationTurn]:
     return found
 
 
-def _required(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the schema of a call of one of these tools."""
-    calls = [{"properties": {"name": {"const": tool["function"]["name"]}, "arguments": tool["function"]["parameters"]}} for tool in tools]
-    return {"anyOf": [{"type": "object", **call, "required": ["name", "arguments"], "additionalProperties": False} for call in calls]}
-
-
-def _shown(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
-    """Return messages whose system message shows the tools, one of which has to be called."""
-    said = "Call one of these tools, by JSON with its name and arguments:\n" + "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    if messages and messages[0].role is MessageRole.SYSTEM:
-        return [ChatMessage(role=MessageRole.SYSTEM, blocks=[*messages[0].blocks, TextBlock(text=f"\n\n{said}")]), *messages[1:]]
-    return [ChatMessage(role=MessageRole.SYSTEM, content=said), *messages]
-
-
 def _arguments(call: ToolCallBlock) -> dict[str, Any]:
     return arguments_of({"arguments": call.tool_kwargs}) or {}
 
@@ -217,11 +227,6 @@ def _extra(found: ConversationReply) -> dict[str, Any]:
     }
 
 
-def _called(found: ConversationReply, options: Mapping[str, Any]) -> ConversationReply:
-    """Return an answer with its calls: one that had to be a call is the JSON of it."""
-    return found if not options.get("tool_required") else found._replace(said="", calls=[{"id": f"call_{uuid4().hex}", **json.loads(found.text)}])
-
-
 def _message(found: ConversationReply) -> ChatMessage:
     calls = [ToolCallBlock(tool_call_id=str(call["id"]), tool_name=call["name"], tool_kwargs=call["arguments"]) for call in found.calls]
     return ChatMessage(
@@ -232,17 +237,17 @@ def _message(found: ConversationReply) -> ChatMessage:
 
 
 def _response(found: ConversationReply, options: Mapping[str, Any]) -> ChatResponse:
-    found = _called(found, options)
+    found = called(found) if options.get("tool_required") else found
     return ChatResponse(message=_message(found), raw=_extra(found), additional_kwargs=_extra(found))
 
 
 def _growing(before: str, piece: str | ConversationReply, options: Mapping[str, Any]) -> ChatResponse:
     """Return an answer as far as it has come. With tools its text may turn out to be a call, and comes at the end."""
-    told = bool(options.get("tools") or options.get("tool_required"))
+    told = bool(options.get("tools"))
     if isinstance(piece, str):
         delta = "" if told else piece
         return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=before + delta), delta=delta, raw={}, additional_kwargs={})
-    found = _called(piece, options)
+    found = called(piece) if options.get("tool_required") else piece
     return ChatResponse(message=_message(found), delta=found.said if told else "", raw=_extra(found), additional_kwargs=_extra(found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import typing
 
 import pydantic
 import pytest
@@ -80,6 +81,57 @@ class TestLangChain:
         both = chat.with_structured_output(Place, include_raw=True).invoke("A town.")
         assert both["parsed"] == Place(**json.loads(both["raw"].content))
 
+    @pytest.mark.parametrize("choice", ["any", "required", True, "weather", {"type": "function", "function": {"name": "weather"}}], ids=str)
+    def test_a_chosen_tool_is_called_whatever_the_model_says(self, choice):
+        tools = [{"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}}}
+                 for name in ("news", "weather")]  # fmt: skip
+        chat = lmc.langchain.Chat(backend=lmc.Mock(), max_tokens=200).bind_tools(tools, tool_choice=choice)
+        made = chat.invoke([("system", "Be brief."), ("human", "Porto?")])
+        (call,) = made.tool_calls
+        assert call["name"] == "weather" or choice in ("any", "required", True)
+        assert isinstance(call["args"]["town"], str) and made.content == ""
+        first, *pieces = chat.stream("Porto?")
+        assert len(sum(pieces, first).tool_calls) == 1
+        assert not lmc.langchain.Chat(backend=lmc.Mock([CALL]), max_tokens=99).bind_tools(tools, tool_choice="none").invoke("Porto?").tool_calls
+
+    def test_structured_answers_take_typed_dicts_methods_and_say_what_did_not_parse(self):
+        chat = lmc.langchain.Chat(backend=lmc.Mock(), max_tokens=200)
+
+        class Town(typing.TypedDict):
+            """A town."""
+
+            name: str
+            size: int
+
+        assert set(chat.with_structured_output(Town, strict=True).invoke("A town.")) == {"name", "size"}
+        for method in ("json_schema", "function_calling", "json_mode"):
+            assert isinstance(chat.with_structured_output(Place, method=method).invoke("A town."), Place)
+
+        class Odd(pydantic.BaseModel):
+            size: int
+
+            @pydantic.field_validator("size")
+            @classmethod
+            def refuse(cls, value: int) -> int:
+                raise ValueError(f"{value} will not do")
+
+        found = chat.with_structured_output(Odd, include_raw=True).invoke("A town.")
+        assert found["parsed"] is None and "will not do" in str(found["parsing_error"]) and found["raw"].content.startswith("{")
+
+    def test_a_field_that_it_has_not_is_refused(self):
+        with pytest.raises(pydantic.ValidationError, match="temperatur"):
+            lmc.langchain.Chat(temperatur=0)
+
+    def test_tokens_are_the_backends(self):
+        from langchain_core.messages import HumanMessage, SystemMessage
+
+        chat = lmc.langchain.Chat(backend=lmc.Mock())
+        talk = [SystemMessage("Be brief."), HumanMessage("Porto?")]
+        assert chat.get_num_tokens("Porto?") == 6
+        assert chat.get_num_tokens_from_messages(talk) == chat.invoke(talk).usage_metadata["input_tokens"]
+        with pytest.raises(lmc.ArgumentError, match="no tokenizer"):
+            lmc.langchain.Chat(backend=lmc.OpenAI("x", api_key="none", base_url="http://127.0.0.1:9")).get_num_tokens("x")
+
     def test_images_are_seen(self):
         mock = lmc.Mock(lambda prompt, ask, images: f"{len(images)}")
         import base64
@@ -91,7 +143,8 @@ class TestLangChain:
 
     @pytest.mark.parametrize("call, says", [
         (lambda chat: chat.invoke("x", nonsense=1), "takes no nonsense="),
-        (lambda chat: chat.bind_tools([], tool_choice="required").invoke("x"), "the model chooses"),
+        (lambda chat: chat.bind_tools([], tool_choice="required").invoke("x"), "there is no such tool"),
+        (lambda chat: chat.with_structured_output(Place, method="guess"), "function_calling and json_mode"),
         (lambda chat: chat.invoke([("tool", "text")] if False else [__import__("langchain_core.messages", fromlist=["x"]).ToolMessage("t", tool_call_id="9")]), "follows no message"),
     ])  # fmt: skip
     def test_what_lmc_has_not_is_refused(self, call, says):
@@ -190,6 +243,22 @@ class TestLlamaIndex:
             assert [one.tool_name for one in found] == ["weather"] and isinstance(found[0].tool_kwargs["town"], str) and not response.message.content
         assert "The weather in a town." in mock.call_log[-1].prompt_text
         assert isinstance(chat.structured_predict(Place, PromptTemplate("A town in {land}."), land="Portugal"), Place)
+
+    def test_objects_grow_and_end_whole(self):
+        from llama_index.core.prompts import PromptTemplate
+
+        llm = lmc.llama_index.Chat(backend=lmc.Mock(latency=0.1), max_tokens=200)
+        ask = (Place, PromptTemplate("A town in {land}."))
+        whole = list(llm.stream_structured_predict(*ask, land="Portugal"))
+
+        async def follow():
+            return [found async for found in await llm.astream_structured_predict(*ask, land="Portugal")]
+
+        assert isinstance(whole[-1], Place) and asyncio.run(follow())[-1] == whole[-1]
+
+    def test_a_field_that_it_has_not_is_refused(self):
+        with pytest.raises(pydantic.ValidationError, match="temperatur"):
+            lmc.llama_index.Chat(temperatur=0)
 
     def test_its_metadata_is_the_backends(self):
         chat = lmc.llama_index.Chat(backend=lmc.Mock(), max_tokens=7)
