@@ -17,7 +17,7 @@ from benchmarks.ahead_programs import WORKLOADS
 from benchmarks.bench_programs import ABLATIONS, POLICIES, ablated
 from benchmarks.workloads import Size, Workload, figures
 from experiments.core import ONE_PROGRAM, SYNTHETIC, Opened, Plot, Point, Row, Setup, experiment, measured, spreads
-from lmc.measuring import ONE_AFTER_ANOTHER, Line, MeasuredMode, Way, arriving, compare, compiled, interpreted, measure
+from lmc.measuring import ONE_AFTER_ANOTHER, Line, MeasuredMode, Way, arriving, compare, compiled, interpreted, measure, poisson
 
 
 def systems(setup: Setup) -> Generator[tuple[str, Opened]]:
@@ -242,18 +242,9 @@ def _arrivals(setup: Setup, workload: Workload) -> Iterator[Row]:
         for kind in ("poisson", "bursts"):
             for load in (0.3, 0.6, 0.9):
                 rng = Random(f"{setup.seed}/{kind}/{load}")
-                due = _poisson(rng, load * rate, count) if kind == "poisson" else _bursts(load * rate, count)
+                due = poisson(rng, load * rate, count) if kind == "poisson" else _bursts(load * rate, count)
                 found = arriving(program, workload.items(count, setup.seed + 1), engine, due)
                 yield {"workload": workload.name, **measured([found], [whole], arrivals=kind), "load": load, "rate/s": load * rate}
-
-
-def _poisson(rng: Random, rate: float, count: int) -> list[float]:
-    """Times of arrivals at random, so many a second."""
-    at, due = 0.0, list[float]()
-    for _ in range(count):
-        due.append(at)
-        at += rng.expovariate(rate)
-    return due
 
 
 def _bursts(rate: float, count: int) -> list[float]:
