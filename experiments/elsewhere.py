@@ -208,7 +208,7 @@ def changed(program: Program) -> tuple[int, int]:
     f"{LATENCY} s for every answer and has the prices of a small model (${PRICES.prompt} and ${PRICES.completion} a million tokens; its tokens are bytes). lines: of the original; "
     "gone, new: lines that differ; at once: requests under way together, at most; same: it gave what the original gave, and showed the model the same prompts. All but the seconds "
     "are counters.",
-    on_device=False, lacks=ONE_PROGRAM | {"accuracy": "the stand-in's answers are neither right nor wrong; `same` compares them with the original's"},
+    on_device=False, lacks={**ONE_PROGRAM, "accuracy": "the stand-in's answers are neither right nor wrong; `same` compares them with the original's"},
 )  # fmt: skip
 def elsewhere(setup: Setup) -> Generator[Point]:
     for program in PROGRAMS:

@@ -257,7 +257,7 @@ def _bursts(rate: float, count: int) -> list[float]:
     "run-ahead", "What is run-ahead worth on programs that read as they go, beside an expert's asyncio?",
     Plot("Seconds over the expert's", "program", "times the expert's", "mode"),
     reads="Ten programs as people write them on a mock of an API (0.3 s ± 30 % an answer, scaled by a third), interpreted, compiled, and rewritten by hand with asyncio.gather. "
-    "more tokens: beyond the interpreter's.", on_device=False, lacks=ONE_PROGRAM | {"accuracy": "the mock's answers are neither right nor wrong"},
+    "more tokens: beyond the interpreter's.", on_device=False, lacks={**ONE_PROGRAM, "accuracy": "the mock's answers are neither right nor wrong"},
 )  # fmt: skip
 def run_ahead(setup: Setup) -> Generator[Point]:
     for workload in WORKLOADS:

@@ -250,7 +250,9 @@ def comparing(
     rate      also let the items of each repetition arrive at random, so many a second; the last line
     expected  what each item should return
     """
-    made = {name: partial(measure, WAYS[name](program), in_turn=name in ONE_AFTER_ANOTHER, streams=streams) for name in ways}
+    made: dict[str, Callable[[Items, Any], MeasuredMode]] = {
+        name: partial(measure, WAYS[name](program), in_turn=name in ONE_AFTER_ANOTHER, streams=streams) for name in ways
+    }
     for way in made.values():
         way(draw(-1)[:2], backend)
     if rate is not None:
