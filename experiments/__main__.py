@@ -16,7 +16,7 @@ from experiments.page import page
 from experiments.results import PAGE, report
 from lmc.pages import several
 
-for module in ("programs", "agents", "constraints", "apis", "hardware", "rag", "elsewhere", "quality"):
+for module in ("programs", "agents", "constraints", "apis", "hardware", "reordering", "rag", "elsewhere", "quality"):
     importlib.import_module(f"experiments.{module}")
 
 

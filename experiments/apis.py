@@ -8,8 +8,8 @@ from contextlib import closing
 from typing import Any
 
 import lmc
-from experiments.core import Plot, Point, Row, Setup, experiment
-from lmc.measuring import compiled, interpreted, measure
+from experiments.core import Plot, Point, Row, Setup, experiment, measured
+from lmc.measuring import MeasuredMode, compiled, interpreted, measure
 
 FIELDS = ("name", "author", "year", "genre", "language", "publisher")
 
@@ -28,7 +28,8 @@ ANSWERS = {"name": " The Wood", "author": " A. Writer", "year": " 1927", "genre"
 
 @experiment(
     "look-ahead", "How many calls does an API take for a chain of answers with constant text between them?", Plot("Calls an item", "way", "requests/item"),
-    reads="Six fields, one after another, against a stand-in of a completions server that answers with the whole card when it is let. Counters; the same in each run.",
+    reads="Six fields, one after another, against a stand-in of a completions server that answers with the whole card when it is let. accuracy: cards with all fields as they are. All but the times, "
+    "which are the stand-in's, are counters.",
     paper="Section 3: API speculative execution (GPT-4 example)", on_device=False,
 )  # fmt: skip
 def look_ahead(setup: Setup) -> Generator[Point]:
@@ -46,10 +47,11 @@ def _cards(setup: Setup) -> Iterator[Row]:
             done = prompt.rsplit("\n\n", 1)[1].partition("\n")[2]
             return whole[len(done):]
 
+    reference: list[MeasuredMode] = []
     with completions_server(answer) as url:
         for name, way in (("interpreted", interpreted(card)), ("compiled", compiled(card))):
             with closing(lmc.OpenAI("stand-in", is_chat_model=False, base_url=url, api_key="none")) as backend:
                 found = measure(way, items, backend)
-            spent = found.counters
-            yield {"way": name, "n": len(items), "requests": spent.calls, "requests/item": spent.calls / len(items), "prompt tokens": spent.prompt_tokens,
-                   "generated": spent.generated_tokens, "right": all(repr({f: ANSWERS[f].strip() for f in FIELDS}) == value for _, value in found.texts)}  # fmt: skip
+            spent, right = found.counters, repr({f: ANSWERS[f].strip() for f in FIELDS})
+            yield {"way": name, **measured([found], reference := reference or [found]), "requests": spent.calls, "requests/item": spent.calls / len(items), "prompt tokens": spent.prompt_tokens,
+                   "generated": spent.generated_tokens, "accuracy": sum(value == right for _, value in found.texts) / len(items)}  # fmt: skip

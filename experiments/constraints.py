@@ -13,14 +13,14 @@ from typing import Any
 import lmc
 from benchmarks.bench_forcing import CHARACTER
 from benchmarks.workloads import Size, Workload, figures
-from experiments.core import Plot, Point, Row, Setup, experiment, measured
+from experiments.core import ONE_PROGRAM, SYNTHETIC, Plot, Point, Row, Setup, experiment, measured
 from lmc.measuring import MeasuredMode, compiled, measure
 
 
 @experiment(
     "forced-tokens", "What do tokens give that leave no choice, and are not sampled?", Plot("Passes a token", "forced", "passes/token", per="workload"),
     reads="Constrained answers with forced tokens and with every token sampled. The texts are the same but where the model alone would have cut a fixed text into other tokens.",
-    paper="Figure 4, Section 6.3: compressed finite state machine",
+    paper="Figure 4, Section 6.3: compressed finite state machine", lacks=SYNTHETIC,
 )  # fmt: skip
 def forced_tokens(setup: Setup) -> Generator[Point]:
     for workload in figures(Size(setup.scale)):
@@ -43,7 +43,7 @@ def _forced(setup: Setup, workload: Workload) -> Iterator[Row]:
 @experiment(
     "automata-reuse", "What does it give to keep a compiled constraint?", Plot("Seconds of the first answer", "automaton", "seconds"),
     reads="The first constrained answer of an engine: with an empty store of automata, with what another engine has left on disk, and again on the same engine.",
-    paper="Section 6.3: preprocessing of the finite state machine is reused",
+    paper="Section 6.3: preprocessing of the finite state machine is reused", lacks={**ONE_PROGRAM, **SYNTHETIC},
 )  # fmt: skip
 def automata_reuse(setup: Setup) -> Generator[Point]:
     yield Point("character", lambda: list(_reuse(setup)))

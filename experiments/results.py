@@ -34,7 +34,7 @@ PAPER = (
            "[performance](performance.md#beside-sglang-and-vllm)"),
     Figure("Figure 6: latency, Llama-7B", "latency", "the same workloads; a loop is what it is compared with, other systems by `--peer`"),
     Figure("Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B", "scaling", "needs several GPUs"),
-    Figure("Table 2: throughput on images and video, LLaVA", "pictures", "needs a vision model; video is not part of it"),
+    Figure("Table 2: throughput on images and video, LLaVA", "pictures", "a LLaVA of three layers with random weights where the small model stands; video is not part of it"),
     Figure("Section 6.2: production traffic, Chatbot Arena", "arrivals", "its traces are not public: arrivals are synthetic, and say nothing of hit rates there"),
     Figure("Section 6.2: API models, GPT-3.5", "look-ahead", "a stand-in of a server: requests and tokens, not the model's quality"),
     Figure("Figure 8a: cache hit rate against first token and latency", "hit-rate"),
@@ -49,13 +49,15 @@ PAPER = (
     Figure("Section 6.3: without the compressed finite state machine", "ablations", without="forced tokens"),
     Figure("Section 6.3: the automaton is built once for a batch", "automata-reuse"),
     Figure("Theorem 3.1, appendix: achieved hit rate against the optimum", "order"),
-    Figure("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "needs the data sets in a folder (`--data`)"),
+    Figure("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "a part of each data set, which is read from a folder (`--data`); a loop is what it is compared with"),
     Figure("Section 6.1: DSPy RAG pipeline", "dspy-rag", "retrieval by words, six passages"),
-    Figure("Appendix D.2: moving arguments behind constants", "", "`lmc.compile(fn, aggressive=True)` does it, counted in [passes](passes.md)"),
+    Figure("Appendix A: data parallelism with a cache-aware router", "scaling", "needs several GPUs"),
+    Figure("Appendix D.2: moving arguments behind constants", "reordering", "our templates, and fixed rules in place of a model that is asked"),
 )  # fmt: skip
 """What the paper measures, and what repeats it."""
 OWN = ("run-ahead", "compiling (interpreted)", "drafts (off by themselves)")
 """Ablations of what the paper does not have."""
+READING = Figure("ours: no run-ahead, on programs that read as they go", "run-ahead")
 
 
 def report(folder: Path = FOUND) -> str:
@@ -67,7 +69,7 @@ def report(folder: Path = FOUND) -> str:
         "## The paper's figures\n\nSGLang: Efficient Execution of Structured Language Model Programs (arXiv 2312.07104). *Reproduced*: its measurement, on the model and machine of the row's "
         "section, where tokens and shares are to compare and seconds are not; passes vary with what comes together on a busy machine, and small differences of them say nothing.\n\n| figure or ablation | command | reproduced / partly / not, because |\n|---|---|---|",
         *(_paper(figure, found.get(figure.experiment)) for figure in PAPER),
-        *(_paper(Figure(f"ours: no {part}", "ablations", without=part), found.get("ablations")) for part in OWN), "",
+        *(_paper(Figure(f"ours: no {part}", "ablations", without=part), found.get("ablations")) for part in OWN), _paper(READING, found.get("run-ahead")), "",
     ]  # fmt: skip
     for name, experiment in EXPERIMENTS.items():
         parts.append(section(experiment, found.get(name)))
@@ -86,8 +88,9 @@ def _paper(figure: Figure, found: Found | None) -> str:
         reasons += [f"{len(found.unmeasured)} of its points were not measured"] if rows and found.unmeasured else []
     if not rows:
         return f"| {figure.name} | {command} | not, because: {'; '.join(reasons) or 'it has not run'} |"
-    state = "partly, because: " + "; ".join(reasons) if reasons else "measured" if figure.without in OWN else "reproduced"
-    return f"| {figure.name} | {command} | {state}{'. ' + _worth(rows) if figure.without else ''} |"
+    state = "partly, because: " + "; ".join(reasons) if reasons else "measured" if figure.without in OWN or figure is READING else "reproduced"
+    worth = _worth(rows) if figure.without else _waits(rows) if figure is READING else ""
+    return f"| {figure.name} | {command} | {state}{'. ' + worth if worth else ''} |"
 
 
 def _over(rows: list[Row], name: str) -> float:
@@ -104,6 +107,13 @@ def _worth(rows: list[Row]) -> str:
     """What a part is worth, over the workloads that were run without it."""
     times = median(row["cpu times"] for row in rows)
     return f"Without it: {_over(rows, 'computed'):.2f} × prompt tokens computed, {_over(rows, 'passes'):.2f} × passes, {times:.2f} × CPU time ({len(rows)} workloads)"
+
+
+def _waits(rows: list[Row]) -> str:
+    """What run-ahead is worth on programs of `run-ahead`, at temperature 0."""
+    seconds = {(row["program"], row["mode"]): row["seconds"] for row in rows if row["temperature"] == "0"}
+    times = [seconds[program, "off"] / of for (program, mode), of in seconds.items() if mode == "certain"]
+    return f"Without it: {median(times):.2f} × the time, {min(times):.2f} to {max(times):.2f} ({len(times)} programs)"
 
 
 def section(experiment: Experiment, found: Found | None) -> str:

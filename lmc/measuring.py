@@ -4,6 +4,7 @@ loop          one item after another, interpreted: like plain code
 interpreted   all items as a batch, interpreted
 one by one    one item after another, compiled
 compiled      all items as a batch, compiled
+arriving      each at a time of its own, compiled
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from random import Random
 from typing import Any
 
 import lmc
@@ -122,6 +126,8 @@ GREEDY: Mapping[str, Any] = {"temperature": 0, "seed": 0}
 """Options of all runs. A gen with a temperature of its own has the same seed in every mode."""
 WAYS: Mapping[str, Callable[[Any], Way]] = {"loop": loop, "interpreted": interpreted, "one by one": one_by_one, "compiled": compiled}
 ONE_AFTER_ANOTHER = ("loop", "one by one")
+ARRIVING = "arriving"
+"""A line of items that arrive by themselves."""
 
 
 def _ended(state: Any) -> Any:
@@ -151,6 +157,11 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
         seconds, cpu, backend.counters() - before, spent, Spread.of([first for first, _ in answered]), Spread.of([total for _, total in answered]),
         tuple((state.text(), repr(state.ret_value)) for state in states),
     )  # fmt: skip
+
+
+def poisson(rng: Random, rate: float, count: int) -> list[float]:
+    """Draw times of arrivals at random, so many a second, the first at 0."""
+    return [0.0, *accumulate(rng.expovariate(rate) for _ in range(count - 1))]
 
 
 def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, streams: bool = True) -> MeasuredMode:
@@ -192,7 +203,9 @@ class Line:
     """One mode of running a program, over all repetitions. Counters and percentiles are those of the repetition whose
     time is the median.
 
-    same  share of items with the text and return value of the first way's, over all repetitions
+    same      share of items with the text and return value of the first way's, over all repetitions
+    accuracy  share of items that returned what was expected, over all repetitions; None if nothing was expected
+    speedup   the first way's time over this one's; None for items that arrive by themselves
     cost  in the unit of the backend's prices; None if it has none
     """
 
@@ -215,7 +228,8 @@ class Line:
     ahead_used: int
     cost: float | None
     same: float
-    speedup: float
+    accuracy: float | None
+    speedup: float | None
 
 
 def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: Sequence[str] = tuple(WAYS), reps: int = 3, streams: bool = False) -> list[Line]:
@@ -228,28 +242,40 @@ def compare(program: Any, draw: Callable[[int], Items], backend: Any, *, ways: S
 
 
 def comparing(
-    program: Any, draw: Callable[[int], Items], backend: Any, *, ways: Sequence[str] = tuple(WAYS), reps: int = 3, streams: bool = False
-) -> Iterator[list[Line]]:
-    """As `compare`, but yield after each repetition what is known by then."""
-    made = {name: WAYS[name](program) for name in ways}
-    runs: dict[str, list[MeasuredMode]] = {name: [] for name in ways}
+    program: Any, draw: Callable[[int], Items], backend: Any, *, ways: Sequence[str] = tuple(WAYS), reps: int = 3, streams: bool = False,
+    rate: float | None = None, expected: Sequence[Any] | None = None,
+) -> Iterator[list[Line]]:  # fmt: skip
+    """As `compare`, but yield after each repetition what is known by then.
+
+    rate      also let the items of each repetition arrive at random, so many a second; the last line
+    expected  what each item should return
+    """
+    made: dict[str, Callable[[Items, Any], MeasuredMode]] = {
+        name: partial(measure, WAYS[name](program), in_turn=name in ONE_AFTER_ANOTHER, streams=streams) for name in ways
+    }
     for way in made.values():
-        measure(way, draw(-1)[:2], backend)
+        way(draw(-1)[:2], backend)
+    if rate is not None:
+        arrives = lmc.compile(program)
+        made[ARRIVING] = lambda items, backend: arriving(arrives, items, backend, poisson(Random(0), rate, len(items)), streams=streams)
+    runs: dict[str, list[MeasuredMode]] = {name: [] for name in made}
     for rep in range(reps):
         items = draw(rep)
-        for name in ways if rep % 2 == 0 else tuple(reversed(ways)):  # texts seen before are tokenized already
-            runs[name].append(measure(made[name], items, backend, in_turn=name in ONE_AFTER_ANOTHER, streams=streams))
-        yield [_line(name, runs[name], runs[ways[0]], backend.capabilities.prices) for name in ways]
+        for name in made if rep % 2 == 0 else reversed(made):  # texts seen before are tokenized already
+            runs[name].append(made[name](items, backend))
+        yield [_line(name, runs[name], runs[ways[0]], backend.capabilities.prices, expected) for name in made]
 
 
-def _line(name: str, runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode], prices: Prices | None) -> Line:
+def _line(name: str, runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode], prices: Prices | None, expected: Sequence[Any] | None) -> Line:
     times = [run.seconds for run in runs]
     middle = statistics.median_low(times)
     run = runs[times.index(middle)]
     pairs = [(a, b) for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts)]
+    right = [value in (repr(wanted), str(wanted)) for one in runs for (_, value), wanted in zip(one.texts, expected or ())]  # of a CSV, "3" stands for 3
     return Line(
         name, len(run.texts), len(runs), middle, min(times), max(times), run.cpu, run.first, run.total, run.counters.calls, run.counters.prompt_tokens,
         run.counters.prefilled_tokens, run.counters.generated_tokens, run.counters.forced_tokens, run.counters.passes,
         run.usage.ahead_asked, run.usage.ahead_used, None if prices is None else prices.of(run.usage), sum(a == b for a, b in pairs) / len(pairs),
-        statistics.median_low([r.seconds for r in reference]) / middle,
+        sum(right) / len(right) if right else None,
+        None if name == ARRIVING else statistics.median_low([r.seconds for r in reference]) / middle,
     )  # fmt: skip

@@ -1,13 +1,14 @@
 """What `lmc bench` and the experiments measure: every way runs every item, counts agree, and times are ordered; no test looks at how long something took."""
 
 import json
+from random import Random
 
 import pytest
 from typer.testing import CliRunner
 
 import lmc
 from lmc.cli import app
-from lmc.measuring import WAYS, Spread, TimedBackend, arriving, compare, compiled, measure
+from lmc.measuring import WAYS, Spread, TimedBackend, arriving, compare, compiled, measure, poisson
 
 pytestmark = pytest.mark.usefixtures("no_full_collections")
 
@@ -96,7 +97,38 @@ def test_bench_prints_a_table_and_writes_json(tmp_path):
     assert [line["requests"] for line in json.loads(out.read_text())["lines"]] == [1] * 4
 
 
+COUNTS = """
+import lmc
+
+@lmc.function
+def count(s, words):
+    s += words + lmc.gen("x", max_tokens=4)
+    return len(words.split())
+"""
+
+
+def test_bench_lets_items_arrive_and_says_how_many_are_right(tmp_path):
+    (tmp_path / "own.py").write_text(COUNTS)
+    (tmp_path / "items.csv").write_text("words,right\na b,2\nc,1\nd e f,2\ng,7\n")
+    out = tmp_path / "out.json"
+    args = ["bench", f"{tmp_path}/own.py:count", "-b", "mock", "--input", f"{tmp_path}/items.csv", "--rate", "200", "--expected", "right", "--ways", "loop,compiled", "--json", str(out)]
+    found = CliRunner().invoke(app, [*args, "--reps", "2"])
+    assert found.exit_code == 0 and all(name in found.output for name in ("first p99", "total p50", "accuracy", "50%")), found.output
+    assert [line.split()[0] for line in found.output.splitlines()[1:4]] == ["loop", "compiled", "arriving"]
+    assert [(line["accuracy"], line["requests"], line["same"], line["speedup"] is None) for line in json.loads(out.read_text())["lines"]] == [
+        (0.5, 4, 1.0, False), (0.5, 4, 1.0, False), (0.5, 4, 1.0, True)]
+    for wrong, says in ((["--rate", "0"], "--rate 0"), (["--expected", "wrong"], "items.csv:2 has no such field"), (["--rate", "nan"], "--rate nan")):
+        found = CliRunner().invoke(app, [*args, *wrong])
+        assert found.exit_code != 0 and says in f"{found.output}{found.exception}"
+
+
+def test_arrivals_are_as_many_a_second_as_asked():
+    due = poisson(Random(0), 10.0, 2000)
+    assert due[0] == 0.0 and due == sorted(due) and len(due) == 2000 and 180 < due[-1] < 220
+
+
 @pytest.mark.parametrize("args, says", [
+    (["--expected", "x", "--arg", "temperature=1", "--arg", "backend=b"], "--expected names a field of --input"),
     (["--ways", "loop,fast"], "there is no way 'fast'; there are loop, interpreted, one by one, compiled"),
     (["--input", "nowhere.jsonl"], "nowhere.jsonl"),
 ])  # fmt: skip

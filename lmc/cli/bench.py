@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from contextlib import closing
@@ -22,7 +23,9 @@ from lmc.cli.run import arguments_of, one_source
 from lmc.config import config
 from lmc.items import read_items
 from lmc.pages import several
-from lmc.userfiles import UsageError
+from lmc.userfiles import Item, UsageError
+
+SHARES = ("p50", "p95", "p99")
 
 
 def bench(
@@ -35,6 +38,12 @@ def bench(
     ways: Annotated[
         str, typer.Option(metavar="LIST", help="Ways to compare, separated by commas; the first is what the others are compared with.")
     ] = "loop,interpreted,one by one,compiled",
+    rate: Annotated[
+        float | None, typer.Option(metavar="R", show_default=False, help="Also let the items arrive at random, R a second, as users of a service.")
+    ] = None,
+    expected: Annotated[
+        str | None, typer.Option(metavar="FIELD", show_default=False, help="The field of --input with what an item should return: adds its accuracy.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file, as JSON.")] = None,
 ) -> None:
     """Run a program in several ways and compare them: seconds, latencies, requests, tokens, price.
@@ -44,6 +53,7 @@ def bench(
     interpreted  all items as a batch
     one by one   one item after another, compiled: what run-ahead gives
     compiled     all items as a batch
+    arriving     with --rate: each at its time, compiled; percentiles count from an item's arrival
 
     Each way runs every item --reps times at temperature 0, in turns, after a run of two items that does not count. The cache of a model in this
     process is emptied before each; a server's is not, so behind an API the first way can pay for what later ones find. Tools of the program run
@@ -64,14 +74,16 @@ def bench(
     program = userfiles.load_program(target)
     if target.endswith(".lmcp"):
         raise UsageError(f"{target} is a saved program, which has no source to interpret; give FILE.py:FUNCTION")
-    items = [arguments_of(program, arg)] if input_file is None else list(read_items(program, input_file).arguments)[:limit]
+    if rate is not None and not 0 < rate < math.inf:
+        raise UsageError(f"--rate {rate:g}: a number of items a second is more than 0")
+    items, wanted = _items(program, arg, input_file, limit, expected)
     name = backend or config().model or "smollm2"
     with closing(open_backend(name)) as model:
         if not named.is_model(name) and name != "mock":
             say(f"note: {named.public(name)} is asked for {len(items)} items {reps} times in each of {len(names)} ways")
         lines, interrupted = list[Any](), None
         try:
-            for lines in comparing(program, lambda _: items, model, ways=names, reps=reps):
+            for lines in comparing(program, lambda _: items, model, ways=names, reps=reps, streams=True, rate=rate, expected=wanted):
                 if output is not None:
                     write(
                         json.dumps({"program": target, "backend": named.public(name), **_where(), "lines": [asdict(line) for line in lines]}, indent=1), output
@@ -83,7 +95,7 @@ def bench(
     print(_table([_row(line) for line in lines]))
     print(
         f"\n{several(len(items), 'item')}, {several(lines[0].reps, 'repetition')}, medians; {lines[0].way!r} is 1.00x. "
-        "p50 to p99: from the start to an item's last answer."
+        "first, total: from the start to an item's first text, and to its last answer."
         "\ncomputed: prompt tokens that no cache held. same: items with the first way's texts and return value."
         f"\nMeasured on {named.public(name)}: {', '.join(_where().values())}"
     )
@@ -97,6 +109,19 @@ def bench(
         raise interrupted
 
 
+def _items(program: Any, arg: Any, input_file: Path | None, limit: int | None, expected: str | None) -> tuple[list[Item], list[Any] | None]:
+    """Return the arguments of each item, and what it should return, if that is given."""
+    if input_file is None:
+        if expected is not None:
+            raise UsageError("--expected names a field of --input")
+        return [arguments_of(program, arg)], None
+    found = read_items(program, input_file)
+    fields = [given | extra for given, extra in zip(found.arguments, found.extra)][:limit]
+    if expected is not None and (lacking := [place for place, row in zip(found.places, fields) if expected not in row]):
+        raise UsageError(f"--expected {expected}: {lacking[0]} has no such field")
+    return list(found.arguments[:limit]), None if expected is None else [row[expected] for row in fields]
+
+
 def _where() -> dict[str, str]:
     """Return when, where and with which lmc was measured."""
     return {
@@ -107,13 +132,15 @@ def _where() -> dict[str, str]:
 
 
 def _row(line: Any) -> dict[str, str]:
+    times = {f"{name} {share}": f"{getattr(spread, share):.3f}" for name, spread in (("first", line.first), ("total", line.total)) for share in SHARES}
     return {
-        "": line.way, "seconds": f"{line.seconds:.3f}", "range": f"{line.least:.3f}-{line.most:.3f}", "faster": f"{line.speedup:.2f}x",
-        "p50 s": f"{line.total.p50:.3f}", "p95 s": f"{line.total.p95:.3f}", "p99 s": f"{line.total.p99:.3f}",
+        "": line.way, "seconds": f"{line.seconds:.3f}", "range": f"{line.least:.3f}-{line.most:.3f}",
+        "faster": "" if line.speedup is None else f"{line.speedup:.2f}x", **times,
         "requests": str(line.requests), "prompt": str(line.prompt_tokens),
         "computed": str(line.computed_tokens), "generated": str(line.generated_tokens), "forced": str(line.forced_tokens or ""),
         "passes": str(line.passes or ""), "ahead": f"{line.ahead_used}/{line.ahead_asked}" if line.ahead_asked else "",
         "price": "" if line.cost is None else f"{line.cost:.4f}", "same": f"{line.same:.0%}",
+        "accuracy": "" if line.accuracy is None else f"{line.accuracy:.0%}",
     }  # fmt: skip
 
 

@@ -131,7 +131,6 @@ class AheadEmitter:
         if evaluation.shifted:  # the request may have another address, and the address be another's
             made = self._made(ctx, make, deps, address)
             if made is not None and made is not (entry and entry[2]):
-                evaluation.progress += 1
                 return made, self._pending(address, made)
             if entry is not None and entry[1].name != expr.name:
                 entry = None

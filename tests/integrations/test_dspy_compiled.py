@@ -12,6 +12,7 @@ import pytest
 
 import lmc
 from tests.backend.gated import Gated
+from tests.conformance.harness import eager
 
 dspy = pytest.importorskip("dspy", minversion="3.4")
 pytestmark = pytest.mark.api
@@ -256,7 +257,9 @@ def test_an_answer_is_not_taken_for_that_of_another_predictor():
     expected = Summing()(questions=questions)
     calls = len(mock.call_log)
     using(looks, latency=0.2)
-    state = lmc.compile(Summing()).run({"questions": questions})
+    compiled = lmc.compile(Summing())
+    eager(compiled._program)  # faults of the evaluator fail the test
+    state = compiled.run({"questions": questions})
     assert state.ret_value == expected and (state.usage.calls, state.usage.ahead_wasted) == (calls, 0) and state.usage.ahead_used > 0
 
 

@@ -403,3 +403,39 @@ def test_what_python_has_called_is_not_called_again_ahead(mode):
     CALLED.clear()
     assert execute(finds, mode, ["a", "b", "c"], latency=0.01) == expected
     assert sorted(CALLED) == ["a", "b", "c"]
+
+
+class Desk:
+    """Holds the state of a run, so that all requests are made on one line."""
+
+    state: Any
+
+    def ask(self, name: str, text: str) -> str:
+        (fork,) = self.state.fork(1)
+        fork += text + lmc.gen(name, max_tokens=3)
+        return fork[name]
+
+
+@lmc.function
+def answers(s, questions, more):
+    """How many turns each question takes, only Python can tell."""
+    desk = Desk()
+    desk.state = s
+    found = []
+    for question in questions:
+        seen = desk.ask("turn", question)
+        while more(seen):
+            seen = desk.ask("turn", question + seen)
+        found.append(desk.ask("end", question + seen))
+    return found
+
+
+def test_an_answer_is_not_taken_for_that_of_another_request_on_the_same_line():
+    def counting() -> Callable[[str], bool]:
+        turns = iter([True, True, False] * 2)
+        return lambda _: next(turns)
+
+    expected = answers.run(["one", "two"], counting(), backend=lmc.Mock(), temperature=0).ret_value
+    state = eager(lmc.compile(answers))(["one", "two"], counting(), backend=lmc.Mock(latency=0.02), temperature=0)
+    assert state.ret_value == expected
+    assert (state.usage.calls, state.usage.ahead_used, state.usage.ahead_wasted) == (8, 1, 0)
