@@ -543,11 +543,11 @@ def test_what_is_finished_is_written_at_once_and_interruption_is_prompt(folder, 
     command = [sys.executable, "-m", "lmc", "run", "slow.py:slow", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock", *options]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        until = time.monotonic() + 40
+        until = time.monotonic() + 120
         while time.monotonic() < until and not (Path("out.jsonl").exists() and len(Path("out.jsonl").read_text().splitlines()) == 3):
             time.sleep(0.05)
         run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=20)
+        _, err = run.communicate(timeout=120)
     finally:
         run.kill()
     assert run.returncode == 130

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from lmc.backend.api.client import Fault, Malformed
+from lmc.backend.api.exchange import Fault, Malformed
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.rates import ConcurrencyLimit
 

@@ -11,7 +11,8 @@ import pytest
 
 import lmc
 from lmc.backend.api import http1, wire
-from lmc.backend.api.client import Endless, Fault, HttpRequest, Patience
+from lmc.backend.api.client import Patience
+from lmc.backend.api.exchange import Endless, Fault, HttpRequest
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.wire import ProxiedWire
 

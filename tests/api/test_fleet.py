@@ -10,7 +10,7 @@ import pytest
 
 import lmc
 from lmc.backend import placement
-from lmc.backend.api.client import Fault, HttpRequest, Received
+from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
 from tests.api.conftest import QUICK

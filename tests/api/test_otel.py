@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import lmc
-from lmc.backend.api.client import Fault, HttpRequest
+from lmc.backend.api.exchange import Fault, HttpRequest
 from lmc.backend.api.litellm import LiteLLMWire
 from tests.api.text_model import TextModel
 

@@ -9,7 +9,8 @@ import pytest
 
 import lmc
 from lmc.backend.api import rates
-from lmc.backend.api.client import AttemptUsage, Client, Fault, HttpRequest, Patience, Received, UsageLedger
+from lmc.backend.api.client import AttemptUsage, Client, Patience, UsageLedger
+from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.rates import ConcurrencyLimit, told
 
 pytestmark = pytest.mark.api

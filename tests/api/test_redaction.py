@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import lmc
 from lmc import named
-from lmc.backend.api.client import Fault, Patience
+from lmc.backend.api.client import Patience
+from lmc.backend.api.exchange import Fault
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_url, shown
 from lmc.backend.api.wire import parsed, refused
 from lmc.errors import ParameterError

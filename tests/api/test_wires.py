@@ -10,7 +10,8 @@ import os
 import pytest
 
 import lmc
-from lmc.backend.api.client import HttpRequest, Patience
+from lmc.backend.api.client import Patience
+from lmc.backend.api.exchange import HttpRequest
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.wire import ProxiedWire, with_shared_tls
 from tests.api.http import Answer, Server

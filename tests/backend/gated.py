@@ -10,7 +10,7 @@ from typing import Any
 from lmc.backend.mock import Mock, timer
 from lmc.errors import BackendError
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a held request fails: only against hangs, no test that passes gets there."""
 
 

@@ -857,7 +857,7 @@ def in_a_process(code: str, *, interrupt_after: float | None = None) -> tuple[in
         time.sleep(interrupt_after)
         process.send_signal(signal.SIGINT)
     try:
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     finally:
         process.kill()  # it waits for its answer: the test fails
     return process.returncode, err

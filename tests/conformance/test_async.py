@@ -158,7 +158,7 @@ async def tasks_of_tools(s: Any, q: str) -> Any:
     task = asyncio.create_task(search(q))
     s += lmc.gen("a", max_tokens=4)
     s += await task
-    return await asyncio.wait_for(search(s["a"]), timeout=5)
+    return await asyncio.wait_for(search(s["a"]), timeout=60)
 
 
 @case()
@@ -483,7 +483,7 @@ async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
         ready.set()
         return "second"
 
-    return await asyncio.wait_for(asyncio.gather(first(), second()), 5)
+    return await asyncio.wait_for(asyncio.gather(first(), second()), 60)
 
 
 @case()

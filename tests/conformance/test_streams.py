@@ -146,7 +146,7 @@ async def agent(s: Any, q: str) -> Any:
 @lmc.function
 async def agent_escapes(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=5)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         s += await look(s["a"])
     s += lmc.gen("b", max_tokens=4)
 

@@ -17,7 +17,7 @@ from lmc.backend.mock import Mock
 from tests.conformance.harness import EFFECTS, conform, effect
 
 ITEMS = [{"q": "a"}, {"q": "b"}, {"q": "c"}]
-PATIENCE = 20.0  # seconds; only against hangs
+PATIENCE = 60.0  # seconds; only against hangs
 
 CALLS: list[Any] = []
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.serve.serving import TimeLimits
-
 
 @pytest.fixture
 def time_limits(monkeypatch):
+    from tests.serve.serving import TimeLimits  # the unit tier reads this file, and needs no server
+
     return TimeLimits(monkeypatch)

@@ -14,7 +14,8 @@ from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Sample, 
 from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import REFUSAL, check_asked, check_came, choice_schema, names, strict
 from lmc.backend.api.caching import BlockedPrompt, CacheBook, prompt_of, rules_of
-from lmc.backend.api.client import AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience, Received, reading
+from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received, reading
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.reports import count_of

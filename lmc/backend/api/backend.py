@@ -24,7 +24,8 @@ from lmc.backend.api.batch_api import BatchApi
 from lmc.backend.api.batches import BatchQueue
 from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
-from lmc.backend.api.client import AttemptUsage, Client, Fault, Patience, Spending, UsageLedger, Wire
+from lmc.backend.api.client import AttemptUsage, Client, Patience, Spending, UsageLedger
+from lmc.backend.api.exchange import Fault, Wire
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.messages import outside
 from lmc.backend.api.place import ROOT, PromptNode, Rest

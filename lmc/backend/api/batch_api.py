@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from lmc.backend.api.client import Body, Fault, HttpRequest, Received
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received
 
 FULL = "token_limit_exceeded"
 """Code of a batch for which the server has no room now."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from lmc.backend.api import responses
 from lmc.backend.api.batch_api import FULL, Expired, Item, Status
-from lmc.backend.api.client import Body, Fault, HttpRequest, Malformed, Received
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.wire import STATUS, broken, http_errors, parsed, refused
 
 T = TypeVar("T")

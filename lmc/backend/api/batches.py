@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc.backend.api.batch_api import FULL, BatchApi, Expired, Item, given_up
-from lmc.backend.api.client import Fault, HttpRequest, Received
+from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.submitted import SubmittedWave, SubmittedWaves
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmc.backend.api.client import AttemptUsage, Body, Fault, Malformed
+from lmc.backend.api.client import AttemptUsage
+from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
 from lmc.backend.base import Usage
 from lmc.errors import IncompleteAnswer

@@ -11,175 +11,21 @@ A `Wire` sends one request once and returns the response; a `Client` decides wha
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from lmc.backend.api.batches import Waves
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received, ServerOrigin, Wire, reading
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.api.reports import why_not
 from lmc.backend.base import Hints, Prices, Usage
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
-
-if TYPE_CHECKING:
-    from lmc.backend.api.batches import Waves
-
-Body = dict[str, Any]
-NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-def _no_headers() -> Mapping[str, str]:
-    return NOTHING
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
-    """A request to send: a path under the server's URL, and the JSON body.
-
-    keys   of the prompt's prefixes (prefixes.py), for choosing among several servers
-    size   approximate tokens of the prompt
-    limit  tokens that the answer may have
-    data   the encoded body; None: encode `body`
-    """
-
-    path: str
-    body: Body
-    headers: Mapping[str, str] = field(default_factory=_no_headers)
-    keys: tuple[int, ...] = ()
-    size: int = 0
-    limit: int = 0
-    data: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A response: the JSON body, and the headers in lower case. `origin` receives the answer's usage."""
-
-    body: Body
-    headers: Mapping[str, str] = field(default_factory=_no_headers)
-    origin: ServerOrigin | None = None
-
-
-class ServerOrigin(Protocol):
-    """The server, among several, that answered."""
-
-    def used(self, usage: Usage) -> None: ...
-
-    def failed(self, fault: Fault) -> None:
-        """Record that its answer could not be used."""
-        ...
-
-
-class Fault(Exception):
-    """An attempt that failed.
-
-    status       of the HTTP answer, None if there was none
-    retry_after  seconds that the server asks for
-    param, code  fields of the server's error
-    headers      of the HTTP answer, in lower case
-    elsewhere    another server may be tried at once
-    old          received by an earlier process, for a request that is repeated now
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = None,
-        retry_after: float | None = None,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] = NOTHING,
-    ) -> None:
-        self.message, self.status, self.retry_after, self.param, self.code, self.headers = message, status, retry_after, param, code, headers
-        self.elsewhere = self.old = False
-        super().__init__(message)
-
-    @property
-    def transient(self) -> bool:
-        """Return whether retrying may help."""
-        if self.elsewhere or self.status is None:
-            return True
-        return (self.status in (408, 409, 429) and self.code not in _SPENT) or self.status >= 500
-
-    @property
-    def filtered(self) -> bool:
-        """Return whether a content filter refused the prompt."""
-        return self.code in _FILTERS or (self.status == 400 and "content filter" in self.message.lower())
-
-    def redacted(self, secrets: Iterable[str]) -> Fault:
-        """Return the same without secrets, and without the errors that caused it, whose messages may contain them."""
-        found = copy.copy(self)  # everything but its cause
-        found.message, found.code = (
-            redacted(self.message, secrets)[:_SHOWN],
-            self.code and redacted(self.code, secrets),
-        )  # in this order: half a key is one, too
-        found.args = (found.message,)
-        return found
-
-
-_SHOWN = 500  # characters of a server's message
-_SPENT = ("insufficient_quota",)  # code of a 429 that no waiting mends
-_FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # OpenAI's and Azure's names
-
-
-MOST_BYTES = 256 << 20  # of an answer's body: 128,000 tokens with twenty log-probabilities each have some 200 MB
-
-
-class Endless(Fault):
-    """An answer that is longer than any can be. Another attempt would be, too."""
-
-    transient = False  # type: ignore[assignment]
-
-    @classmethod
-    def beyond(cls, most: int) -> Endless:
-        return cls(f"the server sent more than {most:,} bytes in answer to one request; no answer has as many, so the rest was not read")
-
-
-class Malformed(Fault):
-    """An answer that arrived but is not valid: from another model, or incomplete."""
-
-
-@contextmanager
-def reading(origin: ServerOrigin | None = None) -> Iterator[None]:
-    """Guard reading a body: anything not where the API defines it raises Malformed, whatever the server sent. The server
-    that sent it is told."""
-    try:
-        try:
-            yield
-        except LmcError:
-            raise
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise Malformed(f"the answer is not what its API says ({type(error).__name__}: {error})") from error
-    except Fault as fault:
-        if origin is not None:
-            origin.failed(fault)
-        raise
-
-
-class Wire(Protocol):
-    """Sends a request once. Raises Fault; any other exception is a bug in lmc."""
-
-    async def post(self, request: HttpRequest) -> Received: ...
-
-    def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
-        """Return the answer in pieces, as the server sends them; headers come with each."""
-        ...
-
-    async def close(self) -> None: ...
-
-    @property
-    def secrets(self) -> Iterable[str]:
-        """Return keys and passwords that it sends."""
-        ...
-
 
 # -- spending --------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,8 @@ from lmc.backend.api.bodies import (
 )
 from lmc.backend.api.cache_warmup import CacheWarmup
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
-from lmc.backend.api.client import NOTHING, AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience, Wire
+from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed, Wire
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import beginning, key_of

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmc.backend.api.client import Fault, HttpRequest, Malformed, Received, Wire
+from lmc.backend.api.exchange import Fault, HttpRequest, Malformed, Received, Wire
 from lmc.backend.api.prefixes import Prefixes
 from lmc.backend.api.redaction import addressed, redacted
 from lmc.backend.base import Usage

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lmc.backend.api.client import MOST_BYTES, Endless, Fault, HttpRequest, Received
+from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault, HttpRequest, Received
 from lmc.backend.api.redaction import authorization, secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import dumped, parsed, refused, refused_later
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lmc.backend.api.backend import ServerReply, Submission
-from lmc.backend.api.client import NOTHING, AttemptUsage, Body, Client, Fault, HttpRequest, reading
+from lmc.backend.api.client import AttemptUsage, Client
 from lmc.backend.api.completions import Completions
+from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, reading
 from lmc.backend.api.fleet import Fleet, FleetServer
 from lmc.backend.api.place import ROOT, PromptNode
 from lmc.backend.api.rates import Ticket

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from lmc.backend.api.backend import BEGIN, OnRefusal
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, gemini_rules, rules_of
-from lmc.backend.api.client import Body, Fault, HttpRequest, Malformed, Patience, Received
+from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.messages import MESSAGES
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url

@@ -13,8 +13,9 @@ from lmc.backend.api import responses
 from lmc.backend.api.backend import BEGIN, OnRefusal
 from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
-from lmc.backend.api.client import Body, Fault, HttpRequest, Patience, Received, reading
+from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
 from lmc.backend.api.redaction import check_url, shown
 from lmc.backend.api.wire import (
     bounded,

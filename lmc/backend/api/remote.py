@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lmc.backend.api.bodies import usage_of
-from lmc.backend.api.client import AttemptUsage, Body, Fault, HttpRequest, Patience, Wire
+from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.lists import Listed, Member

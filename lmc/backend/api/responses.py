@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmc.backend.api.client import Body, Fault, Malformed
+from lmc.backend.api.exchange import Body, Fault, Malformed
 
 PATH = "/responses"
 _SAME = frozenset({

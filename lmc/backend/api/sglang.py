@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Sample, ServerReply
 from lmc.backend.api.bodies import Listed, shared
-from lmc.backend.api.client import AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience
+from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmc.backend.api.backend import Feed
-from lmc.backend.api.client import Body, Fault, Malformed
+from lmc.backend.api.exchange import Body, Fault, Malformed
 
 
 class Watch:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import ServerReply
 from lmc.backend.api.bodies import choices_of, usage_of
-from lmc.backend.api.client import NOTHING, AttemptUsage, Body, Fault, HttpRequest, Malformed, Patience
+from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from lmc.backend.api.client import MOST_BYTES, Endless, Fault, HttpRequest, Received
+from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault, HttpRequest, Received
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import (
     addressed,

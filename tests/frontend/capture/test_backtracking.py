@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import lmc
 from lmc.frontend.capture.backtracking import MOST_WORK, work
 from lmc.frontend.capture.values import Unknown
+from tests.searching import search
 
 from .recording import evaluate
 
@@ -136,6 +137,7 @@ TREES = st.recursive(
 )
 
 
+@search(40, 300)
 @example(("repeat", ("repeat", ("seq",), 0, None, False), 0, 0, False), "", False)
 @given(TREES, st.text("abc", max_size=10), st.booleans())
 def test_the_bound_holds(tree: Tree, text: str, full: bool) -> None:
