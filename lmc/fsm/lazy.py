@@ -13,7 +13,6 @@ built once for each rule's state (tokens.py), at any depth.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from array import array
 from collections import Counter, defaultdict
@@ -65,7 +64,7 @@ class LazyDFA:
 
     rules   of a grammar that is not left-recursive and whose rules each derive some text
     styles  each text is written in one of them, where trees have marks (json_styles.py)
-    named   by rule, where that is known: the rules that it names; chars: and its sets of characters
+    named   by rule, where that is known: the rules that it names; chars: where they are known, the sets of characters of all trees
 
     sets    the classes of characters of the grammar
 
@@ -78,11 +77,10 @@ class LazyDFA:
 
     def __init__(
         self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = (),
-        named: Mapping[str, frozenset[str]] | None = None, chars: Mapping[str, Sequence[Chars]] | None = None,
+        named: Mapping[str, frozenset[str]] | None = None, chars: Sequence[Chars] | None = None,
     ) -> None:  # fmt: skip
         marks = Styles(rules, recursive, styles, named)
-        known = rules.values() if chars is None else itertools.chain.from_iterable(chars.values())
-        alphabet = Alphabet.of_all((start, *known, *marks.texts))
+        alphabet = Alphabet.of_all((*((start, *rules.values()) if chars is None else chars), *marks.texts))
         self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
         self._terms = Terms(rules, recursive, alphabet.members, marks)
