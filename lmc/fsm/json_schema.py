@@ -69,7 +69,7 @@ _OF_REMAINDER = 20  # transitions that take as long to find
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
 _MOST_PARTS = 64  # parts of the names in patternProperties, by the set of matching patterns
 _MOST_DIGITS = 300  # of a number; no double has more
-_FRACTION = parse(r"-?(0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*")  # of non-integers
+_FRACTION = parse(r"-?(0|[1-9][0-9]{0,8})\.[0-9]{0,5}[1-9]")  # of non-integers, which stay so as doubles
 _DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles distinguish these
 
 
