@@ -8,6 +8,7 @@ The memory of a ByteDFA or a LazyDFA is used directly; for a ByteDFA, windows ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, RowTable, Walk
 from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, SelfLoop, Turns
 from lmc.fsm.minimise import DEAD
+from lmc.fsm.terms import Term
 from lmc.fsm.words import WordRange
 
 _LARGE = 2000  # number of states from which on finding the ends takes longer than a step may
@@ -115,6 +117,13 @@ class ArrayDFA(Walk):
     def behind_words(self, state: int, words: WordRange | None) -> int:
         raise AssertionError("no state has words")
 
+    def names(self, state: int) -> Sequence[tuple[str, Term]]:
+        """Not looked for, as literals."""
+        return ()
+
+    def behind_names(self, names: Sequence[tuple[str, Term]], chars: int) -> int:
+        raise AssertionError("no state has names")
+
     def turns(self, state: int) -> Turns | None:
         """Return None: turns are not searched, as loops."""
         return None
@@ -207,7 +216,7 @@ class LazyArrays:
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
-        self.words, self.behind_words = lazy.words, lazy.behind_words
+        self.words, self.behind_words, self.names, self.behind_names = lazy.words, lazy.behind_words, lazy.names, lazy.behind_names
 
     @property
     def states(self) -> int:

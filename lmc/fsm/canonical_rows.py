@@ -98,7 +98,7 @@ class CanonicalRows:
         walked = vocabulary.walked(dfa, state)
         found = walked.tokens(vocabulary, dfa, state)
         for running in walked.runs:
-            found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in running.run.begun.tolist() if walked.flags[t]]
+            found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in running.run.begun.tolist() if walked.bits[t >> 5] >> np.uint32(t & 31) & 1]
             filling = [t for t in running.filling() if not is_begun(vocabulary.tokens[t])]  # all lead to one state: the count is full
             if filling and self._is_singular(full := dfa.step(state, vocabulary.tokens[filling[0]])):
                 found += [(t, full) for t in filling]
@@ -141,7 +141,7 @@ class CanonicalRows:
         dfa, vocabulary = self.automaton.dfa, self.automaton.vocabulary
         ids, ends = vocabulary.held(*vocabulary.trie.below(dfa, 0, state))
         found = [(t, end if single else None) for t, end, single in zip(ids.tolist(), ends.tolist(), dfa.are_singular(ends).tolist())]
-        return found + [(t, None) for t in vocabulary.long_allowed(dfa, state)]
+        return found + [(t, None) for t in vocabulary.long_allowed(dfa, state).ids]
 
 
 def _without(row: TokenRow, refused: NonCanonical) -> TokenRow:

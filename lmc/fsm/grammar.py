@@ -16,11 +16,14 @@ from typing import TypeVar
 from lmc.errors import ConstraintError
 from lmc.fsm.counted import unrolled
 from lmc.fsm.json_styles import Style, is_mark, written
-from lmc.fsm.json_text import one_of, refs_and_chars, repeat, seq
+from lmc.fsm.json_text import one_of, repeat, seq
 from lmc.fsm.regex import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 _T = TypeVar("_T", bound=Hashable)
 MAX_NODES = 400_000  # of a tree that rules are written into
+_PASSES = 2  # over rules: the first one knows none of those that lead back to themselves
+_NO_NAMES: frozenset[str] = frozenset()
+_NONE, _SOME, _WHOLE = range(3)  # how much of a tree derives some text
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,19 @@ class Grammar:
     rules: Mapping[str, Node]
     styles: Sequence[Style] = ()
 
-    @cached_property
+    @property
     def named(self) -> Mapping[str, frozenset[str]]:
         """Return the rules that each rule names, and marks."""
-        return {name: named for name, (named, _) in self._looked_at.items()}
+        return self._survey.named
 
     @property
-    def chars(self) -> Mapping[str, Sequence[Chars]]:
-        """The sets of characters in each rule."""
-        return {name: chars for name, (_, chars) in self._looked_at.items()}
+    def chars(self) -> Sequence[Chars]:
+        """Return the sets of characters in all trees."""
+        return self._survey.chars
 
     @cached_property
-    def _looked_at(self) -> Mapping[str, tuple[frozenset[str], Sequence[Chars]]]:
-        return {name: refs_and_chars(body) for name, body in self.rules.items()}
+    def _survey(self) -> _Survey:
+        return _Survey(self.start, self.rules)
 
     @cached_property
     def recursive(self) -> frozenset[str]:
@@ -134,7 +137,7 @@ class Grammar:
 
     def productive(self) -> Grammar:
         """Return the grammar without unproductive parts. Raises ConstraintError if it derives no text."""
-        if self._is_soon_whole():
+        if self._survey.whole:
             return self
         productive = self._productive
         derives = _Derives(productive)
@@ -146,17 +149,6 @@ class Grammar:
         if start == NOTHING:
             raise ConstraintError("the grammar derives no text at all")
         return Grammar(start, rules, self.styles)
-
-    def _is_soon_whole(self) -> bool:
-        """Return whether a single pass over the rules, in order, shows that all parts of all of them derive some text:
-        e.g. when each rule comes after those that it names."""
-        found: set[str] = set()
-        derives = _Derives(found)
-        for name, body in self.rules.items():
-            if not derives(body) or not derives.whole:
-                return False
-            found.add(name)
-        return derives(self.start) and derives.whole
 
     @cached_property
     def _productive(self) -> frozenset[str]:
@@ -211,6 +203,82 @@ def _reached(start: Iterable[_T], ways: Mapping[_T, Iterable[_T]]) -> set[_T]:
                 found.add(to)
                 todo.append(to)
     return found
+
+
+class _Survey:
+    """What the parts of a grammar are, found in one visit of each.
+
+    named   by rule, the rules that it names, and marks
+    chars   the sets of characters in all trees
+    whole   all parts of all trees derive some text, and each state of a graph leads to an end, as far as that is soon seen: rules come
+            after most of those that they name
+    """
+
+    def __init__(self, start: Node, rules: Mapping[str, Node]) -> None:
+        self._found: set[str] = set()  # rules that derive some text
+        self._names: dict[int, frozenset[str]] = {}  # by id, of those that have some
+        self._known: dict[int, int] = {}  # by id, in this pass: _NONE, _SOME or _WHOLE
+        self._parts: list[Node] = []
+        todo = list(rules.items())
+        for _ in range(_PASSES):
+            for name, body in todo:
+                if self._visit(body):
+                    self._found.add(name)
+            todo = [(name, body) for name, body in todo if self._visit(body) < _WHOLE]
+            self._known = {key: known for key, known in self._known.items() if known == _WHOLE}
+        self.whole = self._visit(start) == _WHOLE and not todo
+        self.named: Mapping[str, frozenset[str]] = {name: self._names.get(id(body), _NO_NAMES) for name, body in rules.items()}
+        leaves = [start, *rules.values(), *dict(zip(map(id, self._parts), self._parts)).values()]
+        self.chars: Sequence[Chars] = list(dict.fromkeys([leaf for leaf in leaves if type(leaf) is Chars]))
+        self.whole &= all(chars.ranges for chars in self.chars)
+
+    def _visit(self, node: Node) -> int:
+        """Return whether a tree derives no text, or some, or is whole."""
+        known, kind = self._known, type(node)
+        if (found := known.get(id(node))) is not None:
+            return found
+        if type(node) is Chars:
+            return _WHOLE
+        if type(node) is Ref:
+            self._names[id(node)] = frozenset((node.rule,))
+            found = _WHOLE if node.rule in self._found or is_mark(node) else _NONE
+            known[id(node)] = found
+            return found
+        parts = node.parts if type(node) is Concat else parts_of(node)
+        self._parts += parts
+        least, most, names = _WHOLE, _NONE, _NO_NAMES
+        for part in parts:
+            if type(part) is Chars:
+                most = _WHOLE
+                continue
+            if (found := known.get(id(part))) is None:
+                found = self._visit(part)
+            least, most = min(least, found), max(most, found)
+            if (named := self._names.get(id(part))) is not None:
+                names = names | named if names else named
+        if names:
+            self._names[id(node)] = names
+        if type(node) is NodeGraph:
+            least = self._of_graph(node, least)
+        elif kind is Union:
+            least = _NONE if not parts or not most else least or _SOME
+        elif type(node) is Repeat and node.low == 0:
+            least = least or _SOME
+        known[id(node)] = least
+        return least
+
+    def _of_graph(self, node: NodeGraph, least: int) -> int:
+        before: dict[int, list[int]] = {}
+        for a, body, b in node.edges:
+            if least or self._visit(body):
+                if (known := before.get(b)) is None:
+                    before[b] = [a]
+                else:
+                    known.append(a)
+        ends = _reached(node.final, before)
+        if 0 not in ends:
+            return _NONE
+        return least if least == _WHOLE and all(a in ends and b in ends for a, _, b in node.edges) else _SOME
 
 
 class _Derives:

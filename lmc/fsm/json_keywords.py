@@ -110,9 +110,8 @@ class Keywords:
           and fewer where others are not meant: types or properties that the keywords do not mention
     """
 
-    def __init__(self, root: Any, wide: bool, notes: Notes) -> None:
-        self.root, self.wide, self.notes = root, wide, notes
-        self.references = References(root)
+    def __init__(self, references: References, wide: bool, notes: Notes) -> None:
+        self.references, self.wide, self.notes = references, wide, notes
         self._spoken: dict[int, tuple[Any, frozenset[str]]] = {}  # by id of a schema, which it keeps alive
 
     def check_later(self, pointer: str, why: str) -> None:

@@ -18,6 +18,7 @@ from lmc.fsm.json_shapes import SchemaPointer, wrong
 
 _DRAFT = re.compile(r"json-schema\.org/(?:draft-0?([34678])|draft/(20\d\d)-\d\d)/")
 NEWEST = 2020
+_NAMING = ("$id", "id", "$anchor", "$dynamicAnchor")
 _VALUES = frozenset("enum const default examples example".split())  # their values are not schemas
 _NAMED = frozenset("properties patternProperties $defs definitions dependentSchemas dependencies".split())  # schemas by non-keyword names
 
@@ -116,7 +117,8 @@ class References:
         """Return, by address, resources and schemas with an anchor."""
         places: dict[str, SchemaPointer] = {}
         self._found_bases: dict[str, str] = {"": ""}
-        for place, base in self._schemas(SchemaPointer(self.root, ""), ""):
+        root = SchemaPointer(self.root, "")
+        for place, base in self._schemas(root, "") if self._has_names_inside or not isinstance(self.root, dict) else ((root, ""),):
             schema: Any = place.schema
             identity = self._identity(schema)
             if identity is not None:
@@ -134,6 +136,20 @@ class References:
                     if keyword == "$dynamicAnchor":
                         self._dynamic.setdefault(name, []).append(base)
         return places
+
+    @property
+    def _has_names_inside(self) -> bool:
+        """Return whether a part of the document, other than its root, may have an address or an anchor."""
+        todo: list[Any] = list(self.root.values()) if isinstance(self.root, dict) else []
+        while todo:
+            at = todo.pop()
+            if isinstance(at, dict):
+                if any(isinstance(at.get(keyword), str) for keyword in _NAMING if keyword in at):
+                    return True
+                todo += at.values()
+            elif isinstance(at, list):
+                todo += at
+        return False
 
     def _identity(self, schema: Mapping[str, Any]) -> str | None:
         if "$ref" in schema and self.overrides:

@@ -59,7 +59,7 @@ from lmc.fsm.json_text import (
 )
 from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Node, NodeGraph, Ref, parse, parts_of
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Ref, parse, parts_of
 
 _BARE = frozenset(("string", "number", "integer", "boolean", "null"))  # types that need no other schema
 _LARGE = 500  # nodes from which on a tree becomes a rule
@@ -69,7 +69,7 @@ _OF_REMAINDER = 20  # transitions that take as long to find
 _MOST_UNIQUE = 8  # values of an array of unique items: one state for each set of them
 _MOST_PARTS = 64  # parts of the names in patternProperties, by the set of matching patterns
 _MOST_DIGITS = 300  # of a number; no double has more
-_FRACTION = parse(r"-?(0|[1-9][0-9]*)\.[0-9]*[1-9][0-9]*")  # of non-integers
+_FRACTION = parse(r"-?(0|[1-9][0-9]{0,8})\.[0-9]{0,5}[1-9]")  # of non-integers, which stay so as doubles
 _DECIMALS = parse(r"-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?")  # where some numbers are excluded: doubles distinguish these
 
 
@@ -103,7 +103,8 @@ def compile_schema(source: str) -> Compiled:
         raise ConstraintError(f"json_schema must be a JSON object, not {type(root).__name__}")
     layout = Layout.of(root)
     notes = Notes(strict=layout.strict)
-    compiler = _Compiler(Ways(root, notes=notes), layout)
+    references = References(root)
+    compiler = _Compiler(Ways(references, notes=notes), layout)
     try:
         grammar = compiler.grammar()
     except RecursionError:
@@ -112,7 +113,7 @@ def compile_schema(source: str) -> Compiled:
         raise ConstraintError("json_schema needs too large an automaton; use smaller lengths and simpler patterns") from None
     if said := str(notes):
         warnings.warn(f"json_schema: {said}", SchemaWarning, stacklevel=2)
-    return Compiled(grammar, layout.depth, notes, Checker(References(root), _pattern).wrong if notes.later else None)
+    return Compiled(grammar, layout.depth, notes, Checker(references, _pattern).wrong if notes.later else None)
 
 
 def why_invalid(source: str, text: str) -> str | None:
@@ -150,7 +151,7 @@ class _Compiler:
         self.sizes: dict[int, tuple[Node, int]] = {}  # by id
 
     def grammar(self) -> Grammar:
-        start = self.node((SchemaPointer(self.ways.root, ""),))
+        start = self.node((SchemaPointer(self.ways.references.root, ""),))
         if start == NOTHING:
             raise wrong("", "allows no value at all")
         return Grammar(start, self.rules, self.layout.styles)
@@ -194,13 +195,9 @@ class _Compiler:
         """Return nodes of a tree as it is written, shared ones counted each time."""
         known = self.sizes
         if id(node) not in known:
-            found = 1
-            for part in parts_of(node):
-                if isinstance(part, Chars | Ref):
-                    found += 1
-                else:
-                    found += known[id(part)][1] if id(part) in known else self.size(part)
-            known[id(node)] = node, found
+            parts = node.parts if type(node) is Concat else parts_of(node)
+            inner = [part for part in parts if type(part) is not Chars and type(part) is not Ref]
+            known[id(node)] = node, 1 + len(parts) - len(inner) + sum([known[id(part)][1] if id(part) in known else self.size(part) for part in inner])
         return known[id(node)][1]
 
     def followed(self, place: SchemaPointer) -> SchemaPointer:

@@ -405,13 +405,7 @@ def limited(tree: Node, low: int, high: int | None) -> Node | None:
 
 def refers(tree: Node) -> frozenset[str]:
     """Return the rules that a tree names."""
-    return refs_and_chars(tree)[0]
-
-
-def refs_and_chars(tree: Node) -> tuple[frozenset[str], Sequence[Chars]]:
-    """The rules that a tree names, and its sets of characters, each once."""
     names: set[str] = set()
-    chars: dict[Chars, None] = {}
     seen: set[int] = set()
     todo = [tree]
     while todo:
@@ -419,10 +413,8 @@ def refs_and_chars(tree: Node) -> tuple[frozenset[str], Sequence[Chars]]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, Chars):
-            chars[node] = None
-        elif isinstance(node, Ref):
+        if isinstance(node, Ref):
             names.add(node.rule)
         else:
             todo += parts_of(node)
-    return frozenset(names), list(chars)
+    return frozenset(names)

@@ -18,6 +18,7 @@ from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.json_apart import not_apart
 from lmc.fsm.json_keywords import PLAIN, REFERENCES, Keywords, Notes
 from lmc.fsm.json_negation import negated
+from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import All, SchemaPointer, SchemaShape, rules_of, unannotated, without_unevaluated, wrong
 
 MOST_SHAPES = 256
@@ -35,8 +36,8 @@ class Ways(Keywords):
     work   remaining budget for combining languages
     """
 
-    def __init__(self, root: Any, wide: bool = False, notes: Notes | None = None) -> None:
-        super().__init__(root, wide, notes or Notes())
+    def __init__(self, references: References, wide: bool = False, notes: Notes | None = None) -> None:
+        super().__init__(references, wide, notes or Notes())
         self.work = TransitionBudget()
         self._known: dict[tuple[str, ...], tuple[SchemaShape, ...]] = {}
         self.apart: dict[Hashable, bool] = {}  # disjointness of compared languages
@@ -46,7 +47,7 @@ class Ways(Keywords):
     def widely(self) -> Ways:
         if self.wide:
             return self
-        found = Ways(self.root, wide=True, notes=Notes())
+        found = Ways(self.references, wide=True)
         found.work = self.work
         return found
 
@@ -151,7 +152,7 @@ class Ways(Keywords):
     ) -> Sequence[Sequence[SchemaShape]]:
         """Return arms of a oneOf that may hold together, each without the others; unchanged, and checked later, where
         that cannot be written."""
-        trial = Ways(self.root, notes=Notes(strict=True))
+        trial = Ways(self.references, notes=Notes(strict=True))
         trial.work = self.work
         try:
             others = [negated(trial, place.at("oneOf", i), refs) for i in range(len(arms))]

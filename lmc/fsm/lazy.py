@@ -13,7 +13,6 @@ built once for each rule's state (tokens.py), at any depth.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from array import array
 from collections import Counter, defaultdict
@@ -36,7 +35,8 @@ MOST_ROWS = 48_000  # a KiB each, of one constraint
 WORN_ROWS = 12_000  # from which on new answers get a new automaton
 UNMADE = 1  # a slot
 UNKNOWN = 2  # whether a text may end
-_WIDE = 32  # ASCII characters that stay in a state, from which on a loop pays off
+WIDE = 16  # ASCII characters that stay in a state, from which on a loop pays off
+_SEVERAL = 3  # names
 _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 
 _Set = frozenset[Term]
@@ -53,11 +53,12 @@ class SelfLoop(NamedTuple):
 
 class Turns(NamedTuple):
     """A repeat being read: `high` turns are left, and `unbounded` is the state where none is required and any number
-    allowed."""
+    allowed. `state` is in that repeat: the one asked about, or the one that a first turn of it leads to."""
 
     low: int
     high: int
     unbounded: int
+    state: int
 
 
 class LazyDFA:
@@ -65,7 +66,7 @@ class LazyDFA:
 
     rules   of a grammar that is not left-recursive and whose rules each derive some text
     styles  each text is written in one of them, where trees have marks (json_styles.py)
-    named   by rule, where that is known: the rules that it names; chars: and its sets of characters
+    named   by rule, where that is known: the rules that it names; chars: where they are known, the sets of characters of all trees
 
     sets    the classes of characters of the grammar
 
@@ -78,11 +79,10 @@ class LazyDFA:
 
     def __init__(
         self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = (),
-        named: Mapping[str, frozenset[str]] | None = None, chars: Mapping[str, Sequence[Chars]] | None = None,
+        named: Mapping[str, frozenset[str]] | None = None, chars: Sequence[Chars] | None = None,
     ) -> None:  # fmt: skip
         marks = Styles(rules, recursive, styles, named)
-        known = rules.values() if chars is None else itertools.chain.from_iterable(chars.values())
-        alphabet = Alphabet.of_all((start, *known, *marks.texts))
+        alphabet = Alphabet.of_all((*((start, *rules.values()) if chars is None else chars), *marks.texts))
         self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
         self._terms = Terms(rules, recursive, alphabet.members, marks)
@@ -93,6 +93,7 @@ class LazyDFA:
         self.rows = array("i", (DEAD,)) * (64 * 256)
         self._made = UNMADE + 1
         self._representatives: dict[tuple[int, int], int] = {}
+        self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
         self._few: dict[int, list[tuple[int, int]] | None] = {}
         self._patterns: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of those over characters, `_ways`
@@ -205,6 +206,8 @@ class LazyDFA:
     def representative(self, state: int, length: int = LONG) -> int:
         """Return a state that allows the same texts of up to `length` bytes; the same one for all equivalent ones."""
         found = self._representatives.get((state, length))
+        if found is None and self.names(state):  # comparing many texts takes longer than finding a row
+            found = self._representatives[state, length] = state
         if found is None:
             with self._lock:
                 found = self._representatives[state, length] = self._capped(self._contents[state], length)
@@ -237,6 +240,29 @@ class LazyDFA:
             self._terms.pay(len(content))
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
 
+    def names(self, state: int) -> Sequence[tuple[str, Term]]:
+        """Return the texts, ASCII and ascending, that alone may follow, each with the term that begins with it, where they are several:
+        the names of optional properties. No state within them is made."""
+        content = self._contents[state]
+        if not isinstance(content, frozenset) or len(content) < _SEVERAL:
+            return ()
+        known = self._named.get(state)
+        if known is None:
+            found: list[tuple[str, Term]] = []
+            for term in content:
+                text = self._terms.literal(term)
+                if len(text) < 2 or not text.isascii():
+                    break
+                found.append((text, term))
+            known = self._named[state] = sorted(found, key=_text_of) if len(found) == len(content) else ()
+        return known
+
+    def behind_names(self, names: Sequence[tuple[str, Term]], chars: int) -> int:
+        """Return the state behind so many characters of some of `names`."""
+        with self._lock:
+            self._terms.pay(len(names))
+            return self._number(self._terms.joined([self._terms.beyond(term, chars) for _, term in names]))
+
     def words(self, state: int) -> WordRange | None:
         """Return the words, all ASCII, that alone may follow, where a state is in a list of them."""
         content = self._contents[state]
@@ -257,21 +283,35 @@ class LazyDFA:
     def loop(self, state: int) -> SelfLoop | None:
         """Return the loop in which most texts from `state` continue, if one state absorbs most characters: within a
         string, say."""
+        to = self._mostly(state)
+        if to < 0 or sum([last - first + 1 for first, last, again in self._ranges(to) if again == to]) < WIDE:
+            return None
+        return SelfLoop(to, self._leading(to, to)) if state in self._patterns else None
+
+    def _mostly(self, state: int) -> int:
+        """Return the state that at least WIDE characters lead to; DEAD if there is none."""
         often: Counter[int] = Counter()
         for first, last, to in self._ranges(state):
             if first < 0x80:
                 often[to] += last - first + 1
         to = max(often, key=often.__getitem__, default=DEAD)
-        if often[to] < _WIDE or sum([last - first + 1 for first, last, again in self._ranges(to) if again == to]) < _WIDE:
-            return None
-        return SelfLoop(to, self._leading(to, to)) if state in self._patterns else None
+        return to if often[to] >= WIDE else DEAD
 
     def turns(self, state: int) -> Turns | None:
-        """Return the repeat whose turn begins at a state, if that is all of the state and the repeat is bounded."""
+        """Return the repeat whose turn begins at a state, or behind its first character, if that is all of the state and the repeat is
+        bounded."""
+        if (found := self._turns(state)) is not None or (to := self._mostly(state)) < 0 or (found := self._turns(to)) is None:
+            return found
+        loop = self.loop(found.unbounded)
+        if loop is None or self._patterns.get(state) is None or self._leading(state, to) != loop.again:
+            return None
+        return Turns(found.low + 1, found.high + 1, found.unbounded, to)
+
+    def _turns(self, state: int) -> Turns | None:
         repeat = self._repeat(state)
         if repeat is None or repeat.frame is None or repeat.frame.high is None:
             return None
-        return Turns(repeat.frame.low, repeat.frame.high, self._turned(repeat, 0, None))
+        return Turns(repeat.frame.low, repeat.frame.high, self._turned(repeat, 0, None), state)
 
     def turned(self, state: int, low: int, high: int) -> int:
         """Return the same state with so many turns left."""
@@ -432,6 +472,10 @@ class LazyDFA:
             for c in classes:
                 pattern[c] = leaf
         return tuple(targets), tuple(pattern)
+
+
+def _text_of(name: tuple[str, Term]) -> str:
+    return name[0]
 
 
 Machine = ByteDFA | LazyDFA

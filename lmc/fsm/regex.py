@@ -108,8 +108,8 @@ def parse(pattern: str, *, search: bool = False) -> Node:
     match.
 
     Raises ConstraintError, with the position in the pattern, for invalid patterns, for non-regular constructs
-    (back-references, conditions, atomic groups, possessive repeats), for anchors that are not at an end (except under
-    (?m)), and for look-around that is nested or needs too large an automaton.
+    (back-references, conditions, atomic groups, possessive repeats), and for look-around that is nested or needs too large an
+    automaton.
     """
     tree, assertions = _read(pattern, search)
     return _resolved(pattern, tree, assertions) if assertions else tree
@@ -161,7 +161,7 @@ def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) 
     flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if asks_for_unicode(pattern) else 0)
     assertions: list[Assertion] = []
     try:
-        return _Reader(pattern, flags, assertions, properties, words).whole(list(tree), search), assertions
+        return _Reader(pattern, flags, assertions, properties, words, search).whole(list(tree)), assertions
     except RecursionError:
         raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
 
@@ -237,11 +237,10 @@ _CATEGORIES = {
     _sre.CATEGORY_NOT_WORD: ("w", True),
 }
 
-_AROUND, _LOOK, _BACK, _ANCHOR = (
-    "look-around, a word boundary or the end of a line in a part of a text",
-    "look-around within look-around",
+_AROUND, _LOOK, _BACK = (
+    "look-around, a word boundary or an anchor in a part of a text",
+    "look-around or an anchor within look-around",
     "back-references",
-    "an anchor that is not at an end",
 )
 _CONDITION, _ATOMIC, _POSSESSIVE = (
     "conditional groups",
@@ -262,30 +261,35 @@ _ENDS = (_sre.AT_END, _sre.AT_END_STRING)
 
 
 class _Reader:
-    """Reads one syntax tree of `re._parser` under the flags that hold there."""
+    """Reads one syntax tree of `re._parser` under the flags that hold there.
 
-    def __init__(self, pattern: str, flags: int, assertions: list[Assertion], properties: Mapping[int, Ranges], words: Mapping[int, Sequence[str]]) -> None:
-        self.pattern, self.flags, self.assertions, self.properties, self.words = pattern, flags, assertions, properties, words
+    search   for a match anywhere; `$` is the end alone then, as in JSON Schema's patterns
+    """
+
+    def __init__(
+        self, pattern: str, flags: int, assertions: list[Assertion], properties: Mapping[int, Ranges], words: Mapping[int, Sequence[str]], search: bool
+    ) -> None:
+        self.pattern, self.flags, self.assertions, self.properties, self.words, self.search = pattern, flags, assertions, properties, words, search
         self.literals: dict[int, Node] = {}
 
-    def whole(self, items: list[tuple[Any, Any]], search: bool) -> Node:
+    def whole(self, items: list[tuple[Any, Any]]) -> Node:
         """Return the pattern; when searching, with any text before and after it where no anchor forbids it."""
-        if not search:
+        if not self.search:
             return self.sequence(items, at_start=True, at_end=True)
         if len(items) == 1 and items[0][0] is _sre.BRANCH:
-            return Union(tuple(self.whole(list(arm), search) for arm in items[0][1][1]))
+            return Union(tuple(self.whole(list(arm)) for arm in items[0][1][1]))
         if len(items) == 1 and items[0][0] is _sre.SUBPATTERN:
             _, add, remove, body = items[0][1]
-            return self.under(add, remove).whole(list(body), search)
+            return self.under(add, remove).whole(list(body))
         for end in (0, -1):  # alternatives with anchors at an end are split: `^a|^ab$` is read as `^a(?:|b$)`
             if len(items) > 1 and _holds_anchors(items[end]):
                 before, behind = ([], items[1:]) if end == 0 else (items[:-1], [])
-                return Union(tuple([self.whole([*before, *arm, *behind], search) for arm in _arms(items[end])]))
+                return Union(tuple([self.whole([*before, *arm, *behind]) for arm in _arms(items[end])]))
         starts, ends = (_STARTS[1:], _ENDS[1:]) if self.flags & re.MULTILINE else (_STARTS, _ENDS)
         at_start = any(op is _sre.AT and arg in starts for op, arg in items[:1])
         at_end = any(op is _sre.AT and arg in ends for op, arg in items[-1:])
         rest = items[1 if at_start else 0 : len(items) - 1 if at_end else len(items)]
-        middle = self.sequence(rest, at_start=False, at_end=False)  # an anchor in there is refused
+        middle = self.sequence(rest, at_start=False, at_end=False)
         if not self.assertions:  # whose marks see all text that is read
             middle = middle if at_end else _least(middle, -1)
             middle = middle if at_start else _least(middle, 0)
@@ -353,14 +357,21 @@ class _Reader:
 
         if at in (_sre.AT_BOUNDARY, _sre.AT_NON_BOUNDARY):
             return self.asserted(Assertion("boundary" if at is _sre.AT_BOUNDARY else "inside", self.chars(self.category("w", False))))
-        if not self.flags & re.MULTILINE or at in (_STARTS[1], _ENDS[1]):
-            raise _refused(self.pattern, _ANCHOR)
-        return self.asserted(Assertion("line_start" if at in _STARTS else "line_end"))
+        if self.flags & re.MULTILINE and at not in (_STARTS[1], _ENDS[1]):
+            return self.asserted(Assertion("line_start" if at in _STARTS else "line_end"))
+        if at in _STARTS:
+            return self.asserted(Assertion("not_behind", ANY))
+        if at is _ENDS[1] or self.search:
+            return self.asserted(Assertion("not_ahead", ANY))
+        return self.asserted(Assertion("ahead", Repeat(Chars(((10, 10),)), 0, 1), to_the_end=True))
 
     def look(self, direction: int, body: Any, *, negated: bool) -> Node:
         from lmc.fsm.assertions import Assertion
 
         items, known = list(body), len(self.assertions)
+        if len(items) == 1 and (arms := _arms(items[0])):  # each may have an anchor of its own at its end
+            looks = tuple([self.look(direction, arm, negated=negated) for arm in arms])
+            return Concat(looks) if negated else Union(looks)
         to_the_end = direction > 0 and bool(items) and items[-1][0] is _sre.AT and items[-1][1] in _ENDS and not self.flags & re.MULTILINE
         looked = self.sequence(items[:-1] if to_the_end else items, at_start=False, at_end=False)
         if len(self.assertions) > known:
@@ -372,7 +383,7 @@ class _Reader:
     def under(self, add: int, remove: int) -> _Reader:
         """Return a reader for the inside of `(?flags:…)`."""
         flags = self.flags & ~(re.ASCII | re.UNICODE) if add & (re.ASCII | re.UNICODE) else self.flags
-        return _Reader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties, self.words)
+        return _Reader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties, self.words, self.search)
 
     def repeat(self, low: int, high: int, body: Any) -> Node:
         unbounded = high is _sre.MAXREPEAT
@@ -462,13 +473,12 @@ def _holds_anchors(item: tuple[Any, Any]) -> bool:
 # -- positions: Python's tree has none, so the refused construct is searched in the text --------------------
 
 _SPELLED = {
-    _AROUND: r"\(\?<?[=!]|\\[bB]|[\^$]",
+    _AROUND: r"\(\?<?[=!]|\\[bBAZz]|[\^$]",
     _LOOK: r"\(\?<?[=!]",
     _BACK: r"\(\?P=|\\[1-9]",
     _CONDITION: r"\(\?\(",
     _ATOMIC: r"\(\?>",
     _POSSESSIVE: r"(?<=[*+?}])\+",
-    _ANCHOR: r"[\^$]|\\[AZz]",
     _TOO_OFTEN: r"\{\d*,?\d{5,}",
 }
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|.", re.DOTALL)
@@ -499,10 +509,7 @@ def _position(pattern: str, what: str) -> int | None:
         return next((token.start() for token in _CHARACTER.finditer(pattern) if _is_empty(token[0], flags)), None)
     if what not in _SPELLED:
         return None
-    places = list(_places(pattern, _SPELLED[what]))
-    if what == _ANCHOR and len(places) > 1:
-        return next((at for at, _ in places if _is_inner_anchor(pattern, places, at)), places[0][0])  # of `$^` none alone
-    return places[0][0] if places else None
+    return next((at for at, _ in _places(pattern, _SPELLED[what])), None)
 
 
 def _is_empty(token: str, flags: int) -> bool:
@@ -512,7 +519,7 @@ def _is_empty(token: str, flags: int) -> bool:
     except (re.error, ValueError):
         return False  # neither of them
     if op is _sre.IN:
-        return not charset.without_surrogates(_Reader(token, flags, [], {}, {}).char_class(arg))
+        return not charset.without_surrogates(_Reader(token, flags, [], {}, {}, False).char_class(arg))
     return op is _sre.LITERAL and not charset.without_surrogates(((arg, arg),))
 
 
@@ -522,17 +529,3 @@ def _places(pattern: str, spelled: str) -> Iterator[tuple[int, int]]:
     for token in _TOKEN.finditer(pattern):
         if len(token[0]) <= 2 and (found := wanted.match(pattern, token.start())):
             yield found.span()
-
-
-def _is_inner_anchor(pattern: str, places: list[tuple[int, int]], at: int) -> bool:
-    """Return whether the anchor at `at` alone is refused, the others blanked."""
-    out = pattern
-    for start, end in reversed(places):
-        if start != at:
-            out = f"{out[:start]}(?:){out[end:]}"
-    flags = int(_parser.parse(out, 0).state.flags)
-    try:
-        _Reader(out, flags, [], {}, {}).sequence(list(_parser.parse(out, 0)), at_start=True, at_end=True)
-    except ConstraintError:
-        return True
-    return False

@@ -7,15 +7,28 @@ such a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import MAX_CHAR, Ranges
 from lmc.fsm.trie import ByteTrie
+
+
+def packed(flags: np.ndarray) -> np.ndarray:
+    """Return bool [words * 32], by id, as bits: uint32 [words], token i is bit i % 32 of word i // 32."""
+    return np.packbits(flags, bitorder="little").view("<u4")
+
+
+def bits_of(ids: Iterable[int] | np.ndarray, words: int) -> np.ndarray:
+    """Return the bits of tokens."""
+    flags = np.zeros(words * 32, bool)
+    flags[ids if isinstance(ids, np.ndarray) else list(ids)] = True
+    return packed(flags)
 
 
 class Tail:
@@ -188,15 +201,15 @@ class Spelled(NamedTuple):
 class Long(NamedTuple):
     """Tokens that are not in the trie, as to a class: those that begin with one of `Run.firsts`.
 
-    inside   ids of those that are within it as a whole, a last character as far as it is there
-    firsts   of each of these, its first byte
+    inside   int64 ids of those that are within it as a whole, a last character as far as it is there
+    firsts   uint8, of each of these, its first byte
     chars    and how many characters it has
     leaving  (id, first byte, bytes before it leaves, characters before that) of each of the others
     """
 
-    inside: Sequence[int] = ()
-    firsts: bytes = b""
-    chars: Sequence[int] = ()
+    inside: np.ndarray = np.zeros(0, np.int64)
+    firsts: np.ndarray = np.zeros(0, np.uint8)
+    chars: np.ndarray = np.zeros(0, np.int64)
     leaving: Sequence[tuple[int, int, int, int]] = ()
 
     @staticmethod
@@ -210,7 +223,7 @@ class Long(NamedTuple):
         ids, first = np.array(texts.long), np.array([texts.tokens[i][0] for i in texts.long], np.uint8)
         inside, out = stays & firsts[first], ~stays & firsts[first]
         leaving = ids[out], first[out], spelled.at[behind[out]], (behind - spelled.begins)[out]
-        return Long(ids[inside].tolist(), first[inside].tobytes(), spelled.counts[inside].tolist(), list(zip(*(part.tolist() for part in leaving))))
+        return Long(ids[inside], first[inside], spelled.counts[inside], list(zip(*(part.tolist() for part in leaving))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +232,7 @@ class ClassRun:
 
     firsts  bool [256]: bytes that begin characters of the class and, in tokens below the node, no others. The other
             fields concern only tokens that begin with these
-    flags   bool, by id: it is a prefix of such a text
+    flags   bool, by id: it is a prefix of such a text; bits: the same, packed
     chars   uint8, by id: its number of characters, counting an incomplete last one
     begun   ids of those that end inside of a character, with only one legal next byte
     leaving how many leave the class after some of it, by the first byte that does, or may
@@ -234,8 +247,10 @@ class ClassRun:
     begun: np.ndarray
     leaving: Mapping[int, int]
     long: Long
+    bits: np.ndarray
     _exits: np.ndarray  # nodes where tokens leave the class
     _before: np.ndarray  # of each, the characters within it
+    _short: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])  # `bits` by the most characters
     _tails: dict[tuple[int, int | None], Tail] = field(default_factory=dict[tuple[int, "int | None"], Tail])
 
     @staticmethod
@@ -263,11 +278,24 @@ class ClassRun:
         chars, before = texts.counts, spelling.chars[exits] - 1
         if node:
             chars, before = chars - np.uint8(spelling.chars[node]), before - spelling.chars[node]
-        return ClassRun(ranges, texts, firsts, flags, chars, begun, leaving, Long.of(ranges, texts, firsts) if not node else Long(), exits, before)
+        return ClassRun(ranges, texts, firsts, flags, chars, begun, leaving, Long.of(ranges, texts, firsts) if not node else Long(), packed(flags),
+                        exits, before)  # fmt: skip
 
     @property
     def nbytes(self) -> int:
-        return self.flags.nbytes + self.begun.nbytes + 2 * self._exits.nbytes + 100 * len(self.long.leaving)
+        return self.flags.nbytes + (1 + len(self._short)) * self.bits.nbytes + self.begun.nbytes + 2 * self._exits.nbytes + 100 * len(self.long.leaving)
+
+    def up_to(self, chars: int) -> np.ndarray:
+        """Return `bits`, of tokens of at most so many characters."""
+        found = self._short.get(min(chars, LONG))  # which have no more
+        if found is None:
+            found = self._short[min(chars, LONG)] = packed(self.flags & (self.chars <= chars))
+        return found
+
+    @cached_property
+    def long_bits(self) -> np.ndarray:
+        """The tokens of `long.inside`."""
+        return bits_of(self.long.inside, len(self.bits))
 
     def tail(self, byte: int, chars: int | None = None) -> Tail:
         """Return the rest of the tokens that leave the class by a byte, from that byte on; only of those that leave

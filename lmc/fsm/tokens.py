@@ -18,8 +18,8 @@ from lmc.fsm.arrays import ArrayDFA, Arrays, LazyArrays
 from lmc.fsm.bytedfa import FAR
 from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.minimise import DEAD
-from lmc.fsm.runs import Tail
-from lmc.fsm.vocabulary import Vocabulary, along
+from lmc.fsm.runs import Tail, bits_of
+from lmc.fsm.vocabulary import LongAllowed, Vocabulary, along
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,34 +39,48 @@ FEW = 8192  # most allowed tokens worth listing: visiting them takes no longer t
 FEW_REFUSED = 8192  # refused tokens up to which closing them one by one is faster than adding a mask
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class TokenRow:
     """The tokens that are allowed next. Read-only and shared: states with equal rows have the same one.
 
     bits      uint32 [words]: token i is bit i % 32 of word i // 32
     few       ids in ascending order, if at most FEW
     refused   the ids that are not allowed, if at most FEW_REFUSED
+    size      of the vocabulary: bits beyond it are 0. Given instead of the lists, which are then made when they are first asked for
     """
 
-    bits: np.ndarray
-    few: np.ndarray | None = None
-    refused: np.ndarray | None = None
+    __slots__ = ("_few", "_refused", "_size", "bits")
 
-    @staticmethod
-    def of(bits: np.ndarray, size: int) -> TokenRow:
-        """Build a row. size: of the vocabulary; bits beyond it are 0."""
-        flags = np.unpackbits(bits.view(np.uint8), bitorder="little").view(bool)[:size]
+    def __init__(self, bits: np.ndarray, few: np.ndarray | None = None, refused: np.ndarray | None = None, size: int | None = None) -> None:
+        bits.flags.writeable = False
+        self.bits, self._few, self._refused, self._size = bits, few, refused, size
+
+    @property
+    def few(self) -> np.ndarray | None:
+        self.list_ids()
+        return self._few
+
+    @property
+    def refused(self) -> np.ndarray | None:
+        self.list_ids()
+        return self._refused
+
+    def list_ids(self) -> None:
+        """Make the lists now."""
+        if (size := self._size) is None:
+            return
+        flags = np.unpackbits(self.bits.view(np.uint8), bitorder="little").view(bool)[:size]
         count = int(np.count_nonzero(flags))
         few = flags.nonzero()[0] if count <= FEW else None
         refused = (~flags).nonzero()[0] if size - count <= FEW_REFUSED else None
-        for array in (bits, few, refused):
+        for array in (few, refused):
             if array is not None:
                 array.flags.writeable = False
-        return TokenRow(bits, few, refused)
+        self._few, self._refused = few, refused
+        self._size = None  # last: other threads read the lists from here on
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (self.bits, self.few, self.refused) if a is not None)
+        return sum(a.nbytes for a in (self.bits, self._few, self._refused) if a is not None)
 
 
 class TokenAutomaton:
@@ -97,7 +111,7 @@ class TokenAutomaton:
         self._short: dict[int, np.ndarray] = dict(rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(rows)
         self._rules: dict[int, _InRule] = {}  # by window of the state of a rule by itself
-        self._rows: dict[tuple[int, tuple[int, ...]], TokenRow] = {}  # by window and other ids: all tokens
+        self._rows: dict[tuple[int, LongAllowed, tuple[int, ...]], TokenRow] = {}  # by window, long tokens and EOS: all tokens
         self._walking: dict[int, threading.Lock] = {}  # by window, whose row a thread builds
 
     def next(self, state: int, token: int) -> int:
@@ -130,7 +144,7 @@ class TokenAutomaton:
         """Build the row of a state ahead of its use; return int64: the states that prefixes of its tokens lead to, the
         most frequent first. Raises ConstraintError as `row` does."""
         walked = self.vocabulary.trie.walk(self.dfa, state)
-        self._made(state, lambda: self.vocabulary.flags(walked))
+        self._made(state, lambda: self.vocabulary.bits(walked)).list_ids()
         often = np.bincount(walked + 1, minlength=1)[1:]  # without DEAD
         reached = np.flatnonzero(often)
         return reached[np.argsort(-often[reached], kind="stable")]
@@ -163,23 +177,22 @@ class TokenAutomaton:
         with self._lock:
             bits = {id(bits): bits.nbytes for bits in [*self._short.values(), *(row.bits for row in self._rows.values())]}
             lists = sum(row.nbytes - row.bits.nbytes for row in self._rows.values())
-            lists += sum(rule.flags.nbytes + rule.ends.nbytes for rule in list(self._rules.values()))
+            lists += sum(rule.bits.nbytes + rule.ends.nbytes for rule in list(self._rules.values()))
         return self.dfa.nbytes + sum(bits.values()) + lists
 
     def _legal(self, state: int) -> np.ndarray:
-        """Return bool [words * 32]: the tokens of up to LONG bytes that are legal from `state`."""
+        """Return the bits of the tokens of up to LONG bytes that are legal from `state`."""
         split = self.dfa.split(state)
         if split is None:
-            return self.vocabulary.walked(self.dfa, state).flags
+            return self.vocabulary.walked(self.dfa, state).bits
         rule, behind = split
         inside = self._in_rule(self.dfa.representative(rule))
         if not len(inside.ends) and not inside.tails:
-            return inside.flags
-        found = inside.flags.copy()
+            return inside.bits
         nodes, _ = self.vocabulary.trie.from_all(self.dfa, inside.ends, np.full(len(inside.ends), behind))
-        found[self.vocabulary.held(nodes, 0)[0]] = True
-        found[[i for tail, _ in along(self.dfa, [(tail, behind) for tail in inside.tails]) for i in tail.ids]] = True
-        return found
+        found = self.vocabulary.held(nodes, 0)[0].tolist()
+        found += [i for tail, _ in along(self.dfa, [(tail, behind) for tail in inside.tails]) for i in tail.ids]
+        return inside.bits | bits_of(found, self.vocabulary.words)
 
     def _in_rule(self, state: int) -> _InRule:
         if (found := self._rules.get(state)) is None:
@@ -196,7 +209,7 @@ class TokenAutomaton:
             ends = ends[self.vocabulary.trie.count[ends] > 0]
             if self.dfa.is_final(state):
                 ends = np.append(0, ends)
-            found = self._rules[state] = _InRule(walked.flags, ends, tails)
+            found = self._rules[state] = _InRule(walked.bits, ends, tails)
         return found
 
     def _made(self, state: int, walk: Callable[[], np.ndarray]) -> TokenRow:
@@ -204,21 +217,22 @@ class TokenAutomaton:
         window has no row. No lock is held meanwhile: a thread that needs another row does not wait for this one."""
         self.dfa.begin()
         vocabulary, window = self.vocabulary, self.dfa.window_of(state)
-        others = tuple(vocabulary.long_allowed(self.dfa, state))
-        if self.is_final(state):
-            others += vocabulary.eos
-        made = self._rows.get((window, others))
+        long = vocabulary.long_allowed(self.dfa, state)
+        ends = vocabulary.eos if self.is_final(state) else ()
+        made = self._rows.get((window, long, ends))
         if made is None:
             bits = self._walked(window, walk)
-            if others:
-                bits = bits | _bits(np.array(others), vocabulary.words)
-            made = TokenRow.of(bits, vocabulary.size)
-            if made.few is not None and not len(made.few):
+            if long.whole is not None:
+                bits = bits | long.whole.long_bits
+            if long.others or ends:
+                bits = bits | bits_of(long.others + ends, vocabulary.words)
+            made = TokenRow(bits, size=vocabulary.size)
+            if not bits.any():
                 raise ConstraintError(
                     f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may follow here; allow other characters"
                 )
         with self._lock:
-            made = self._rows.setdefault((window, others), made)  # states with equal rows have the same one
+            made = self._rows.setdefault((window, long, ends), made)  # states with equal rows have the same one
             return self.known.setdefault(state, made)
 
     def _walked(self, window: int, walk: Callable[[], np.ndarray]) -> np.ndarray:
@@ -229,7 +243,7 @@ class TokenAutomaton:
             making = self._walking.setdefault(window, threading.Lock())
         with making:  # who waited finds the row, or meets the error himself
             if (row := self._short.get(window)) is None:
-                row = np.packbits(walk(), bitorder="little").view("<u4")
+                row = walk()
                 with self._lock:
                     self._short[window] = row
                     self._walking.pop(window, None)
@@ -237,18 +251,12 @@ class TokenAutomaton:
 
 
 class _InRule(NamedTuple):
-    """The state of a rule by itself: legal tokens of up to LONG bytes (bool [words * 32]), and nodes of the trie, and
-    tails after runs, at which the rule may end."""
+    """The state of a rule by itself: the bits of legal tokens of up to LONG bytes, and nodes of the trie, and tails after runs, at
+    which the rule may end."""
 
-    flags: np.ndarray
+    bits: np.ndarray
     ends: np.ndarray
     tails: Sequence[Tail]
-
-
-def _bits(ids: np.ndarray, words: int) -> np.ndarray:
-    flags = np.zeros(words * 32, np.uint8)
-    flags[ids] = 1
-    return np.packbits(flags, bitorder="little").view("<u4")
 
 
 def _bytes_of(dfa: Arrays, state: int) -> str:

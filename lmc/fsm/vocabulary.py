@@ -15,14 +15,16 @@ from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
 from lmc.fsm.json_text import RAW_CHARS
-from lmc.fsm.lazy import SelfLoop, Turns
-from lmc.fsm.runs import ClassRun, Tail, Texts
+from lmc.fsm.lazy import WIDE, SelfLoop, Turns
+from lmc.fsm.runs import ClassRun, Tail, Texts, bits_of, packed
+from lmc.fsm.terms import Term
 from lmc.fsm.trie import ByteTrie
 from lmc.fsm.words import WordRange
 
 _MOST_RUNS = 64  # most cached runs
 _MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visiting whole levels is faster
 _MOST_ONE_BY_ONE = 400  # nodes of a trie
+_MOST_APART = 200  # nodes within a run that have states of their own
 _FEW_CHILDREN, _FEW_TEXTS = 32, 256  # of a node: visited one by one, and not worth a run
 WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
@@ -177,8 +179,11 @@ class Vocabulary:
             if end - begin > _NO_CHOICE and (words := dfa.words(at)) is not None:
                 self._words_below(dfa, node, at, words, legal, todo)
                 continue
+            if end - begin > _NO_CHOICE and (names := dfa.names(at)):
+                self._names_below(dfa, node, names, legal, todo)
+                continue
             ways = few(at) if end - begin > _NO_CHOICE else None
-            if ways is not None and len(ways) < end - begin:
+            if ways is not None and len(ways) < (end - begin if node else WIDE):  # a run of a narrow class pays off from the root only
                 found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
             elif end - begin <= _NO_CHOICE:
                 found = [(child, to) for child in range(begin, end) if (to := after(at, bytes_[child])) >= 0]
@@ -189,6 +194,8 @@ class Vocabulary:
                 running, within, found = run
                 runs.append(running)
                 legal += within
+            elif ways is not None:
+                found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
             else:
                 below.append((node, at))
                 continue
@@ -217,6 +224,26 @@ class Vocabulary:
             behind = dfa.behind_words(state, None)
             todo += [(child, behind) for child in ended]
 
+    def _names_below(self, dfa: Arrays, node: int, names: Sequence[tuple[str, Term]], legal: list[_At], todo: list[_At]) -> None:
+        """As `_words_below`, of a few texts with a state behind each."""
+        children, find = self.trie.children, self.trie.bytes.find
+        inner = [(node, 0, names)]
+        while inner:
+            node, depth, names = inner.pop()
+            begin, end = children(node)
+            if begin == end:
+                continue
+            for letter, same in itertools.groupby(names, key=lambda name, at=depth: name[0][at]):
+                if (child := find(ord(letter), begin, end)) < 0:
+                    continue
+                further = list(same)
+                if len(further[0][0]) == depth + 1:  # the first one is the shortest
+                    legal.append((child, dfa.behind_names(further, depth + 1)))
+                    todo.append(legal[-1])
+                else:
+                    legal.append((child, WITHIN))
+                    inner.append((child, depth + 1, further))
+
     def _run_at(self, dfa: Arrays, node: int, state: int) -> tuple[RunInLoop, list[_At], list[_At]] | None:
         """The run that most texts below a node go on in, which has `state`; the nodes within the class with other states than the
         loop's; and legal nodes of which nothing below was looked at. None if there is no run, or if whole levels are sooner looked at.
@@ -233,6 +260,8 @@ class Vocabulary:
         apart, within, rest = list[int](), list[_At](), list[_At]()
         todo = [(node, state)]
         for at_node, at in todo:
+            if len(todo) > _MOST_APART:
+                return None
             begin, end = self.trie.children(at_node)
             if begin == end:
                 continue
@@ -245,7 +274,7 @@ class Vocabulary:
                 other = ~run.firsts[heads]
             for i, head, to in zip(np.flatnonzero(other).tolist(), heads[other].tolist(), row[heads[other]].tolist()):
                 child = begin + i
-                if to >= 0 and head < 0x80 and run.firsts[head] and len(todo) <= _MOST_ONE_BY_ONE:
+                if to >= 0 and head < 0x80 and run.firsts[head]:
                     within.append((child, to))
                     todo.append((child, to))
                     continue
@@ -253,7 +282,7 @@ class Vocabulary:
                     apart.append(child)
                 if to >= 0:
                     rest.append((child, to))
-        return RunInLoop(run, loop, turns, state, apart), within, rest
+        return RunInLoop(run, loop, turns, apart), within, rest
 
     def run(self, ranges: Ranges, node: int = 0) -> ClassRun:
         """Return the run of a class of characters and a node of the trie, computed once."""
@@ -282,32 +311,35 @@ class Vocabulary:
             texts += np.bincount(trie.parent[begin:end], texts[begin:end], len(texts)).astype(np.int64)
         return trie.begin + texts
 
-    def flags(self, behind: np.ndarray) -> np.ndarray:
-        """Return bool [words * 32]: the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
-        return (behind >= 0)[self._nodes]
+    def bits(self, behind: np.ndarray) -> np.ndarray:
+        """Return the bits of the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
+        return packed((behind >= 0)[self._nodes])
 
-    def long_allowed(self, dfa: Arrays, state: int) -> list[int]:
+    def long_allowed(self, dfa: Arrays, state: int) -> LongAllowed:
         """Return the tokens above LONG bytes that are legal from `state`."""
         if not self._long:
-            return []
+            return LongAllowed(None, ())
+        if (names := dfa.names(state)) and not any(ord(text[0]) in self._long for text, _ in names):
+            return LongAllowed(None, ())
         found: list[int] = []
+        whole: ClassRun | None = None
         if (few := dfa.few(state)) is not None:
             todo = _of_bytes(self._long, state, few)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
             run = self.run(loop.again)
-            within = run.firsts.tobytes()
-            if turns is not None:
-                found += [i for i, chars in zip(run.long.inside, run.long.chars) if chars <= turns.high]
-            elif (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
+            within, inside = run.firsts.tobytes(), run.long.inside
+            if turns is not None and turns.high < self.longest:
+                found += inside[run.long.chars <= turns.high].tolist()
+            elif turns is None and (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
                 within = (run.firsts & ~apart).tobytes()
-                found += [i for i, first in zip(run.long.inside, run.long.firsts) if within[first]]
+                found += inside[~apart[run.long.firsts]].tolist()
             else:
-                found += run.long.inside
+                whole = run
             for i, first, until, chars in run.long.leaving:
                 if within[first] and (turns is None or chars <= turns.high):
                     left = self.tokens[i][until:]
-                    at = state if until == 0 else loop.state if turns is None else behind(dfa, state, turns, chars, len(left))
+                    at = state if until == 0 else loop.state if turns is None else behind(dfa, turns, chars, len(left))
                     if dfa.step(at, left) >= 0:
                         found.append(i)
             todo = [(state, edge) for first, edge in self._long.items() if not within[first]]
@@ -320,7 +352,7 @@ class Vocabulary:
                 if edges:
                     ways = dfa.few(end)
                     todo += [(end, edge) for edge in edges.values()] if ways is None else _of_bytes(edges, end, ways)
-        return sorted(found)
+        return LongAllowed(whole, tuple(sorted(found)))
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
@@ -383,14 +415,14 @@ class Vocabulary:
 class Walked:
     """The tokens of up to LONG bytes that are legal from a state.
 
-    flags   bool [words * 32]
+    bits    uint32 [words]
     few     nodes of the trie that are legal, with the states behind them: those visited one by one
     many    and those visited level by level; neither has those within `runs`
     runs    in which most texts go on
     tails   of each run, those that are legal behind it, and the states behind them
     """
 
-    flags: np.ndarray
+    bits: np.ndarray
     few: Sequence[_At]
     many: tuple[np.ndarray, np.ndarray] | None
     runs: Sequence[RunInLoop]
@@ -414,6 +446,21 @@ class Walked:
         return found
 
 
+class LongAllowed(NamedTuple):
+    """Tokens above LONG bytes.
+
+    whole   all of its `long.inside`
+    others  ascending
+    """
+
+    whole: ClassRun | None
+    others: tuple[int, ...]
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.others, *(self.whole.long.inside.tolist() if self.whole is not None else ())]
+
+
 class RunInLoop(NamedTuple):
     """A run that an automaton is in from a state on, in its loop; `turns`: as far as so many characters go; `apart`: nodes of the trie
     of whose texts it says nothing."""
@@ -421,13 +468,12 @@ class RunInLoop(NamedTuple):
     run: ClassRun
     loop: SelfLoop
     turns: Turns | None
-    state: int
     apart: Sequence[int]
 
     @property
-    def flags(self) -> np.ndarray:
-        """Return bool [words * 32]: the tokens within it; not to be written to."""
-        return self.run.flags if self.turns is None else self.run.flags & (self.run.chars <= self.turns.high)
+    def bits(self) -> np.ndarray:
+        """Return the bits of the tokens within it; not to be written to."""
+        return self.run.bits if self.turns is None else self.run.up_to(self.turns.high)
 
     def filling(self) -> list[int]:
         """Return the tokens within it after whose last character the loop may not be repeated."""
@@ -443,17 +489,17 @@ class RunInLoop(NamedTuple):
             if self.turns is None:
                 tails = [(self.run.tail(byte), self.loop.state)]
             else:
-                tails = [(tail := self.run.tail(byte, chars), behind(dfa, self.state, self.turns, chars, tail.depth))
+                tails = [(tail := self.run.tail(byte, chars), behind(dfa, self.turns, chars, tail.depth))
                          for chars in self.run.turns(byte) if chars <= self.turns.high]  # fmt: skip
             found += [(child, to) for tail, state in tails for child in (tail.ways[byte],) if (to := dfa.after(state, byte)) >= 0]
         return found
 
 
-def behind(dfa: Arrays, state: int, turns: Turns, chars: int, ahead: int) -> int:
+def behind(dfa: Arrays, turns: Turns, chars: int, ahead: int) -> int:
     """Return a state that allows the same texts of `ahead` bytes as the one that so many characters lead to from a
     state with turns."""
     low, high = max(turns.low - chars, 0), turns.high - chars
-    return turns.unbounded if low == 0 and high >= ahead else dfa.turned(state, low, high)
+    return turns.unbounded if low == 0 and high >= ahead else dfa.turned(turns.state, low, high)
 
 
 def _loop(dfa: Arrays, state: int) -> tuple[SelfLoop, Turns | None] | None:
@@ -473,21 +519,24 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     if below and below[0][0] == 0:  # the root, so all nodes: level by level without lists of nodes
         walked = vocabulary.trie.walk(dfa, below[0][1])
         nodes = np.flatnonzero(walked >= 0)
-        return Walked(vocabulary.flags(walked), (), (nodes, walked[nodes]), (), ())
-    flags = runs[0].flags.copy() if runs else np.zeros(vocabulary.words * 32, bool)
+        return Walked(vocabulary.bits(walked), (), (nodes, walked[nodes]), (), ())
+    words, bits = vocabulary.words, None
+    ids = vocabulary.ids_at([node for node, _ in legal])
     tails: list[list[tuple[Tail, int]]] = []
     for running in runs:  # those below nodes that are apart from another come behind it
-        flags |= running.flags
+        bits = running.bits if bits is None else bits | running.bits
         tails.append(along(dfa, running.tails(dfa)))
-        flags[[i for tail, _ in tails[-1] for i in tail.ids]] = True
-        for node in running.apart:
-            flags[vocabulary.below(node)] = False
-    flags[vocabulary.ids_at([node for node, _ in legal])] = True
+        if running.apart:
+            bits = bits | bits_of([i for tail, _ in tails[-1] for i in tail.ids], words)
+            bits &= ~bits_of(np.concatenate([vocabulary.below(node) for node in running.apart]), words)
+        else:
+            ids += [i for tail, _ in tails[-1] for i in tail.ids]
     many = None
     if below:
         many = vocabulary.trie.from_all(dfa, *_pairs(below))
-        flags[vocabulary.held(many[0], 0)[0]] = True
-    return Walked(flags, legal, many, runs, tails)
+        ids += vocabulary.held(many[0], 0)[0].tolist()
+    found = bits_of(ids, words)
+    return Walked(found if bits is None else found | bits, legal, many, runs, tails)
 
 
 def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, int]]:

@@ -205,6 +205,7 @@ SCHEMAS: dict[str, tuple[Any, list[str], list[str]]] = {
     "not a number": ({"type": "number", "not": {"const": 0}}, ["1", "0.5", "-10"], ["0", "0.0", "-0", "0e5"]),
     "not a decimal": ({"type": "number", "minimum": 0, "maximum": 1, "not": {"enum": [0.5, 1]}}, ["0", "0.55", "0.05"], ["0.5", "0.50", "1", "1.0"]),
     "not a boolean": ({"type": ["boolean", "null"], "not": {"const": True}}, ["false", "null"], ["true"]),
+    "not an integer, also for who reads doubles": ({"type": "number", "not": {"type": "integer"}}, ["1.5", "-0.25"], ["1", "2.0", "6281512301804897.2"]),
     "not a type": ({"type": ["string", "integer", "null"], "not": {"type": "string"}}, ["1", "null"], ['"a"']),
     "not types": ({"type": ["string", "boolean", "null"], "not": {"type": ["string", "null"]}}, ["true"], ['"a"', "null"]),
     "not a range": ({"type": "integer", "minimum": 0, "maximum": 9, "not": {"minimum": 3, "maximum": 5}}, ["2", "6"], ["3", "4", "5"]),

@@ -20,6 +20,7 @@ PATTERNS = [
     r"(?=a).*", r"(?!a).*", r"(?=.*b)(?=.*a)[ab]+", r"(?!.*aa)[ab]*", r"(?!.*b$)[ab]*", r"(?=ab$)[ab]*", r"a(?!b)[ab]?", r"(a(?=b)|b)*", r"(a(?!a))*b?",
     r"[ab]*(?<=a)", r"[ab]*(?<!a)b?", r"(?<=a)b|b", r"a(?<=a)b", r"(b(?<!ab))*a*", r"([ab](?<=ab|ba))?a*", r"(?=a|b)(?!b)[ab]{1,3}", r"a(?=.{2}$)[ab]*",
     r"(?m)(^a+\n?)*", r"(?m)a$\n^b", r"(?m)[a\n]*$[b\n]*", r"(?m:^a$)\n?", r"\Aa\Z|(?m)b".replace("(?m)", ""), r"(?s)(?=.*\n).*",
+    r"$^", r"a$\n?", r"a\Z\n?", r"(a|$)\n?", r"(^a|b)*", r"(a|b\Z)*", r"([ab]$)*|-", r"^\^?[$]?a(b|a$|^b)$", r"(a|^)b(\Z|a)", r"(?!a$|b)[ab]*", r"(?=a$|b)[ab]*", r"(?!(a|b$))[ab]*",
     r"(?P<x>a)\bb?(?P<y>-)?", r"(?i)(?=A)[ab]*", r"(?!)|a", r"(?=)a",
 ]  # fmt: skip
 LETTERS = "ab -\n"
@@ -37,12 +38,12 @@ def test_texts_are_those_of_re(pattern):
         assert slow.accepts(text.encode()) == expected, repr(text)
 
 
-@pytest.mark.parametrize("pattern", [r"\ba", r"^a\b|b$", r"(?m)^a$", r"a(?!b)", r"(?<!a)b", r"^(?!.*b).*$", r"(?<=a)(?=b)"])
+@pytest.mark.parametrize("pattern", [r"\ba", r"^a\b|b$", r"(?m)^a$", r"a(?!b)", r"(?<!a)b", r"^(?!.*b).*$", r"(?<=a)(?=b)", r"(a|^)b($|a)", r"a(^|$| )", r"-?(^a|b$)-?"])
 def test_matches_are_found_where_re_finds_them(pattern):
     """As of `pattern` in a schema."""
     found = lazily(Grammar(parse(pattern, search=True), {}))
     for text in map("".join, itertools.chain.from_iterable(itertools.product(LETTERS, repeat=n) for n in range(4))):
-        if pattern.endswith("$") and text.endswith("\n") and "(?m)" not in pattern:
+        if "$" in pattern and text.endswith("\n") and "(?m)" not in pattern:
             continue  # our $ is the end alone
         expected = re.search(pattern, text, re.ASCII | (re.DOTALL if "(?!.*" in pattern and "\n" not in text else 0)) is not None
         assert found.accepts(text.encode()) == expected, repr(text)
@@ -71,6 +72,6 @@ def test_negated_categories_and_escapes():
 
 
 def test_what_is_refused_says_so():
-    for pattern, why in [(r"(?=a(?!b))a", "look-around within look-around"), (r"a(?=b)", "matches nothing"), (r"(?=.*a.{40}b).*", "too large an automaton"), ("a^b", "an anchor that is not at an end")]:
+    for pattern, why in [(r"(?=a(?!b))a", "within look-around"), (r"a(?=b)", "matches nothing"), (r"(?=.*a.{40}b).*", "too large an automaton"), ("a^b", "matches nothing"), (r"(?=^a)a", "or an anchor within look-around")]:
         with pytest.raises(ConstraintError, match=why):
             machine_of("regex", pattern)

@@ -246,6 +246,8 @@ RUNS = [
     {"type": "string"},
     {"type": "string", "minLength": 3, "maxLength": 200},
     {"type": "string", "pattern": "^[a-zA-Zéß世\u2000-\u2010]+(-[^\"x\\\\]*)?$"},
+    *({"type": "string", "pattern": p} for p in ("^[0-9a-fx]{2,7}$", "^[a-n](-?[a-n]){2,9}x?$", "^[a-zé](-?[a-zé]){0,5}1?$", "^[a-z-]{1,3}[a-z]*$", "^[a-z](ab|[a-z]){1,4}$")),
+    {"type": "array", "items": {"type": "string", "format": "hostname"}},
     {"type": "object", "properties": {"name": {"type": "string"}, "né": {"type": "integer"}}, "additionalProperties": {"type": "string", "maxLength": 9}},
     {"$defs": {"a": {"type": "object", "properties": {"s": {"type": "string"}, "next": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"},
 ]
@@ -259,15 +261,15 @@ def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema):
     vocabulary = Vocabulary([b"</s>", *(p.encode() for p in pieces), *cut, *(bytes([i]) for i in range(256))], [0])
     made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
     rng, looked = random.Random(str(schema)), 0
-    for begin in (b"", *[b'"a', b'{"s": "a', b'{"nam', b'{"next": {"s": "'] * 2):
+    for begin in (b"", *[b'"', b'"a', b'["a.b', b'{"s": "a', b'{"nam', b'{"next": {"s": "'] * 2):
         if (state := made.dfa.step(made.start, begin)) < 0:
             continue
         for _ in range(15):
-            legal = vocabulary.flags(vocabulary.trie.walk(made.dfa, state))
+            legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(made.dfa, state)).view(np.uint8), bitorder="little").astype(bool)
             legal[[i for i in vocabulary.long_ids if made.dfa.step(state, vocabulary.tokens[i]) >= 0]] = True
             legal[0] = made.is_final(state)
             assert np.array_equal(np.unpackbits(made.mask(state).view(np.uint8), bitorder="little").astype(bool), legal)
-            looked += made.dfa.loop(made.dfa.representative(state)) is not None
+            looked += any(find(made.dfa.representative(state)) is not None for find in (made.dfa.loop, made.dfa.turns))
             if made.is_done(state):
                 break
             state = made.next(state, int(rng.choice(np.flatnonzero(legal[1:]) + 1)))
@@ -283,7 +285,7 @@ def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": {"type": "string"}}
     made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
     key = made.dfa.step(made.start, b'{"')
-    legal = vocabulary.flags(vocabulary.trie.walk(made.dfa, key))
+    legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(made.dfa, key)).view(np.uint8), bitorder="little").astype(bool)
     made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
     key = made.dfa.step(made.start, b'{"')
     monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
@@ -340,3 +342,25 @@ def test_a_row_of_a_whole_automaton_is_one_walk(monkeypatch):
     inside = automaton.dfa.step(0, b'"a')
     legal = [t for t in range(len(vocabulary.tokens)) if automaton.next(inside, t) >= 0]
     assert np.flatnonzero(np.unpackbits(automaton.mask(inside).view(np.uint8), bitorder="little")).tolist() == legal
+
+
+@pytest.mark.parametrize("begin", ['{"', '{"name00": 1, "', '{"name00": 1, "na'])
+def test_optional_names_are_followed_without_a_state_for_each_letter(begin):
+    vocabulary, _ = small()
+    names = [f"{word}{i:02}" for i, word in enumerate(["name", "order", "n", "address", "orderId"] * 6)]
+    schema = json.dumps({"type": "object", "properties": {name: {"type": "integer" if name[0] == "n" else "string"} for name in names}})
+    made, walked = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
+    key = made.dfa.step(made.start, begin.encode())
+    before = made.dfa.states
+    row = made.row(key)
+    assert made.dfa.states - before < 30
+    legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(walked.dfa, walked.dfa.step(0, begin.encode()))).view(np.uint8), bitorder="little").astype(bool)
+    legal[[i for i in vocabulary.long_ids if walked.dfa.step(walked.dfa.step(0, begin.encode()), vocabulary.tokens[i]) >= 0]] = True
+    assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
+
+
+def test_lists_of_a_row_are_made_when_they_are_asked_for():
+    made = automaton("[a-c]")
+    row = made.row(0)
+    small_size = row.nbytes
+    assert row.few is not None and len(row.few) == 3 and row.nbytes > small_size

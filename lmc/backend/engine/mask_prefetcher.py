@@ -126,7 +126,7 @@ class MaskPrefetcher:
             return
         try:
             if not isinstance(automaton.dfa, ArrayDFA):  # prefetching would create states that no answer reaches
-                automaton.row(state)
+                automaton.row(state).list_ids()
                 if ahead.canonical is not None:
                     ahead.canonical.prepare(state)
                 return
