@@ -44,7 +44,7 @@ from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
 from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
-from lmc.backend.engine.eyes import Eyes, PromptPicture
+from lmc.backend.engine.eyes import Eyes, Placed
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Begin, Cache, Eviction, Policy, Schedule, host_size
 from lmc.backend.engine.request import Group, Request, RequestKind
@@ -104,7 +104,7 @@ class _Step:
         self,
         backend: LocalBackend,
         parent: _Step | None,
-        parts: tuple[Part | PromptPicture, ...],
+        parts: tuple[Part | Placed, ...],
         ask: Gen | Select | Given | None,
         hints: Hints,
     ) -> None:
@@ -468,7 +468,7 @@ class LocalBackend:
             return self._fail(step, parent.error)
         before = parent.after if parent is not None else ROOT
         try:
-            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, PromptPicture)))
+            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Placed)))
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
             self._ask(step, PromptPosition(before.closed, (*before.run, *step.parts), cached, before.pictures, before.adapter))
         except Exception as error:
@@ -691,17 +691,15 @@ def _hearer(ref: weakref.ref[_Step]) -> Callable[[str, Mapping[str, Any]], None]
     return hear
 
 
-def _stretches(
-    segments: Sequence[Segment], seen: Callable[[Image], tuple[Part | PromptPicture, ...]]
-) -> list[tuple[tuple[Part | PromptPicture, ...], Gen | Select | Given | None]]:
+def _stretches(segments: Sequence[Segment], seen: Callable[[Image], Placed]) -> list[tuple[tuple[Part | Placed, ...], Gen | Select | Given | None]]:
     """Return segments as (literal parts, the request or known answer after them); the last may have none."""
-    out: list[tuple[tuple[Part | PromptPicture, ...], Gen | Select | Given | None]] = []
-    parts: tuple[Part | PromptPicture, ...] = ()
+    out: list[tuple[tuple[Part | Placed, ...], Gen | Select | Given | None]] = []
+    parts: tuple[Part | Placed, ...] = ()
     for segment in segments:
         if isinstance(segment, Text):
             parts += segment.parts
         elif isinstance(segment, Image):
-            parts += seen(segment)
+            parts += (seen(segment),)
         else:
             out.append((parts, segment))
             parts = ()

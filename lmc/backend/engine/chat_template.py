@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Any, Literal
 
+from lmc.backend.engine.eyes import Surroundings
 from lmc.backend.engine.template_sandbox import OverLimit, Sandbox, TemplateRefusal
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
@@ -177,33 +178,40 @@ def _in_parts(render: Render) -> Render:
     return rendered
 
 
-def around(source: str | None, tokenizer: Tokenizer, token: str, kind: Literal["image", "video"]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Return the parts that the template writes before and after an image or a video, and the processor beside its
-    `token`s: between texts, or, if it moves them, at the beginning of a message. Empty without a template that supports
-    them."""
+def around(source: str | None, tokenizer: Tokenizer, token: str, kind: Literal["image", "video"]) -> Surroundings:
+    """Return what the template writes around an image or a video, beside its `token`: nothing without a template that
+    supports them. One that moves them to the beginning of the message writes the same around those that are left where they
+    are."""
     if not source:
-        return (), ()
-    image, (first, last) = {"type": kind}, ({"type": "text", "text": _MARK.format(i)} for i in (0, 1))
+        return Surroundings()
+    seen, (first, last) = {"type": kind}, ({"type": "text", "text": _MARK.format(i)} for i in (0, 1))
     sandbox = _sandbox(source, tokenizer)
     try:
-        contents = ([first, last], [first, image, last], [image, first, last])
-        plain, between, begun = (sandbox.render([{"role": "user", "content": content}], False) for content in contents)
+        contents = ([first, last], [first, seen, last], [seen, first], [seen, seen, first], [seen])
+        plain, inner, one, two, alone = (sandbox.render([{"role": "user", "content": content}], False) for content in contents)
     except (TemplateRefusal, OverLimit) as why:
         log.warning("the chat template does not write %ss: %s", kind, why)
-        return (), ()
+        return Surroundings()
     finally:
         sandbox.close()
-    start = plain.partition(_MARK.format(0))[0]
-    for written in (_between(between), begun.partition(_MARK.format(0))[0].removeprefix(start)):
-        before, found, after = written.partition(token)
-        if found:
-            return tokenizer.split_specials(before), tokenizer.split_specials(after)
-    return (), ()
-
-
-def _between(text: str) -> str:
-    """Return the text between two contents."""
-    return text.partition(_MARK.format(0))[2].partition(_MARK.format(1))[0]
+    (prefix, _, _), (_, _, suffix) = plain.partition(_MARK.format(0)), plain.partition(_MARK.format(1))
+    begin, leads, close = one.partition(_MARK.format(0))[0].partition(token)
+    before, follows, after = inner.partition(_MARK.format(0))[2].partition(_MARK.format(1))[0].partition(token)
+    if not leads:
+        begin, close = prefix + before, after
+    usual, found = (_atoms(tokenizer, text) for text in (prefix, begin))
+    same = len(_common((usual, found)))
+    lead, closed = _joined(found[same:]), tokenizer.split_specials(close)
+    joints, ends = two.partition(_MARK.format(0))[0].split(token)[1:-1], alone.partition(token)[2]
+    return Surroundings(
+        before=tokenizer.split_specials(before) if follows else lead,
+        after=tokenizer.split_specials(after) if follows else closed,
+        replaces=usual[same:],
+        lead=lead,
+        joint=tokenizer.split_specials(joints[0]) if joints else (*closed, *lead),
+        close=closed,
+        last=tokenizer.split_specials(ends.removesuffix(suffix)) if token in alone and ends.endswith(suffix) else closed,
+    )
 
 
 def _sandbox(source: str, tokenizer: Tokenizer) -> Sandbox:
@@ -278,7 +286,7 @@ class _Cutter:
         return None
 
     def _atoms(self, text: str) -> Atoms:
-        return tuple(a for part in self.tokenizer.split_specials(text) for a in (part if isinstance(part, str) else [part]))
+        return _atoms(self.tokenizer, text)
 
     def _assemble(
         self,
@@ -405,6 +413,10 @@ def _written(template: CutTemplate, messages: Sequence[Message]) -> Iterator[str
         yield plain(template.begin(role, previous)) + message["content"] + plain(template.end(role))
         previous = role
     yield plain(template.begin("assistant", previous))
+
+
+def _atoms(tokenizer: Tokenizer, text: str) -> Atoms:
+    return tuple(a for part in tokenizer.split_specials(text) for a in (part if isinstance(part, str) else [part]))
 
 
 def _common(pieces: Sequence[Atoms]) -> Atoms:

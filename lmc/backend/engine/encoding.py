@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from lmc.backend.engine.answer import Words
-from lmc.backend.engine.eyes import PromptPicture
+from lmc.backend.engine.eyes import Placed, PromptPicture, written
 from lmc.chat import ChatTemplate
 from lmc.errors import ParameterError
 from lmc.prompt import Mark, Part, Special
@@ -70,7 +70,7 @@ class Encoder:
         self._held = 0  # characters
         self._lock = threading.Lock()
 
-    def encode(self, run: Sequence[Part | PromptPicture], *, at_start: bool) -> np.ndarray:
+    def encode(self, run: Sequence[Part | Placed], *, at_start: bool) -> np.ndarray:
         """Encode to [n] int32. `at_start`: nothing precedes the run; BOS is put there if the tokenizer's own rule says
         so."""
         words, found = self._words, list[np.ndarray]()
@@ -142,7 +142,7 @@ class Encoder:
                 (text, _), _ = self._known.popitem(last=False)
                 self._held -= len(text)
 
-    def unstable(self, run: Sequence[Part | PromptPicture]) -> int:
+    def unstable(self, run: Sequence[Part | Placed]) -> int:
         """Return how many tokens at the end of the run may change when text is appended: those of its last word. A
         wrong guess costs work, never correctness, because callers encode the whole run again."""
         stretches = literal(run)
@@ -156,24 +156,24 @@ class Encoder:
         return min(8, len(ids))
 
 
-def cut_texts(run: Sequence[Part | PromptPicture]) -> list[list[str] | Special | PromptPicture]:
+def cut_texts(run: Sequence[Part | Placed]) -> list[list[str] | Special | PromptPicture]:
     """Return a run without marks: special tokens and pictures, and the texts between them; empty ones dropped."""
     out: list[list[str] | Special | PromptPicture] = []
     texts: list[str] = []
-    for part in run:
-        if isinstance(part, Special | PromptPicture):
+    for part in written(run):
+        if isinstance(part, str):
+            texts.append(part)
+        elif not isinstance(part, Mark):
             if texts:
                 out.append(texts)
                 texts = []
             out.append(part)
-        elif not isinstance(part, Mark) and part:
-            texts.append(part)
     if texts:
         out.append(texts)
     return out
 
 
-def literal(run: Sequence[Part | PromptPicture]) -> list[str | Special | PromptPicture]:
+def literal(run: Sequence[Part | Placed]) -> list[str | Special | PromptPicture]:
     """Return the same with adjacent texts joined."""
     return ["".join(stretch) if isinstance(stretch, list) else stretch for stretch in cut_texts(run)]
 

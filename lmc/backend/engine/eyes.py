@@ -1,7 +1,7 @@
 """Pictures in prompts of an engine: token ids of their own, and features that a model's vision tower computes once.
 
-    Image ──prepare (caller's thread)──► Shown: inputs of the tower, how many tokens ──► Picture: that and a number
-    Picture ──► ids [number] · count, in prompts ──rows of a pass──► features by the tower, or the pool, in the place of embeddings
+    Image ──prepare (caller's thread)──► Shown: inputs of the tower, how many tokens ──► PromptPicture: that and a number
+    PromptPicture ──► ids [number] · count, in prompts ──rows of a pass──► features by the tower, or the pool, in the place of embeddings
 
 A picture's *number* is an id above every vocabulary. It represents the 128-bit hash of the tower's input (pixels after
 preprocessing; an engine has one model and one processor): equal pictures have one number, different ones never, so that
@@ -30,7 +30,7 @@ from lmc.backend.base import Counters
 from lmc.backend.engine.request import PICTURE
 from lmc.errors import BackendError, LmcError, ParameterError, UnsupportedOpError
 from lmc.images import decoded, is_remote
-from lmc.prompt import Frames, Image, Part
+from lmc.prompt import Frames, Image, Mark, Part
 from lmc.videos import Film
 
 if TYPE_CHECKING:
@@ -79,14 +79,84 @@ class PromptPicture:
         return self.shown.count
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a chat template writes around an image or a video.
+
+    before, after  around one that follows other content
+    replaces       the end of the role's prefix that is missing before one that begins its message; single characters and
+                   special tokens
+    lead           instead of it
+    joint          between that one and another that follows it
+    close          between it and a following text
+    last           between it and the role's suffix
+    """
+
+    before: tuple[Part, ...] = ()
+    after: tuple[Part, ...] = ()
+    replaces: tuple[Part, ...] = ()
+    lead: tuple[Part, ...] = ()
+    joint: tuple[Part, ...] = ()
+    close: tuple[Part, ...] = ()
+    last: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An image or a video in a prompt's run, as the model's processor writes it."""
+
+    parts: tuple[Part | PromptPicture, ...]
+    around: Surroundings
+
+    @property
+    def pictures(self) -> Iterator[PromptPicture]:
+        return (part for part in self.parts if isinstance(part, PromptPicture))
+
+
+def written(run: Iterable[Part | Placed]) -> list[Part | PromptPicture]:
+    """Return a run as it is encoded: without marks, and with what the chat template writes around its pictures. That
+    depends on what follows them, so a run is written anew when it has grown."""
+    out: list[Part | PromptPicture] = []
+    begins, row = False, None  # `row`: the last picture of a message that is only pictures so far
+    for part in run:
+        if isinstance(part, Mark):
+            out += row.around.last if row and part.edge == "end" else ()
+            begins, row = part.edge == "begin", None
+        elif isinstance(part, Placed):
+            around = part.around
+            if begins:
+                _drop(out, around.replaces)
+            out += around.lead if begins else row.around.joint if row else around.before
+            out += part.parts
+            out += () if begins or row else around.after
+            begins, row = False, part if begins or row else None
+        elif part:
+            out += row.around.close if row else ()
+            out.append(part)
+            begins, row = False, None
+    return [*out, *(row.around.close if row else ())]
+
+
+def _drop(out: list[Part | PromptPicture], end: Sequence[Part]) -> None:
+    """Remove `end` from the end, if it is there: the prefix may be of another template."""
+    kept = list(out)
+    for atom in reversed(end):
+        last = kept.pop() if kept else None
+        if isinstance(last, str) and isinstance(atom, str) and last.endswith(atom):
+            kept += [last[: -len(atom)]] if last != atom else []
+        elif last != atom:
+            return
+    out[:] = kept
+
+
 class Sight(Protocol):
     """A model's processor and vision tower (models/vision.py)."""
 
     name: str
     width: int  # of the decoder's hidden states
     token: int  # placeholder for a picture's tokens where ids of the vocabulary are needed
-    before: tuple[Part, ...]  # parts that the chat template writes around a picture
-    after: tuple[Part, ...]
+    around: Surroundings  # of images
+    around_video: Surroundings
     video_token: int | None  # that of videos; None: it takes none
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
@@ -99,8 +169,7 @@ class Sight(Protocol):
         ...
 
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
-        """Return a video as parts of a prompt, with the parts that the chat template writes around it. From any
-        thread."""
+        """Return a video as parts of a prompt. From any thread."""
         ...
 
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
@@ -151,9 +220,8 @@ class Eyes:
         """Return the width of features that replace an embedding; the rest of a row is for the layers."""
         return self.sight.width
 
-    def parts(self, image: Image, most: int) -> tuple[Part | PromptPicture, ...]:
-        """Return a picture or a video with the parts that the model's template writes around it. Raises its errors; it
-        has at most `most` tokens."""
+    def placed(self, image: Image, most: int) -> Placed:
+        """Return a picture or a video as its part of a prompt. Raises its errors; it has fewer than `most` tokens."""
         parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
         if any(part.count == 0 for part in parts if isinstance(part, Shown)):
             raise BackendError(
@@ -162,14 +230,15 @@ class Eyes:
         if (count := sum(part.count for part in parts if isinstance(part, Shown))) >= most:
             what = "a picture" if image.frames is None else "a video"
             raise ParameterError(f"{image.kind}(…): {what} is {count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc)
-        return tuple(self._known(part) if isinstance(part, Shown) else part for part in parts)
+        around = self.sight.around if image.frames is None else self.sight.around_video
+        return Placed(tuple(self._known(part) if isinstance(part, Shown) else part for part in parts), around)
 
     def _prepared(self, image: Image) -> tuple[Part | Shown, ...]:
         if is_remote(image.source):
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
         picture = decoded(image)
         with self._taking(image, f"{picture.width} × {picture.height} pixels"):
-            return (*self.sight.before, *self.sight.prepare(picture, image.detail), *self.sight.after)
+            return self.sight.prepare(picture, image.detail)
 
     def _watched(self, video: Image, wanted: Frames, most: int) -> tuple[Part | Shown, ...]:
         film = Film(video)

@@ -17,7 +17,7 @@ from lmc.backend.engine.choice_trie import Continuation
 from lmc.backend.engine.choices import Choice, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
-from lmc.backend.engine.eyes import Eyes, PromptPicture, laid, lift
+from lmc.backend.engine.eyes import Eyes, Placed, PromptPicture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
 from lmc.chat import ChatTemplate
@@ -40,7 +40,7 @@ class PromptPosition:
     """
 
     closed: np.ndarray  # [n] int32
-    run: tuple[Part | PromptPicture, ...] = ()
+    run: tuple[Part | Placed, ...] = ()
     cached: weakref.ref[Node] | None = None
     pictures: tuple[PromptPicture, ...] = ()
     adapter: str = ""
@@ -51,7 +51,7 @@ class PromptPosition:
 
     @property
     def all_pictures(self) -> tuple[PromptPicture, ...]:
-        return (*self.pictures, *(part for part in self.run if isinstance(part, PromptPicture)))
+        return (*self.pictures, *(picture for part in self.run if isinstance(part, Placed) for picture in part.pictures))
 
     def followed(self, *parts: Part) -> PromptPosition:
         """Return the same with more literal parts."""
@@ -286,10 +286,10 @@ class RequestBuilder:
 
     # -- pictures ----------------------------------------------------------------------------------------------
 
-    def seen(self, image: Image) -> tuple[Part | PromptPicture, ...]:
-        """Return a picture as parts of a prompt. Raises its errors."""
+    def seen(self, image: Image) -> Placed:
+        """Return a picture as part of a prompt. Raises its errors."""
         assert self.eyes is not None, "refused: a model without eyes"
-        return self.eyes.parts(image, self.limit)
+        return self.eyes.placed(image, self.limit)
 
     def count_pictures(self, done: Sequence[Request]) -> None:
         if self.eyes is not None:

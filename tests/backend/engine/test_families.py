@@ -77,7 +77,7 @@ def test_selects_see_the_picture_where_it_is(pair):
 def test_the_template_says_what_stands_around_a_picture(pair):
     around = {"qwen": (("<|vision_start|>",), ("<|vision_end|>",)), "smolvlm": ((), ()), "gemma": ((), ())}
     expected = next((found for kind, found in around.items() if pair.model.config.model_type.startswith(kind)), ((), ("\n",)))
-    assert tuple(tuple(map(str, map(spelled, parts))) for parts in (pair.vision.before, pair.vision.after)) == expected
+    assert tuple(tuple(map(str, map(spelled, parts))) for parts in (pair.vision.around.before, pair.vision.around.after)) == expected
 
 
 LESS = {"smolvlm": {"do_image_splitting": False}, "llava_onevision": {}}

@@ -6,12 +6,15 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
 
-from lmc.backend.engine.chat_template import CutTemplate, MissingTemplate, cut
+from lmc.backend.engine.chat_template import CutTemplate, MissingTemplate, around, cut
+from lmc.backend.engine.eyes import Placed
+from lmc.backend.engine.eyes import written as with_pictures
+from lmc.backend.engine.template_sandbox import Sandbox
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ProgramError
-from lmc.prompt import Special, plain
+from lmc.prompt import Mark, Special, plain
 
-SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<image>"]
 ALTERNATE = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -170,3 +173,55 @@ def test_the_small_models_own_template(cut_it):
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert template.notes == ()
+
+
+# -- with pictures -----------------------------------------------------------------------------------------------------
+
+IMAGES = "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
+TEXTS = "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + part['text'] }}{% endfor %}"
+ALL = "{% for part in message['content'] %}{{ part['text'] if part['type'] == 'text' else '<image>' }}{% endfor %}"
+SEEING = {  # as the published ones of OneVision, SmolVLM and LLaVA write them
+    "before each text": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}" + IMAGES + TEXTS + "<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "instead of a space": "{{ '<|im_start|>' }}{% for message in messages %}{{ message['role'] | capitalize + (':' if message['content'][0]['type'] == 'image' else ': ') }}" + ALL + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
+    "behind each picture": "{% for message in messages %}{{ message['role'] | upper + ': ' }}" + IMAGES.replace("<image>", "<image>\\n") + TEXTS.replace("'\n' + ", "") + " {% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
+    "special tokens around": "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + ALL.replace("<image>", "<s><image></s>") + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+}  # fmt: skip
+CONTENTS = (["What?"], ["<image>", "What?"], ["<image>", "<image>", "Which?"], ["<image>"], ["<image>", "<image>"], ["See ", "<image>", "!"], ["", "<image>", "What?"])
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_pictures_are_written_as_the_template_writes_them(tokens, kind):
+    found, surroundings = cut(SEEING[kind], tokens, name="m", in_parts=True), around(SEEING[kind], tokens, "<image>", "image")
+    sandbox = Sandbox(SEEING[kind], {})
+    for content in CONTENTS:
+        if "".join(content).startswith("See") and kind in ("before each text", "behind each picture"):
+            continue  # the template moves it; in a program a picture stays where it is
+        if "".join(content).endswith("<image>") and kind == "behind each picture":
+            continue  # messages without text have the end of those with text, too
+        message = [Placed((Special("<image>"),), surroundings) if part == "<image>" else part for part in content]
+        run = []
+        for role, parts, previous in (("user", message, None), ("assistant", ["So."], "user"), ("user", message, "assistant")):
+            run += [*found.begin(role, previous), Mark(role, "begin"), *parts, Mark(role, "end"), *found.end(role)]
+        run += found.begin("assistant", "user")
+        given = [{"type": "image"} if part == "<image>" else {"type": "text", "text": part} for part in content if part]
+        messages = [{"role": "user", "content": given}, {"role": "assistant", "content": [{"type": "text", "text": "So."}]}, {"role": "user", "content": given}]
+        expected = sandbox.render(messages, True)
+        for answer in ("Assistant: ", "<|im_start|>assistant \n", "ASSISTANT: "):  # an answer follows what it was asked behind
+            expected = expected.replace(answer + "So.", answer.rstrip(" ").replace(" \n", "\n") + "So.")
+        assert plain(with_pictures(run)) == expected
+    sandbox.close()
+
+
+def test_another_template_s_prefix_stays_whole(tokens):
+    surroundings = around(SEEING["instead of a space"], tokens, "<image>", "image")
+    picture = Placed((Special("<image>"),), surroundings)
+    assert surroundings.replaces == (" ",)
+    assert plain(with_pictures(["<user>\n", Mark("user", "begin"), picture, "What?"])) == "<user>\n<image>What?"
+
+
+def test_what_is_behind_a_picture_waits_for_what_follows(tokens):
+    picture = Placed((Special("<image>"),), around(SEEING["before each text"], tokens, "<image>", "image"))
+    run = [Special("<|im_start|>"), "user \n", Mark("user", "begin"), picture]
+    assert plain(with_pictures(run)) == "<|im_start|>user <image>\n"
+    assert plain(with_pictures([*run, picture])) == "<|im_start|>user <image><image>\n"
+    assert plain(with_pictures([*run, Mark("user", "end"), "."])) == "<|im_start|>user <image>."

@@ -132,7 +132,7 @@ def test_log_probabilities_of_a_prompt_leave_pictures_out(pair):
 
 def test_features_are_kept_within_bounds(pair):
     eyes = Eyes(pair.vision, pool=2 * 16 * 64 * 4)
-    pictures = [next(p for p in eyes.parts(Image(data), 100) if not isinstance(p, str)) for data in (A, B, C)]
+    pictures = [picture for data in (A, B, C) for picture in eyes.placed(Image(data), 100).pictures]
     found = eyes.features(pictures)
     assert len(found) == 3, "a pass has all that it needs, whatever is kept"
     assert len(eyes._features) == 2 and eyes._held == 2 * 16 * 64 * 4
@@ -143,7 +143,7 @@ def test_features_are_kept_within_bounds(pair):
 def test_what_is_more_than_all_the_room_is_seen_once(pair):
     """As a video, whose prefill takes many passes."""
     eyes = Eyes(pair.vision, pool=1)
-    (picture,) = [p for p in eyes.parts(Image(A), 100) if not isinstance(p, str)]
+    (picture,) = eyes.placed(Image(A), 100).pictures
     for _ in range(3):
         eyes.features([picture])
     assert eyes._computed == 1
@@ -177,7 +177,7 @@ def test_sixty_four_pictures_with_six_questions_each(pair):
 
 def test_runs_of_one_picture_are_told_apart(pair):
     eyes = Eyes(pair.vision)
-    picture = eyes.parts(Image(A), 100)[0]
+    (picture,) = eyes.placed(Image(A), 100).pictures
     ids = np.array([5, *[picture.number] * 32, 6])
     placed = laid(ids, (picture, picture))
     assert [at.start for at in placed] == [1, 17]
@@ -196,7 +196,7 @@ def test_the_spelling_of_an_image_token_is_text(pair, seam):
 
 def test_the_template_writes_images_as_transformers_does(pair):
     loaded = load(pair.folder)
-    assert (loaded.vision.before, loaded.vision.after) == ((), ("\n",))
+    assert (loaded.vision.around.lead, loaded.vision.around.close) == ((), ("\n",))
     with pair.engine() as engine:
 
         @lmc.function

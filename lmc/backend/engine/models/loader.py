@@ -204,9 +204,9 @@ def load(
     vision = None if found.vision is None else found.vision(where, tokens)
     if vision is not None:
         vision.name = found.name
-        vision.before, vision.after = around(found.template, tokens, vision.marker, "image")
+        vision.around = around(found.template, tokens, vision.marker, "image")
         if vision.video_marker is not None:
-            vision.before_video, vision.after_video = around(found.template, tokens, vision.video_marker, "video")
+            vision.around_video = around(found.template, tokens, vision.video_marker, "video")
     return LoadedModel(
         model=model,
         config=found.config,

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.eyes import Shown
+from lmc.backend.engine.eyes import Shown, Surroundings
 from lmc.backend.engine.models import frames
 from lmc.errors import ModelLoadError
 from lmc.extras import require
-from lmc.prompt import Frames, Part
+from lmc.prompt import Frames, Part, Special
 from lmc.videos import Film
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _AT_ONCE = 16 << 10  # patches, about, that go through a tower together
 
 
 class Vision:
-    """A `Sight` (eyes.py) of one family. The parts `before` and `after` a picture are known once the template is cut.
+    """A `Sight` (eyes.py) of one family. What is around a picture is known once the template is cut.
 
     marker   the token that a chat template writes for a picture
     decoder  its type, if our own code for text has another name for it
@@ -47,10 +47,7 @@ class Vision:
     """
 
     decoder: ClassVar[Mapping[str, str]] = {}
-    before: tuple[Part, ...] = ()
-    after: tuple[Part, ...] = ()
-    before_video: tuple[Part, ...] = ()
-    after_video: tuple[Part, ...] = ()
+    around = around_video = Surroundings()
     video_token: int | None = None
     video_marker: str | None = None
 
@@ -189,7 +186,7 @@ class Filming(LlavaNext):
         pixels = np.stack([np.asarray(self._frame(images=picture, return_tensors="np")["pixel_values"][0], np.float32) for picture in film.at(indices)])
         if pixels.shape[-2:] != (side := (self.config.vision_config.image_size,) * 2):
             raise ValueError(f"its video processor makes frames of {pixels.shape[-1]} × {pixels.shape[-2]} pixels, and its tower takes {side[0]} × {side[0]}")
-        return (*self.before_video, Shown(self._rows(len(indices)), {"pixel_values_videos": pixels}, moving=True), *self.after_video)
+        return (Shown(self._rows(len(indices)), {"pixel_values_videos": pixels}, moving=True),)
 
     def _rows(self, number: int) -> int:
         raise NotImplementedError
@@ -272,8 +269,7 @@ class QwenVL(Vision):
         pixels, grid = self._pairs(film, indices)
         a_second = getattr(self.config.vision_config, "tokens_per_second", None)  # positions; None: one a pair, however long it is
         interval = 1.0 if a_second is None else a_second * self._pair / (len(indices) / film.count * film.rate)
-        shown = self._shown(pixels.reshape(-1, pixels.shape[-1]), grid, interval=interval, moving=True)
-        return (*self.before_video, shown, *self.after_video)
+        return (self._shown(pixels.reshape(-1, pixels.shape[-1]), grid, interval=interval, moving=True),)
 
     def _pairs(self, film: Film, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return patches, [pairs, of a pair, values of a patch], and their grid, [1, 3]; an odd last frame is paired
@@ -302,7 +298,12 @@ class QwenVL(Vision):
 
 class Qwen3VL(QwenVL):
     """Qwen3-VL; its tower's features are added after the first layers, too. A pair of frames is a picture after its
-    timestamp."""
+    timestamp, within the tokens that the template writes once around a whole video."""
+
+    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
+        super().__init__(name, config, model, processor, words, filming)
+        self.video_marker = None
+        self._begin, self._end = (Special(self._spelled(token, "video's")) for token in (config.vision_start_token_id, config.vision_end_token_id))
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
         return frames.spread(film, wanted, self.filming)
@@ -313,8 +314,8 @@ class Qwen3VL(QwenVL):
         seen: list[Part | Shown] = []
         for i, pair in enumerate(pixels):
             first, last = times[i * self._pair], times[(i + 1) * self._pair - 1]
-            seen += [f"<{(first + last) / 2:.1f} seconds>", *self.before_video]
-            seen += [self._shown(pair, np.array([[1, *grid[0, 1:]]]), moving=True), *self.after_video]
+            shown = self._shown(pair, np.array([[1, *grid[0, 1:]]]), moving=True)
+            seen += [f"<{(first + last) / 2:.1f} seconds>", self._begin, shown, self._end]
         return tuple(seen)
 
     def _size(self, number: int, height: int, width: int) -> tuple[int, int]:
