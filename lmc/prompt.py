@@ -164,7 +164,7 @@ class Gen:
     constraint: Constraint | None = None
     seed: int = 0
     name: str | None = None
-    loc: Loc | None = None
+    loc: Loc | None = field(default=None, compare=False)  # a backend does not see it
     tools: str = ""
 
 
@@ -177,7 +177,7 @@ class Select:
     temperature: float = 0.0
     seed: int = 0
     name: str | None = None
-    loc: Loc | None = None
+    loc: Loc | None = field(default=None, compare=False)  # a backend does not see it
     adapter: str = ""
 
 

@@ -29,6 +29,7 @@ from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, SHORTEST, Profile, reading_line
 from lmc.runahead.submitting import RunPlan
+from lmc.runahead.text import flat
 from lmc.waiting import Signal, idle
 
 
@@ -117,7 +118,8 @@ class Ledger:
         self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
         self.calls: CallsAhead | None = None  # made when the first one is
         self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
-        self.guesses: dict[Address, Guess] = {}
+        self.guesses: dict[Address, list[Guess]] = {}
+        """Open guesses: one for each address, except where several arms of an undecided branch make requests."""
         self.records: list[Record] = []
         self.host_calls: list[tuple[str, float, float]] = []
         self.evaluations = 0
@@ -125,7 +127,6 @@ class Ledger:
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
         self.began, self.ended = perf_counter(), 0.0  # of the run
-        self._rivals: dict[Address, list[Guess]] = {}
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
         self._fresh = True  # Python has since made a request that no evaluation predicted
@@ -172,9 +173,9 @@ class Ledger:
         Python's, or with `ahead` a guess."""
         place = (address[0], address[1], f"{self.stream}{other[0]}", other[1])
         entry = self.asked.get(place)
-        if entry is None and ahead and (guess := self.guesses.get(place)) is not None:
-            entry = guess.before, guess.ask, guess.after
-        if entry is None or not _repeatable(ask) or not same_request(entry[1], ask) or content(entry[0]) != content(before):
+        if entry is None and ahead and (there := self.guesses.get(place)):
+            entry = there[0].before, there[0].ask, there[0].after
+        if entry is None or not _repeatable(ask) or entry[1] != ask or content(entry[0]) != content(before):
             return None
         return entry[2]
 
@@ -183,11 +184,11 @@ class Ledger:
         if not _repeatable(ask):
             return None
         place = content(before)
-        return next((after for prompt, other, after in [*self.asked.values()] if same_request(other, ask) and content(prompt) == place), None)
+        return next((after for prompt, other, after in [*self.asked.values()] if other == ask and content(prompt) == place), None)
 
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
         with self._lock:
-            there = self._at(address)
+            there = list(self.guesses.get(address, ()))
             found = next((g for g in there if self._answers(g, before, ask)), None)
             for guess in [g for g in there if g is not found and (g.in_arm or not _repeatable(ask))]:
                 self._drop(guess)
@@ -214,7 +215,7 @@ class Ledger:
             return found
 
     def _answers(self, guess: Guess, before: Prompt, ask: Gen | Select) -> bool:
-        return same_request(guess.ask, ask) and content(guess.before) == content(before)
+        return guess.ask == ask and content(guess.before) == content(before)
 
     # -- requests made ahead
 
@@ -227,7 +228,7 @@ class Ledger:
         with self._lock:
             if self.closed or not (certain or self.policy is AheadPolicy.LIKELY):
                 return None
-            for found in self._at(address):
+            for found in list(self.guesses.get(address, ())):
                 if self._answers(found, before, ask):
                     found.reached = self.evaluations
                     return found.after
@@ -240,7 +241,7 @@ class Ledger:
                 found.address, found.reached = address, self.evaluations
                 self._put(found)
                 return found.after
-            if self._open >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
+            if len(self._open()) >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
                 return None
             try:
                 if self.plan is None:
@@ -347,33 +348,18 @@ class Ledger:
         if (watching := observer()) is not None:
             watching.settle(guess.result, used=used)
 
-    # -- open guesses: one per address, except where several arms of an undecided branch make requests
-
-    def _at(self, address: Any) -> list[Guess]:
-        found = self.guesses.get(address)
-        return [] if found is None else [found, *self._rivals.get(address, ())]
-
-    def _all(self) -> list[Guess]:
-        return [*self.guesses.values(), *(g for rivals in self._rivals.values() for g in rivals)]
-
-    @property
-    def _open(self) -> int:
-        return len(self.guesses) + sum(map(len, self._rivals.values()))
+    def _open(self) -> list[Guess]:
+        return [guess for there in self.guesses.values() for guess in there]
 
     def _put(self, guess: Guess) -> None:
-        if self.guesses.setdefault(guess.address, guess) is not guess:
-            self._rivals.setdefault(guess.address, []).append(guess)
+        self.guesses.setdefault(guess.address, []).append(guess)
 
     def _remove(self, guess: Guess) -> None:
-        rivals = self._rivals.get(guess.address, [])
-        if guess in rivals:
-            rivals.remove(guess)
-        elif self.guesses.get(guess.address) is guess:
-            del self.guesses[guess.address]
-            if rivals:
-                self.guesses[guess.address] = rivals.pop(0)
-        if not rivals:
-            self._rivals.pop(guess.address, None)
+        there = self.guesses.get(guess.address, [])
+        if guess in there:
+            there.remove(guess)
+        if not there:
+            self.guesses.pop(guess.address, None)
 
     def _count(self, **more: int) -> None:
         self.usage += Usage(**more)
@@ -383,7 +369,7 @@ class Ledger:
         entry = self.asked.get(address)
         if entry is not None:
             return entry[2].result is not None and entry[2].result.done
-        there = self._at(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
+        there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
         return all(g.result.done for g in there) if there else self.calls is not None and self.calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
@@ -464,7 +450,7 @@ class Ledger:
             if not idle() or all(result.done for result in awaited):  # it may have stopped early: the next one goes on
                 self._fresh = True
             else:
-                for guess in [g for g in self._all() if g.reached != self.evaluations and not g.result.done]:
+                for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:
                     self._drop(guess)
 
     def _notify(self, result: Result) -> None:
@@ -482,7 +468,7 @@ class Ledger:
             if self.closed:
                 return
             self.closed, self.ended = True, perf_counter()
-            for guess in self._all():
+            for guess in self._open():
                 self._drop(guess)
             if sys.exception() is None:  # which alone may keep Python from making certain requests
                 for site in [site for site, useless in self._useless.items() if useless]:
@@ -501,42 +487,19 @@ class Ledger:
         self.profile.ended(self)
 
 
-# -- equality: everything a backend sees of a request
-# --------------------------------------------------------------------
-
-
-def same_request(a: Gen | Select, b: Gen | Select) -> bool:
-    """Return whether two requests at the same prompt are equal; their source locations may differ."""
-    if a.__class__ is not b.__class__:
-        return False
-    if isinstance(a, Gen) and isinstance(b, Gen):
-        return a.params == b.params and a.constraint == b.constraint and a.seed == b.seed and a.tools == b.tools and a.name == b.name
-    assert isinstance(a, Select) and isinstance(b, Select)
-    return (
-        a.choices == b.choices and a.method == b.method and a.temperature == b.temperature and a.seed == b.seed and a.adapter == b.adapter and a.name == b.name
-    )
-
-
 def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
     """Return the content that equal prompts share: the handle of everything before the last answer, and the literal
     text since.
 
     The handle represents the part verified before. The text is the same however it was cut into appends.
     """
-    parts: list[Any] = []
-    text: list[str] = []
-    for part in prompt.tail:
-        part = part.text() if isinstance(part, Excerpt) and part.result.done and part.result.error is None else part
-        if part.__class__ is str:
-            text.append(part)  # pyright: ignore[reportArgumentType]
-            continue
-        if text:
-            parts.append("".join(text))
-            text = []
-        parts.append(("image", part.source, part.frames, part.detail) if isinstance(part, Image) else part)
-    if text:
-        parts.append("".join(text))
-    return id(prompt.handle), tuple([part for part in parts if part != ""])
+    return id(prompt.handle), flat([tuple(map(_compared, prompt.tail))])
+
+
+def _compared(part: Any) -> Any:
+    if isinstance(part, Excerpt) and part.result.done and part.result.error is None:
+        return part.text()
+    return ("image", part.source, part.frames, part.detail) if isinstance(part, Image) else part
 
 
 _LEAST = 64

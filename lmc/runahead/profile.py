@@ -35,6 +35,7 @@ WRONG = 3
 KEPT = 256
 """Runs whose requests are kept for reports."""
 
+_SAVED = ("cost", "evaluations", "asked", "used", "wasted")
 _log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
 
@@ -112,13 +113,12 @@ class Profile:
 
     def measured(self) -> dict[str, Any]:
         """Return the part that a saved program keeps, as data."""
-        return {"cost": self.cost, "evaluations": self.evaluations, "asked": self.asked, "used": self.used, "wasted": self.wasted}
+        return {name: getattr(self, name) for name in _SAVED}
 
     def learn(self, measured: Mapping[str, Any]) -> None:
         """Continue from the data of a saved program."""
-        self.cost = float(measured["cost"])
-        self.evaluations, self.asked = int(measured["evaluations"]), int(measured["asked"])
-        self.used, self.wasted = int(measured["used"]), int(measured["wasted"])
+        for name in _SAVED:
+            setattr(self, name, type(getattr(self, name))(measured[name]))
 
     def ended(self, ledger: Ledger) -> None:
         """Record the end of a run."""

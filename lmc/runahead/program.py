@@ -6,8 +6,8 @@ import functools
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, closing, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -263,9 +263,18 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.planner.prepare(backend, greedy)
         self.profile.spent += thread_time() - began
 
-    def _during(self, runs: int, options: Options) -> AbstractContextManager[None]:
+    @contextmanager
+    def _during(self, runs: int, options: Options) -> Generator[None]:
         """Record the cost of a call or batch, however it ends."""
-        return _During(self.stats, runs, self.function._backend(options))
+        backend, stats = self.function._backend(options), self.stats
+        before, began = backend.counters(), perf_counter()
+        try:
+            yield
+        finally:
+            stats.runs += runs
+            stats.run_seconds = perf_counter() - began
+            stats.counters = backend.counters() - before
+            stats.note = getattr(backend, "counts_alone", "")
 
     def _journaled(
         self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False
@@ -332,14 +341,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             return self.explain(format="html")
         target = self.target
         graph = run_pipeline(
-            self.graph(),
-            None,
-            template=target.template,
-            kind=target.kind,
-            opt=self.opt,
-            outputs=self.outputs,
-            aggressive=self.aggressive,
-            after=after,
+            self.graph(), None, template=target.template, kind=target.kind, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive, after=after
         )
         formats: dict[str, Callable[[Graph], str]] = {
             "text": text.print_graph, "dot": render.to_dot, "html": render.to_html, "json": render.to_json,
@@ -396,24 +398,6 @@ _INSTEAD: Mapping[str, str] = {
     "trace": "program.dump_ir()", "cache": "fn.cache(backend)",
 }  # fmt: skip
 """Attributes of a `Function` that a `Program` has under another name."""
-
-
-class _During:
-    """Records the cost of a call or batch, however it ends."""
-
-    __slots__ = ("_backend", "_before", "_runs", "_start", "_stats")
-
-    def __init__(self, stats: Stats, runs: int, backend: Backend) -> None:
-        self._stats, self._runs, self._backend = stats, runs, backend
-
-    def __enter__(self) -> None:
-        self._before, self._start = self._backend.counters(), perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._stats.runs += self._runs
-        self._stats.run_seconds = perf_counter() - self._start
-        self._stats.counters = self._backend.counters() - self._before
-        self._stats.note = getattr(self._backend, "counts_alone", "")
 
 
 def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:

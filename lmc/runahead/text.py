@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from lmc.prompt import Mark, Special
@@ -13,15 +14,12 @@ Piece = str | Special | Mark | None
 """A part of a prompt's text as far as it is known; None: any text."""
 
 
-def flat(pieces: Iterable[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+def flat(pieces: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Join adjacent text, so that it does not matter how it was cut."""
-    joined: list[Piece] = []
-    for piece in (x for part in pieces for x in part):
-        last = joined[-1] if joined else None
-        if isinstance(piece, str) and isinstance(last, str):
-            joined[-1] = last + piece
-        elif piece != "" and not (piece is None and joined and last is None):
-            joined.append(piece)
+    joined: list[Any] = []
+    for _, alike in groupby((x for part in pieces for x in part if x != ""), type):
+        run: list[Any] = list(alike)
+        joined += ["".join(run)] if isinstance(run[0], str) else [None] if run[0] is None else run
     return tuple(joined)
 
 

@@ -54,6 +54,9 @@ class CallEvaluator:
 
     def call(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Evaluate `fn(*args, **kwargs)`."""
+        known = table.FUNCTIONS.get(id(fn))
+        if known is not None:
+            return self.of_rule(known[2], known[1], args, kwargs)
         rule = _CALLS.get(type(fn))
         if rule is not None:
             return rule(self, fn, args, kwargs)
@@ -61,8 +64,6 @@ class CallEvaluator:
             return self._construct(fn, args, kwargs)
         if isinstance(fn, Unknown):
             return self.unknown_code(fn, args, kwargs)
-        if id(fn) in table.FUNCTIONS or id(fn) in table.PURE:
-            return self._of_table(fn, args, kwargs)
         if isinstance(fn, Function):
             return self.sub_program(fn, args, kwargs)
         if type(fn) is LRU:
@@ -70,12 +71,6 @@ class CallEvaluator:
         if type(fn) in op.ATOMS or type(fn) in op.CONTAINERS:
             raise Raised(TypeError(f"{type(fn).__name__!r} object is not callable"))
         return self.unknown_code(fn, args, kwargs)
-
-    def _of_table(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        known = table.FUNCTIONS.get(id(fn))
-        if known is None:
-            return table.pure(self, fn, table.PURE[id(fn)][1], args, kwargs)
-        return self.of_rule(known[2], known[1], args, kwargs)
 
     def of_rule(self: Evaluation, rule: table.Rule, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of a rule of the table; an operation if something undecided matters to it."""
@@ -153,10 +148,6 @@ class CallEvaluator:
 
     def call_function(self: Evaluation, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function of the outside."""
-        if id(fn) in table.LANGUAGE:
-            return self._language(fn, args, kwargs)
-        if id(fn) in table.FUNCTIONS or id(fn) in table.PURE:
-            return self._of_table(fn, args, kwargs)
         try:
             closure = self.closure_of(fn)
         except NotUnderstood:
@@ -241,7 +232,8 @@ class CallEvaluator:
         arguments, given = fn.split(kwargs)
         given = {**fn.given, **given}
         unknown = [v.deps for v in given.values() if isinstance(v, Unknown)]
-        options = _NO_OPTIONS if not given else None if unknown or self._bad_options(given) else op.native(Options.of, given)
+        plain = all(op.need(self, v) == NOTHING for k, v in given.items() if k != "backend")
+        options = _NO_OPTIONS if not given else op.native(Options.of, given) if plain and not unknown else None
         if options is not None and fn.bound:
             arguments = {**{k: self.adopt(v) for k, v in fn.bound.items()}, **arguments}
         emitter = None if options is None else self.emitter.nested(options)
@@ -274,11 +266,6 @@ class CallEvaluator:
             self.lose(state, None)
             return Unknown(None)
 
-    def _bad_options(self: Evaluation, given: Mapping[str, Any]) -> bool:
-        return any(name in given for name in ("journal", "budget", "timeout", "stream")) or any(
-            op.need(self, v) != NOTHING for k, v in given.items() if k != "backend"
-        )
-
     def _program_method(self: Evaluation, fn: Function, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "run":
             return self.sub_program(fn, args, kwargs)
@@ -291,7 +278,7 @@ class CallEvaluator:
 
     # -- lmc's own
 
-    def _language(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def language(self: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         args, kwargs = [self._said(x) for x in args], {k: self._said(x) for k, x in kwargs.items()}
         if id(fn) in table.ASKS:
             name = args[0] if args else kwargs.get("name")
@@ -469,8 +456,6 @@ class CallEvaluator:
             task.settle()
 
     def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if id(cls) in table.FUNCTIONS or id(cls) in table.PURE:
-            return self._of_table(cls, args, kwargs)
         if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors"):
             return op.native(cls, *args, **kwargs)
         if is_plain(cls):

@@ -129,7 +129,8 @@ class Domain:
         """If likely requests are wanted, make the requests of an arm, and undo all its other effects."""
         if not evaluation.explores or evaluation.exploring >= DEEPEST_ARM or not evaluation.may_ask(frame, arm.effects):
             return
-        before, flags, changed = Heap(evaluation, frame), evaluation.flags(frame), set(evaluation.snapshot.changed)
+        before, changed, names, tasks = Heap(evaluation, frame), set(evaluation.snapshot.changed), dict(evaluation._globals), [*evaluation.tasks]
+        flags = evaluation.certain, evaluation.shifted, evaluation.outcome.entire, frame.result, frame.undecided
         evaluation.exploring += 1
         evaluation.certain = False
         try:
@@ -142,8 +143,9 @@ class Domain:
         finally:
             evaluation.exploring -= 1
             before.restore()
-            evaluation.put_back(frame, flags)
             evaluation.snapshot.changed.intersection_update(changed)
+            evaluation._globals, evaluation.tasks = names, tasks
+            evaluation.certain, evaluation.shifted, evaluation.outcome.entire, frame.result, frame.undecided = flags
 
     def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""

@@ -43,7 +43,7 @@ class Frame:
         self.result: Any = None
         self.loops: list[Any] = []
         self.undecided: Any = False
-        self.live: Mapping[str, Any] | None = None
+        self.live: Any = None
         self.is_program = False
         self.first: Any = None  # argument, for `super()`
         self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
@@ -93,9 +93,8 @@ class Frame:
     def from_python(self, name: str, x: Unknown) -> Any:
         """Return the value in Python's own frame of a name that is bound once, if only Python knows it."""
         assert self.live is not None and self.code is not None
-        if name not in self.code.once or name not in self.live:
-            return x
-        return self.ev.locals.adopt(self.live[name])
+        found = self.live.get(name, x) if name in self.code.once else x
+        return x if found is x else self.ev.locals.adopt(found)
 
 
 @dataclass
@@ -139,7 +138,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         budget: int = 50_000,
         paused: Callable[[], bool] = lambda: False,
         passes: Callable[[Loc], int] = lambda _: 0,
-        frames: Mapping[Any, Mapping[str, Any]] = {},
+        frames: Mapping[Any, Any] = {},
         stream: str = "",
         explores: bool = False,
     ) -> None:
@@ -263,13 +262,6 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             self.handled.pop()
             if name is not None:
                 frame.vars.pop(name, None)
-
-    def flags(self, frame: Frame) -> tuple[Any, ...]:
-        """Return the state of an evaluation, besides the contents of its objects."""
-        return self.certain, self.shifted, self.outcome.entire, [*self.tasks], dict(self._globals), frame.result, frame.undecided
-
-    def put_back(self, frame: Frame, flags: tuple[Any, ...]) -> None:
-        self.certain, self.shifted, self.outcome.entire, self.tasks, self._globals, frame.result, frame.undecided = flags
 
     @property
     def stops(self) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
@@ -170,12 +168,6 @@ def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval
         known = op.truth(frame.ev, x)
         if known is True or known is False:
             return x if known is is_or else rest(frame)
-        if frame.ev.domain.skips and frame.ev.only_looks(frame, behind.effects):
-            with suppress(Raised, Undecided):
-                if op.truth(frame.ev, rest(frame)) is is_or:  # whatever the unknown operand is
-                    found = Unknown(known.deps)
-                    found.truth = is_or
-                    return found
         decided = Arm(lambda _: x, NO_EFFECTS, loc)
         site = BranchStatement(loc, decided, behind) if is_or else BranchStatement(loc, behind, decided)
         return frame.ev.domain.choice(frame.ev, frame, known, site)
@@ -405,11 +397,7 @@ class Comprehended:
         self.rest = effects([*elements, *tests[always:], *later[1 - always :]])
 
     def frames(self, frame: Frame, items: Any, undecided: UndecidedItems) -> Iterator[Frame]:
-        try:
-            yield from self._level(frame.inner(), op.iterate(frame.ev, items), 0, undecided)
-        except Undecided:
-            undecided.stopped = True
-            raise
+        yield from self._level(frame.inner(), op.iterate(frame.ev, items), 0, undecided)
 
     def _level(self, frame: Frame, items: Iterator[Any], k: int, undecided: UndecidedItems) -> Iterator[Frame]:
         ev, bind, tests = frame.ev, self._targets[k], self._conditions[k]
@@ -444,18 +432,16 @@ def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope
             ev, items = frame.ev, made.first(frame)
             undecided = UndecidedItems(lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
             undecided.skips = ev.domain.skips
-            taken = map(each, made.frames(frame, items, undecided))
             try:
-                try:
-                    found = op.native(kind, taken)
-                except Undecided as unknown:
-                    if undecided.stopped or not (undecided.skips and undecided.asks()):
-                        raise
-                    deque(taken, 0)  # a key is unknown: Python goes on to the end
-                    found = ev.operation(kind.__name__, (), unknown.deps)
+                found = [each(inner) for inner in made.frames(frame, items, undecided)]
             except Undecided as unknown:
                 return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(unknown.deps), made.site)
-            return Unknown(ev.left_out(frame, made.rest, undecided.deps)) if undecided.deps else found
+            if undecided.deps:
+                return Unknown(ev.left_out(frame, made.rest, undecided.deps))
+            try:
+                return op.native(kind, found)
+            except Undecided as unknown:  # a key
+                return ev.operation(kind.__name__, (found,), unknown.deps)
 
         return run
 

@@ -113,13 +113,6 @@ class Havoc:
                 return True
         return False
 
-    def only_looks(self: Evaluation, frame: Frame, effects: PossibleEffects) -> bool:
-        """Return whether an expression with these effects changes nothing and makes no requests, as far as its names tell."""
-        if effects.names or effects.touched or effects.appends or effects.exits or effects.yields:
-            return False
-        called = [frame.peek(call.func.id) if isinstance(call.func, ast.Name) else None for call in effects.calls]
-        return all(is_known(fn) and id(fn) not in CHANGING and id(fn) not in ASKS for fn in called)
-
     def may_skip(self: Evaluation, frame: Frame, target: Any) -> bool:
         """Return whether a loop, or the helper function of a frame, may be skipped as a whole: it makes no requests."""
         if target is frame:

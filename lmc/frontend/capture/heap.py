@@ -20,8 +20,7 @@ _BOOKS = ("ctx", "ordinal", "forks", "calls", "role", "previous", "_value")
 
 
 class Heap:
-    """All mutable objects that a frame reaches, with their contents when this was made. Globals are read on demand, so
-    the set of names read is no change."""
+    """All mutable objects that a frame reaches, with their contents when this was made."""
 
     def __init__(self, evaluation: Evaluation, frame: Frame) -> None:
         self.held: dict[int, tuple[Any, Any]] = {}

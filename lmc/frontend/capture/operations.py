@@ -242,7 +242,7 @@ def truth(ev: Evaluation, x: Any) -> Any:
     if x is True or x is False or x is None:
         return bool(x)
     if isinstance(x, Unknown):
-        return x if x.truth is None else x.truth
+        return x
     if ev.is_lost(x) or x is NotImplemented:  # which warns
         return Unknown(ev.lost.get(id(x)))
     try:

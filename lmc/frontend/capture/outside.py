@@ -309,7 +309,7 @@ _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
 _LMC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 
-FOLLOWED: set[str] = set()
+FOLLOWED: set[str] = {os.path.join(os.path.dirname(os.path.abspath(__file__)), "followed.py")}
 """Files of lmc's that contain code for others, followed as the user's own."""
 
 

@@ -114,21 +114,12 @@ class _Scan(ast.NodeVisitor):
 
     visit_For = visit_AsyncFor = visit_While = _loop
 
-    def visit_Return(self, node: ast.Return) -> None:
-        self.exits.add("return")
+    def _exit(self, node: ast.Return | ast.Raise | ast.Break | ast.Continue) -> None:
+        if isinstance(node, ast.Return | ast.Raise) or not self.loops:
+            self.exits.add(type(node).__name__.lower())
         self.generic_visit(node)
 
-    def visit_Raise(self, node: ast.Raise) -> None:
-        self.exits.add("raise")
-        self.generic_visit(node)
-
-    def visit_Break(self, node: ast.Break) -> None:
-        if not self.loops:
-            self.exits.add("break")
-
-    def visit_Continue(self, node: ast.Continue) -> None:
-        if not self.loops:
-            self.exits.add("continue")
+    visit_Return = visit_Raise = visit_Break = visit_Continue = _exit
 
     def _yield(self, node: ast.Yield | ast.YieldFrom) -> None:
         self.yields = True

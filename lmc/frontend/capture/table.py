@@ -1,10 +1,8 @@
 """The table of the Python builtins and library functions that the evaluator supports. All else is unknown.
 
 PURE_METHODS   methods of immutable builtin types: run natively when all arguments are known
-PURE           functions that only compute: run natively when all arguments are known
-FUNCTIONS      functions that may take unknown values, functions of the program or iterators: a rule each
+FUNCTIONS      functions by their rules: those that only compute run natively when all arguments are known
 METHODS        methods of lists, dicts, sets … the evaluation's own: natively, as long as nothing unknown is touched
-LANGUAGE       lmc's own, which pass unknown values on
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ import statistics
 import textwrap
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import primitives, tools
-from lmc.frontend.capture import backtracking
+from lmc.frontend.capture import backtracking, followed
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.values import (
@@ -46,7 +44,6 @@ from lmc.frontend.capture.values import (
     Raised,
     Stop,
     Undecided,
-    UndecidedItems,
     Unknown,
     join,
 )
@@ -83,31 +80,40 @@ _MODULES: Mapping[Any, str] = {
     bisect: "bisect bisect_left bisect_right",
 }
 _BUILTINS = (str, int, float, complex, bytes, abs, round, ord, chr, divmod, hex, oct, bin, ascii, repr, pow, range, slice, frozenset)
-PURE: dict[int, tuple[Any, str]] = {
-    **{id(getattr(m, n)): (getattr(m, n), f"{m.__name__}.{n}") for m, names in _MODULES.items() for n in names.split()},
-    **{id(f): (f, f.__name__) for f in _BUILTINS},
-}
-LANGUAGE: dict[int, Any] = {id(f): f for f in (
+_LANGUAGE = (
     primitives.gen, primitives.select, primitives.gen_int, primitives.gen_string, primitives.user, primitives.system, primitives.assistant,
     primitives.user_begin, primitives.user_end, primitives.system_begin, primitives.system_end, primitives.assistant_begin, primitives.assistant_end,
     primitives.special, primitives.image, primitives.document, primitives.video, primitives.separate_reasoning, tools.tool_result,
-)}  # fmt: skip
+)  # fmt: skip
 ASKS = frozenset(map(id, (primitives.gen, primitives.select, primitives.gen_int, primitives.gen_string)))
 FUNCTIONS: dict[int, tuple[Any, str, Rule]] = {}
 
 
 def is_known(fn: Any) -> bool:
     """Return whether a function of the outside is in the table."""
-    return id(fn) in FUNCTIONS or id(fn) in PURE or id(fn) in LANGUAGE
+    return id(fn) in FUNCTIONS
 
 
-def rule(*functions: Any) -> Callable[[Rule], Rule]:
+def rule(*functions: Any, name: str = "") -> Callable[[Rule], Rule]:
     def register(made: Rule) -> Rule:
         for fn in functions:
-            FUNCTIONS[id(fn)] = (fn, getattr(fn, "__name__", str(fn)), made)
+            FUNCTIONS[id(fn)] = (fn, name or getattr(fn, "__name__", str(fn)), made)
         return made
 
     return register
+
+
+def _pure(fn: Any, name: str) -> None:
+    rule(fn, name=name)(lambda ev, args, kwargs: pure(ev, fn, name, args, kwargs))
+
+
+for _module, _names in _MODULES.items():
+    for _name in _names.split():
+        _pure(getattr(_module, _name), f"{_module.__name__}.{_name}")
+for _fn in _BUILTINS:
+    _pure(_fn, _fn.__name__)
+for _fn in _LANGUAGE:
+    rule(_fn)(lambda ev, args, kwargs, fn=_fn: ev.language(fn, args, kwargs))
 
 
 def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -249,28 +255,6 @@ for _fn, _one, _more in ((min, "u", "x"), (max, "u", "x"), (iter, "i", "fx")):
     rule(_fn)(_by_count(_fn, _one, _more))
 
 
-def _filter(wanted: bool) -> Rule:
-    def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        test, items = args
-        undecided = UndecidedItems(lambda: ev.may_ask_in(args))
-
-        def kept() -> Iterator[Any]:
-            for x in op.iterate(ev, items):
-                known = op.truth(ev, x if test is None else ev.call(test, [x], {}))
-                if isinstance(known, Unknown):
-                    undecided.skip(known.deps)
-                elif known is wanted:
-                    yield x
-
-        return LazyItems(ev, kept(), sources=args, rest=(None, undecided))
-
-    return made
-
-
-rule(filter)(_filter(True))
-rule(itertools.filterfalse)(_filter(False))
-
-
 @rule(next)
 def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is not LazyItems:
@@ -296,11 +280,8 @@ def _fromkeys(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:])
 
 
-def _from_iterable(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return LazyItems(ev, (i for a in op.iterate(ev, args[0]) for i in op.iterate(ev, a)))
-
-
-CLASS_METHODS: dict[tuple[type, str], Rule] = {(dict, "fromkeys"): _fromkeys, (itertools.chain, "from_iterable"): _from_iterable}
+CLASS_METHODS: dict[tuple[type, str], Rule] = {
+    (dict, "fromkeys"): _fromkeys, (itertools.chain, "from_iterable"): lambda ev, args, kwargs: ev.call(followed.chained, args, kwargs)}  # fmt: skip
 """Attributes of builtin classes."""
 
 
@@ -456,6 +437,8 @@ def _task_group(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 # -- rules of one line -----------------------------------------------------------------------------------------------------
 
 _SHORT: Mapping[Any, Rule] = {
+    filter: lambda ev, args, kwargs: ev.call(followed.kept, args, kwargs),
+    itertools.filterfalse: lambda ev, args, kwargs: ev.call(followed.left_out, args, kwargs),
     bool: lambda ev, args, kwargs: op.truth(ev, args[0]) if args else False,
     str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else pure(ev, str, "str", args, kwargs),
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),
@@ -489,4 +472,4 @@ for _fn, _made in _SHORT.items():
     rule(_fn)(_made)
 
 
-__all__ = ["ASKS", "FUNCTIONS", "LANGUAGE", "PURE", "PURE_METHODS", "StateGroup", "callback", "is_known", "manager_of", "pure"]
+__all__ = ["ASKS", "FUNCTIONS", "PURE_METHODS", "StateGroup", "callback", "is_known", "manager_of", "pure"]

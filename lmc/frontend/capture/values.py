@@ -35,14 +35,12 @@ class Unknown(Symbolic):
 
     note    the domain's data: a value of the graph
     begins  known beginning of its text, if it is a concatenation
-    truth   whether it is true, if that is known: of `answer == "yes" or n > 3` with a large n
     """
 
-    __slots__ = ("begins", "deps", "note", "truth")
+    __slots__ = ("begins", "deps", "note")
 
     def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
         self.deps, self.note, self.begins = deps, note, begins
-        self.truth: bool | None = None
 
     def __deepcopy__(self, _: Any) -> Unknown:
         return self
@@ -229,16 +227,15 @@ class Partial:
 class UndecidedItems:
     """The items of a comprehension of which it is undecided whether they are in it.
 
-    asks     whether it may make requests: else there is nothing to find behind them
-    skips    it goes on behind them: all its items are taken
-    stopped  it has not, or it is undecided how many there are
+    asks   whether it may make requests: else there is nothing to find behind them
+    skips  it goes on behind them: all its items are taken
     """
 
-    __slots__ = ("asks", "deps", "skips", "stopped")
+    __slots__ = ("asks", "deps", "skips")
 
     def __init__(self, asks: Callable[[], bool]) -> None:
         self.asks, self.deps = asks, list[Deps]()
-        self.skips = self.stopped = False
+        self.skips = False
 
     def skip(self, deps: Deps) -> None:
         if not (self.skips and (self.deps or self.asks())):

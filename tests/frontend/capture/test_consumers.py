@@ -122,26 +122,6 @@ def test_an_iterator_that_stopped_at_something_undecided_has_not_ended():
     assert [a.prompt for a in asked_by(run)] == ["a", "then"]
 
 
-@lmc.function
-def ends_at_a_limit(s, most):
-    n = 0
-    while True:
-        n += 1
-        s += f"{n}" + lmc.gen("done")
-        if s["done"] == "yes" or n >= most or len(s["done"]) > 3:
-            break
-    s += "?" + lmc.gen("more")
-    if not (s["more"] == "yes" and most > 5):
-        s += "then" + lmc.gen("then")
-
-
-def test_an_operand_that_is_known_decides_a_condition():
-    asked, outcome = evaluate(ends_at_a_limit, most=3)
-    assert [(a.name, a.certain) for a in asked] == [("done", True), ("done", False), ("done", False), ("more", False), ("then", False)] and outcome.complete
-    asked, _ = evaluate(ends_at_a_limit, {"done": "no"}, most=2)
-    assert [(a.name, a.certain) for a in asked] == [("done", True), ("done", True), ("more", True), ("then", True)]
-
-
 # -- functions that are chosen, cached, handed on
 
 
@@ -250,4 +230,4 @@ def test_items_that_ask_nothing_are_not_gone_through_in_vain():
 
     for explores in (False, True):
         _, outcome = evaluate(program, options={"explores": explores})
-        assert outcome.steps < 4500  # only `sorted` lists its items before it compares them
+        assert outcome.steps < 8500  # only `sorted`, and what has keys, lists its items before it compares them
