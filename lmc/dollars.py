@@ -19,9 +19,9 @@ from lmc.config import default_backend, has_default_backend
 from lmc.ir.analysis import always
 from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.ir.ops import trait
+from lmc.measured import Total, counted, measured
 from lmc.passes.plan_cache import messages_of, path_of, reached
 from lmc.passes.predict import longest_answer
-from lmc.runahead.measured import Total, counted, measured
 
 if TYPE_CHECKING:
     from lmc.runahead.program import Program

@@ -17,10 +17,10 @@ from lmc.ir.core import Graph
 from lmc.ir.ops import trait
 from lmc.ir.page import Expected, MeasuredAsk, Section, folded, page
 from lmc.ir.text import print_op
+from lmc.measured import Measured, Total, counted, measured, runs_of
 from lmc.pages import seconds, several
 from lmc.passes.manager import Planned
 from lmc.passes.predict import predict
-from lmc.runahead.measured import Measured, Total, counted, measured, runs_of
 
 if TYPE_CHECKING:
     from lmc.runahead.program import Program, Stats

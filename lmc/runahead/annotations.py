@@ -121,8 +121,7 @@ class Annotation:
         return hints
 
     def _beyond(self, max_tokens: int, stop: tuple[str, ...]) -> Beyond:
-        """Return the text beyond the answer that the request covers. The last stops end it unless an earlier part could
-        contain them."""
+        """Return the text beyond the answer that the request covers. The last stops end it unless an earlier part could contain them."""
         tokens = sum(len(c.text.encode("utf-8", "surrogatepass")) + (max_tokens if c.max_tokens is None else c.max_tokens) for c in self.covers)
         last = self.covers[-1].stop
         stops = stop if last is None else last
@@ -259,8 +258,7 @@ def _covered(op: Op, asks: Mapping[Address, Op]) -> Iterator[Covered]:
 
 
 def _groups_that_wait(graph: Graph) -> frozenset[int]:
-    """Return the groups within which Python reads an answer between the first and the last request: it makes the rest
-    after that."""
+    """Return the groups within which Python reads an answer between the first and the last request: it makes the rest after that."""
     answers = {v for op in graph.ops() if trait(op) == "samples" for v in op.results[1:]}
     found: set[int] = set()
     for block in graph.blocks:

@@ -1,5 +1,4 @@
-"""Calls of `@lmc.pure` functions that are made ahead, on workers: once per argument and run. Python's equal call takes
-the result."""
+"""Calls of `@lmc.pure` functions that are made ahead, on workers: once per argument and run. Python's equal call takes the result."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class CallsAhead:
         return len(self._made)
 
     def begin(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
-        """Return the key of a call of `fn` on plain data, beginning it unless it has begun; None if it cannot be made
-        ahead."""
+        """Return the key of a call of `fn` on plain data, beginning it unless it has begun; None if it cannot be made ahead."""
         key = _key(fn, args, kwargs)
         with self._lock:
             if key is None or (key not in self._made and len(self._made) >= MAX_CALLS):
@@ -99,25 +97,16 @@ class CallsAhead:
 
 
 def _key(fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:
-    """Return the key that equal calls share: the function itself, and equal arguments of equal types. None if the
-    arguments are not data."""
-    found = (_frozen(list(args)), _frozen(dict(kwargs)))
-    return None if None in found else (id(fn), *found)
-
-
-def _frozen(x: Any) -> Hashable | None:
-    kind = type(x)
-    if kind in _PLAIN:
-        return (kind, repr(x) if kind in (float, complex) else x)
-    if kind in (list, tuple):
-        parts = [_frozen(part) for part in x]
-        return None if None in parts else (kind, *parts)
-    if kind is dict:
-        parts = [_frozen(list(pair)) for pair in x.items()]
-        return None if None in parts else (kind, *parts)
-    return None
+    """Return the key that equal calls share: the function itself, and equal arguments of equal types. None if the arguments are not data."""
+    given = [*args], dict(kwargs)
+    return (id(fn), repr(given)) if is_data(given) else None
 
 
 def is_data(x: Any) -> bool:
     """Return whether an object consists of plain data only."""
-    return _frozen(x) is not None
+    try:
+        if type(x) is dict:
+            return all(map(is_data, (*x, *x.values())))
+        return type(x) in _PLAIN or (type(x) in (list, tuple) and all(map(is_data, x)))
+    except RecursionError:  # it holds itself
+        return False

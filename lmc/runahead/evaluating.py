@@ -1,5 +1,4 @@
-"""Prediction of the next requests: evaluates the program abstractly from its first line with the answers so far, and
-makes the requests ahead."""
+"""Prediction of the next requests: evaluates the program abstractly from its first line with the answers so far, and makes the requests ahead."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ from lmc.waiting import idle
 
 
 class Hole:
-    """A partly known prompt: `deps` are the answers it depends on, None: only Python can tell it. `known`: its known
-    beginning."""
+    """A partly known prompt: `deps` are the answers it depends on, None: only Python can tell it. `known`: its known beginning."""
 
     __slots__ = ("deps", "known")
 

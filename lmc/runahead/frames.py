@@ -43,8 +43,7 @@ class Locals:
 
 
 _OURS = 3
-"""References to the dict of a frame's locals if nothing else holds it: the frame's, the reader's, and refcount's
-argument."""
+"""References to the dict of a frame's locals if nothing else holds it: the frame's, the reader's, and refcount's argument."""
 
 
 @contextmanager

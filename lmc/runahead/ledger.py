@@ -169,8 +169,7 @@ class Ledger:
         self.host_calls.append((name, began, ended))
 
     def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
-        """Return the prompt with the answer to an equal request at another address of the run, at temperature 0: one of
-        Python's, or with `ahead` a guess."""
+        """Return the prompt with the answer to an equal request at another address of the run, at temperature 0: one of Python's, or with `ahead` a guess."""
         place = (address[0], address[1], f"{self.stream}{other[0]}", other[1])
         entry = self.asked.get(place)
         if entry is None and ahead and (there := self.guesses.get(place)):
@@ -260,8 +259,7 @@ class Ledger:
         return after
 
     def prefill(self, prompt: Prompt, run: Run) -> None:
-        """Prefill the beginning of a prompt whose continuation depends on an answer or a tool. It only uses backend
-        time that would be idle."""
+        """Prefill the beginning of a prompt whose continuation depends on an answer or a tool. It only uses backend time that would be idle."""
         if not run.backend.capabilities.local or hasattr(prompt.handle, "begin") or not _worth(prompt.tail):
             return
         with self._lock:
@@ -283,8 +281,7 @@ class Ledger:
                 del self._prefilled[key]
 
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
-        """Call an `@lmc.pure` function ahead; return the key for `known` and its future result; None if that is
-        impossible."""
+        """Call an `@lmc.pure` function ahead; return the key for `known` and its future result; None if that is impossible."""
         calls = self.pure_calls()
         return None if calls is None else calls.begin(fn, args, kwargs)
 
@@ -402,8 +399,7 @@ class Ledger:
         return self.source is None or self.closed or self.policy is AheadPolicy.OFF
 
     def _wait(self, awaited: Sequence[Result], event: Signal, line: Hashable, began: float) -> None:
-        """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more
-        is known."""
+        """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more is known."""
         patience = self.profile.patience
         left: float | None = patience
         while True:
@@ -503,8 +499,7 @@ def _compared(part: Any) -> Any:
 
 
 _LEAST = 64
-"""Characters after the last answer that are worth a prefill of their own: fewer are computed as fast with their
-continuation."""
+"""Characters after the last answer that are worth a prefill of their own: fewer are computed as fast with their continuation."""
 
 
 def _worth(tail: Sequence[object]) -> bool:

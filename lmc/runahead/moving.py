@@ -62,8 +62,7 @@ class Move:
 
     @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """Return patterns of the same text with arguments as short and as long as possible: if both match equally, the
-        reading is unique."""
+        """Return patterns of the same text with arguments as short and as long as possible: if both match equally, the reading is unique."""
 
         def source(any_text: str) -> str:
             written = "".join(f"({any_text})" if p is None else re.escape(code(p)) for p in self.written)
@@ -97,8 +96,7 @@ def _pieces(operands: Sequence[Operand]) -> tuple[Any, ...]:
 
 
 def _behind(graph: Graph, ask: Op, first: Mapping[Value, bool]) -> tuple[Op, tuple[Any, ...]] | None:
-    """Return the first text of the prompt that a request extends, and the pieces between it and the first request; None
-    if there are several."""
+    """Return the first text of the prompt that a request extends, and the pieces between it and the first request; None if there are several."""
     pieces: list[Any] = []
     node: Operand = ask.operands[0]
     while isinstance(node, Value):
@@ -120,8 +118,7 @@ def _behind(graph: Graph, ask: Op, first: Mapping[Value, bool]) -> tuple[Op, tup
 
 
 def _texts(graph: Graph, node: Operand, first: Mapping[Value, bool], seen: set[Operand]) -> Iterator[Value | None]:
-    """Return the first texts that a prompt may begin with; None for another beginning, or one with an answer after
-    it."""
+    """Return the first texts that a prompt may begin with; None for another beginning, or one with an answer after it."""
     while isinstance(node, Value) and node not in seen:
         seen.add(node)
         if node in first:

@@ -73,8 +73,7 @@ class Planner:
                 self._lock.release()
 
     def annotations(self, backend: Backend, greedy: bool) -> Annotations:
-        """Return the plan's annotations of request addresses for a backend. A program that cannot be traced or planned
-        has none."""
+        """Return the plan's annotations of request addresses for a backend. A program that cannot be traced or planned has none."""
         template = backend.chat_template
         key = (backend.capabilities.name, id(template), greedy)
         found = self._annotations.get(key)

@@ -1,5 +1,4 @@
-"""The profile of earlier runs of a program: the cost of an evaluation, where it pays off, and which sites guess
-wrong."""
+"""The profile of earlier runs of a program: the cost of an evaluation, where it pays off, and which sites guess wrong."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ FIRST_COST = 0.04
 FIRST_PLAN = 0.1
 """Assumed seconds of planning."""
 SHARE = 1 / 40
-"""Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for
-them."""
+"""Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for them."""
 SHORTEST = 0.0005
 """Least seconds that a wait has to last."""
 TRIALS, PROBE = 3, 32
@@ -58,8 +56,7 @@ class Profile:
 
     @property
     def patience(self) -> float:
-        """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if
-        all so far were cheap."""
+        """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if all so far were cheap."""
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
 
     def has_waited(self, began: float, ended: float) -> None:
@@ -72,8 +69,7 @@ class Profile:
         return self.spent + seconds <= SHARE * self.waited
 
     def worth(self, line: Hashable) -> bool:
-        """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an
-        occasional probe."""
+        """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an occasional probe."""
         seen = self._lines.setdefault(line, [0, 0])
         if seen[0] < TRIALS or seen[1] > 0:
             return True

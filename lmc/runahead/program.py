@@ -234,8 +234,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             return fn._run(bound, options)
 
     def beginning(self, ahead: str | None) -> Callable[..., None]:
-        """Return the function to call when a run begins whose requests are made ahead as far as `ahead` (None: as
-        compiled)."""
+        """Return the function to call when a run begins whose requests are made ahead as far as `ahead` (None: as compiled)."""
         return functools.partial(self._begin, self.ahead if ahead is None else AheadPolicy(ahead))
 
     def _begin(self, policy: AheadPolicy, state: State, bound: inspect.BoundArguments) -> None:
@@ -365,8 +364,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return _named(formats, format)(self)
 
     def _repr_html_(self) -> str:
-        """Return the notebook display: the program in a line, which opens to the page of `explain(format="html")`
-        without its script."""
+        """Return the notebook display: the program in a line, which opens to the page of `explain(format="html")` without its script."""
         from lmc.explain import to_fragment
         from lmc.frontend.notebook import never_raising
 

@@ -123,8 +123,7 @@ class SavedFile:
 
     @classmethod
     def read(cls, path: Path) -> SavedFile:
-        """Read the file. Raises ProgramError that says what is wrong with it and what to do; IRError for an invalid
-        graph."""
+        """Read the file. Raises ProgramError that says what is wrong with it and what to do; IRError for an invalid graph."""
         name = str(path)
         try:
             content = path.read_bytes()
@@ -169,8 +168,7 @@ class SavedFunction(Function[..., Any]):
 
     @property
     def func(self) -> Callable[..., Any]:  # type: ignore[override]
-        """Return the function, imported by its name. Raises ProgramError if it cannot be found, or its source has
-        changed."""
+        """Return the function, imported by its name. Raises ProgramError if it cannot be found, or its source has changed."""
         if self._found is None:
             self._found = self._import()
         return self._found

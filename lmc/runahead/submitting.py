@@ -25,8 +25,7 @@ _numbers = itertools.count()
 
 
 class Pinned(NamedTuple):
-    """Text that a run keeps pinned: the handle before it (kept alive, so that its id stays unique), the text, and the
-    handle of both."""
+    """Text that a run keeps pinned: the handle before it (kept alive, so that its id stays unique), the text, and the handle of both."""
 
     before: Handle | None
     text: tuple[Any, ...]
@@ -66,8 +65,7 @@ class RunPlan:
         return Prompt(before, (), handle.results[0], handle, ())
 
     def equal(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
-        """Return `before` followed by the answer to the equal request that the plan says answers this one, too; None if
-        there is none."""
+        """Return `before` followed by the answer to the equal request that the plan says answers this one, too; None if there is none."""
         same_as = self._at(address, ask, run).same_as
         equal = None if same_as is None else ledger.equal(address, same_as, before, ask, ahead=ahead)
         return None if equal is None else Prompt(before, (), equal.result, equal.handle, ())

@@ -439,3 +439,24 @@ def test_an_answer_is_not_taken_for_that_of_another_request_on_the_same_line():
     state = eager(lmc.compile(answers))(["one", "two"], counting(), backend=lmc.Mock(latency=0.02), temperature=0)
     assert state.ret_value == expected
     assert (state.usage.calls, state.usage.ahead_used, state.usage.ahead_wasted) == (8, 1, 0)
+
+
+@lmc.pure
+def looked_up(x):
+    return x if isinstance(x, str) else len(x)
+
+
+@lmc.function
+def looks_up_what_holds_itself(s):
+    s += "a" + lmc.gen("a", max_tokens=3)
+    s["a"]
+    s += looked_up("b") + lmc.gen("b", max_tokens=3)
+    s["b"]
+    ring = []
+    ring.append(ring)
+    return looked_up(ring)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_argument_that_holds_itself_is_no_error(mode: str) -> None:
+    assert execute(looks_up_what_holds_itself, mode) == 1

@@ -466,8 +466,7 @@ class CallEvaluator:
 
 
 class _Carried(Exception):
-    """Stand-in for an exception while lmc's own managers exit: they change its traceback, and it may be an outside
-    one."""
+    """Stand-in for an exception while lmc's own managers exit: they change its traceback, and it may be an outside one."""
 
 
 def _inert(x: Any) -> Any:

@@ -49,8 +49,7 @@ class Asking(Emitter, Protocol):
         ...
 
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown.
-        Raises Raised if it is known to raise."""
+        """Return the result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown. Raises Raised if it is known to raise."""
         ...
 
 
@@ -96,8 +95,7 @@ class Domain:
     """Whether a comprehension goes on behind items of which it is undecided whether they are in it."""
 
     def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
-        """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some
-        unknown operands."""
+        """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
         return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "")
 
     def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -105,8 +103,7 @@ class Domain:
         return Unknown(None)
 
     def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
-        """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not
-        taken."""
+        """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not taken."""
         evaluation.blocked(test.deps)
         arms = (site.then, site.orelse)
         left = [arm for arm in arms if arm.effects.leaves]
@@ -172,8 +169,7 @@ class Domain:
         return Unknown(items.deps)
 
     def handlers(self, evaluation: Evaluation, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
-        """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are
-        unknown."""
+        """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
         evaluation.blocked(deps)
         for arm in handlers:
             for kind in arm.effects.exits - {"raise"}:  # raising in a handler only replaces the exception

@@ -11,18 +11,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.values import (
-    NOTHING,
-    Closure,
-    Deps,
-    LazyItems,
-    Raised,
-    Undecided,
-    UndecidedItems,
-    Unknown,
-    join,
-    raised,
-)
+from lmc.frontend.capture.values import NOTHING, Closure, Deps, LazyItems, Raised, Undecided, UndecidedItems, Unknown, join, raised
 from lmc.frontend.scopes import Bindings, Comprehension
 
 if TYPE_CHECKING:

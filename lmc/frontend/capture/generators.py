@@ -1,5 +1,4 @@
-"""Generators of the program: a body runs in a greenlet of its own, so that each item is made on demand, and a `yield`
-may occur anywhere."""
+"""Generators of the program: a body runs in a greenlet of its own, so that each item is made on demand, and a `yield` may occur anywhere."""
 
 from __future__ import annotations
 

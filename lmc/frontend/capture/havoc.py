@@ -28,8 +28,7 @@ class Havoc:
     """Part of an Evaluation: the effects of skipped code."""
 
     def havoc(self: Evaluation, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
-        """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made
-        requests."""
+        """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
         if self.may_ask(frame, effects):
             self.shifted = True
         self._touch(frame, effects, deps, 0)
@@ -149,8 +148,7 @@ class Havoc:
         return None
 
     def _understands(self: Evaluation, frame: Frame, call: ast.Call) -> bool:
-        """Return whether the evaluation could follow a call; one on a value that must be computed first counts as
-        understood."""
+        """Return whether the evaluation could follow a call; one on a value that must be computed first counts as understood."""
         fn = self._resolved(frame, call.func)
         if fn is None and isinstance(call.func, ast.Attribute):
             fn = self._resolved(frame, call.func.value)  # a method of what is known, or would have to be computed first

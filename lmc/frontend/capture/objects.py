@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
-from lmc.frontend.capture.values import (
-    BoundMethod,
-    Closure,
-    LazyItems,
-    Manager,
-    Object,
-    Partial,
-    Raised,
-    Super,
-    Undecided,
-    Unknown,
-    raised,
-)
+from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Raised, Super, Undecided, Unknown, raised
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr
 from lmc.frontend.state import State, StateGroup

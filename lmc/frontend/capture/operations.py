@@ -14,20 +14,7 @@ from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, is_plain_enum, is_users
-from lmc.frontend.capture.values import (
-    NOTHING,
-    BoundMethod,
-    Closure,
-    Deps,
-    LazyItems,
-    Object,
-    Raised,
-    Stop,
-    Undecided,
-    Unknown,
-    join,
-    raised,
-)
+from lmc.frontend.capture.values import NOTHING, BoundMethod, Closure, Deps, LazyItems, Object, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.primitives import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
 
@@ -46,8 +33,7 @@ def known(ev: Evaluation, x: Any) -> Deps:
 
 
 def need(ev: Evaluation, x: Any) -> Deps:
-    """Return the dependencies of passing a value to native code that reads all of it; None if that is never
-    possible."""
+    """Return the dependencies of passing a value to native code that reads all of it; None if that is never possible."""
     kind = type(x)
     if kind in ATOMS or kind is Object:
         return NOTHING
@@ -95,8 +81,7 @@ def _in(x: Any, items: Any) -> bool:
 
 
 def interrupts(error: BaseException) -> bool:
-    """Return whether code of the user's raised an exception inside the evaluator, which calls none: it came from a
-    signal handler, and the program gets it."""
+    """Return whether code of the user's raised an exception inside the evaluator, which calls none: it came from a signal handler, and the program gets it."""
     return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 

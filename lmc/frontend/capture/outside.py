@@ -84,13 +84,11 @@ class OutsideSnapshot:
             todo.extend([item for item in (held.values() if type(held) in MAPPINGS else held) if type(item) not in PLAIN])
 
     def is_captured(self, x: Any) -> bool:
-        """Return whether its copy predates the program's start, so that the evaluation's changes to it are those of
-        Python."""
+        """Return whether its copy predates the program's start, so that the evaluation's changes to it are those of Python."""
         return id(x) in self._captured
 
     def parts(self, x: Any) -> Any:
-        """Return a copy of the contents of a container or a plain object as of its first read; None: nothing is known
-        of it."""
+        """Return a copy of the contents of a container or a plain object as of its first read; None: nothing is known of it."""
         known = self._copies.get(id(x))
         if known is not None:
             return known[1]
@@ -124,8 +122,7 @@ class Outside:
         """By the id of a container of the evaluation's, the outside one that is not an argument."""
 
     def adopt(self, x: Any) -> Any:
-        """Return a value of the outside as the evaluation may hold it; Unknown for one that could run code or cannot be
-        copied."""
+        """Return a value of the outside as the evaluation may hold it; Unknown for one that could run code or cannot be copied."""
         kind = type(x)
         if kind in ATOMS or kind is Unknown:
             return x
@@ -261,8 +258,7 @@ _FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "
 
 @functools.lru_cache(4096)
 def is_plain(cls: type) -> bool:
-    """Return whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no
-    builtin base but exceptions."""
+    """Return whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no builtin base but exceptions."""
     if type(cls) not in (type, ABCMeta) or cls.__module__ == "builtins" or cls.__module__.split(".")[0] in ("lmc", "torch", "numpy"):
         return False
     for base in cls.__mro__[:-1]:

@@ -1,5 +1,4 @@
-"""Statements, compiled to closures that take a frame and give a Signal: None to continue with the next statement,
-BREAK, CONTINUE or RETURN."""
+"""Statements, compiled to closures that take a frame and give a Signal: None to continue with the next statement, BREAK, CONTINUE or RETURN."""
 
 from __future__ import annotations
 

@@ -33,20 +33,7 @@ from lmc.frontend import primitives, tools
 from lmc.frontend.capture import backtracking, followed
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.scan import MUTATING
-from lmc.frontend.capture.values import (
-    NOTHING,
-    Closure,
-    Coroutine,
-    LazyItems,
-    Manager,
-    Object,
-    Partial,
-    Raised,
-    Stop,
-    Undecided,
-    Unknown,
-    join,
-)
+from lmc.frontend.capture.values import NOTHING, Closure, Coroutine, LazyItems, Manager, Object, Partial, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.state import State, StateGroup
 
 if TYPE_CHECKING:

@@ -1,5 +1,4 @@
-"""Types of requested answers: whether reading a type's schema, or an answer of it, runs code of the user's, such as a
-validator."""
+"""Types of requested answers: whether reading a type's schema, or an answer of it, runs code of the user's, such as a validator."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def is_data(asked: Any) -> bool:
 
 
 def is_inert(asked: Any, above: tuple[Any, ...] = ()) -> bool:
-    """Return whether the schema of a type, or the description of tools, can be read without running code of the
-    user's."""
+    """Return whether the schema of a type, or the description of tools, can be read without running code of the user's."""
     kind = type(asked)
     if kind is Unknown or asked in above or (kind in (list, tuple) and all(is_inert(tool, above) for tool in asked)):
         return True

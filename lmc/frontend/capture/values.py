@@ -1,5 +1,4 @@
-"""Values of an evaluation: unknown values with the answers they depend on, functions, classes and objects of the
-program."""
+"""Values of an evaluation: unknown values with the answers they depend on, functions, classes and objects of the program."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class Stop(BaseException):
 
 
 class NotFollowed(Stop):
-    """An unsupported statement or expression: a helper that has one is unknown code, a program is evaluated up to
-    it."""
+    """An unsupported statement or expression: a helper that has one is unknown code, a program is evaluated up to it."""
 
 
 class Raised(BaseException):
@@ -83,8 +81,7 @@ def raised(kind: type[Exception]) -> Raised:
 
 
 class Undecided(BaseException):
-    """A value that must be known is not: a key that decides an order, a length, the next item of an iterator, the
-    `test` of a loop."""
+    """A value that must be known is not: a key that decides an order, a length, the next item of an iterator, the `test` of a loop."""
 
     def __init__(self, deps: Deps, test: Unknown | None = None) -> None:
         super().__init__(deps)
@@ -158,8 +155,7 @@ class Object:
 
 
 def _special(name: str, missing: Callable[..., Any], exact: bool) -> Any:
-    """Return a method through which native code calls an Object's; `missing`: called if its class has no such method,
-    `exact`: its result must be known."""
+    """Return a method through which native code calls an Object's; `missing`: called if its class has no such method, `exact`: its result must be known."""
 
     def method(self: Object, *args: Any) -> Any:
         fn = self.ev.special(self, name)
@@ -333,8 +329,7 @@ class Coroutine:
 
 
 class Manager:
-    """A context manager: the value of entering, and the exit (`leave(exception or None)` returns whether it is
-    suppressed)."""
+    """A context manager: the value of entering, and the exit (`leave(exception or None)` returns whether it is suppressed)."""
 
     __slots__ = ("enter", "leave")
 
