@@ -11,7 +11,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.values import NOTHING, Closure, Deps, LazyItems, Raised, Undecided, UndecidedItems, Unknown, join, raised
+from lmc.frontend.capture.values import NOTHING, Closure, LazyItems, Raised, Undecided, UndecidedItems, Unknown, join, raised
 from lmc.frontend.scopes import Bindings, Comprehension
 
 if TYPE_CHECKING:
@@ -216,20 +216,19 @@ def _dict(node: ast.Dict, scope: Scope) -> Eval:
     pairs = [(expression(k, scope) if k is not None else None, expression(v, scope)) for k, v in zip(node.keys, node.values, strict=True)]
 
     def run(frame: Frame) -> Any:
-        ev, found, unknown = frame.ev, dict[Any, Any](), list[Deps]()
-        for key, value in pairs:
-            k = key(frame) if key is not None else None
-            x = value(frame)
-            try:
+        ev, found = frame.ev, dict[Any, Any]()
+        values = [(key and key(frame), value(frame)) for key, value in pairs]
+        try:
+            for (key, _), (k, x) in zip(pairs, values, strict=True):
                 if key is not None:
                     op.native(found.__setitem__, k, x)
                 elif (deps := op.known(ev, x)) != NOTHING:
-                    unknown.append(deps)
+                    raise Undecided(deps)
                 else:
                     op.native(found.update, x)
-            except Undecided as undecided:
-                unknown.append(undecided.deps)
-        return ev.operation("dict", (found,), join(*unknown)) if unknown else found
+        except Undecided as undecided:
+            return ev.operation("dict", (found,), undecided.deps)
+        return found
 
     return run
 
