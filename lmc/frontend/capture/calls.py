@@ -30,7 +30,6 @@ from lmc.frontend.capture.values import (
     Partial,
     Raised,
     Stop,
-    Super,
     Undecided,
     Unknown,
     join,
@@ -220,7 +219,6 @@ class CallEvaluator:
                 return self.awaited_or(self.call(self.adopt(func), args, kwargs))
             return self.awaited_or(self.apply(self.closure_of(func), args, kwargs, state))
         except NotUnderstood as error:
-            self.outcome.entire = False
             raise Stop(str(error), fn.loc) from None
         finally:
             self.current = outer
@@ -262,8 +260,7 @@ class CallEvaluator:
         except Stop as stop:
             if stop.reason == "recursion" or self.stops:
                 raise
-            self.outcome.entire = False  # it continues after the sub-program, of which nothing is known
-            self.lose(state, None)
+            self.lose(state, None)  # it continues after the sub-program, of which nothing is known
             return Unknown(None)
 
     def _program_method(self: Evaluation, fn: Function, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -365,7 +362,6 @@ class CallEvaluator:
 
     def unknown_code(self: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Evaluate a call that cannot be followed: it may change its arguments."""
-        self.outcome.entire = False
         if self.tries:
             self.risks.append(None)
         self.hand_over([*args, *kwargs.values()])
@@ -523,4 +519,3 @@ _CALLS: dict[type, Any] = {
         fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}
     ),
 }
-__all__ = ["CallEvaluator", "Super", "bind"]

@@ -127,7 +127,7 @@ class Domain:
         if not evaluation.explores or evaluation.exploring >= DEEPEST_ARM or not evaluation.may_ask(frame, arm.effects):
             return
         before, changed, names, tasks = Heap(evaluation, frame), set(evaluation.snapshot.changed), dict(evaluation._globals), [*evaluation.tasks]
-        flags = evaluation.certain, evaluation.shifted, evaluation.outcome.entire, frame.result, frame.undecided
+        flags = evaluation.certain, evaluation.shifted, frame.result, frame.undecided
         evaluation.exploring += 1
         evaluation.certain = False
         try:
@@ -142,7 +142,7 @@ class Domain:
             before.restore()
             evaluation.snapshot.changed.intersection_update(changed)
             evaluation._globals, evaluation.tasks = names, tasks
-            evaluation.certain, evaluation.shifted, evaluation.outcome.entire, frame.result, frame.undecided = flags
+            evaluation.certain, evaluation.shifted, frame.result, frame.undecided = flags
 
     def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""
@@ -197,9 +197,6 @@ class Domain:
         if kind == "return":
             frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
         evaluation.certain = False
-
-
-__all__ = ["BREAK", "CONTINUE", "PASSES", "RETURN", "Arm", "Asking", "BranchStatement", "Domain", "LoopStatement", "Signal"]
 
 
 def _beginning(operands: Sequence[Any]) -> str:

@@ -101,16 +101,12 @@ class Frame:
 class Outcome:
     """The outcome of an evaluation.
 
-    complete    it reached the end of the program without meeting unknown code
-    entire      it met nothing unsupported: only answers were missing
     stopped_at  where it stopped, and why; None if it did not
     paused      it stopped on request
     waits       sets of answers, each of which would let it continue
     passed      how often a `raise` or `assert` under a condition was passed without raising, by its place
     """
 
-    complete: bool = False
-    entire: bool = True
     stopped_at: Loc | None = None
     reason: str = ""
     paused: bool = False
@@ -183,11 +179,10 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             args = [self.adopt(a) for a in self.snapshot.args]
             kwargs = {k: self.adopt(v) for k, v in self.snapshot.kwargs.items()}
             outcome.value = self.program(self.function, state, args, kwargs)
-            outcome.complete = True
         except Stop as stop:
             outcome.reason, outcome.stopped_at = stop.reason, stop.loc or self.loc
         except Raised as raised:
-            outcome.raised, outcome.complete = raised.value, True
+            outcome.raised = raised.value
         except (Undecided, Abandoned) as unknown:
             self.blocked(unknown.deps)
             outcome.reason, outcome.stopped_at = "something unknown decides", self.loc
@@ -200,7 +195,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             for outside in (self.outside, self.locals):
                 outside.forget()
             self.locals.snapshot.forget()
-        outcome.complete, outcome.steps = outcome.complete and outcome.entire, self.steps
+        outcome.steps = self.steps
         return outcome
 
     def frame(self, vars: dict[str, Any], outer: Frame | None, code: Code | None, module: dict[str, Any]) -> Frame:
@@ -226,11 +221,8 @@ class Evaluation(CallEvaluator, Objects, Havoc):
 
     def blocked(self, deps: Deps) -> None:
         """Record that these answers would let the evaluation see more."""
-        if deps:
-            if deps not in self.outcome.waits:
-                self.outcome.waits.append(deps)
-        elif deps is None:
-            self.outcome.entire = False
+        if deps and deps not in self.outcome.waits:
+            self.outcome.waits.append(deps)
 
     def confirm(self) -> None:
         """Record that Python has made the current request: it has passed everything undecided."""
@@ -244,8 +236,6 @@ class Evaluation(CallEvaluator, Objects, Havoc):
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation with some unknown operands."""
-        if deps is None:
-            self.outcome.entire = False
         if self.tries and name not in SAFE:
             self.risks.append(deps)
         return self.domain.operation(self, name, operands, deps)

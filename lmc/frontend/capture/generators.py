@@ -83,6 +83,3 @@ class GeneratorBody:
         if self._steps:
             self._steps.parent = getcurrent()
             self._steps.throw()
-
-
-__all__ = ["GeneratorBody"]

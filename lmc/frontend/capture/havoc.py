@@ -59,13 +59,10 @@ class Havoc:
             fn = self._resolved(frame, call.func)
             code, inner = self._callee(fn)
             if code is None or inner is None:
-                understood = self._understands(frame, call)
-                if not understood:
-                    self.outcome.entire = False
-                if not understood or id(fn) in CHANGING:
+                if id(fn) in CHANGING or not self._understands(frame, call):
                     for arg in call.args:
                         if isinstance(arg, ast.Name):
-                            self.lose_own(frame.peek(arg.id), deps if understood else None)
+                            self.lose_own(frame.peek(arg.id), deps)
                 continue
             for parameter, arg in zip(code.positional, call.args, strict=False):
                 if parameter in code.effects.touched and (name := root(arg)) is not None:
@@ -162,6 +159,3 @@ def _asks(x: Any) -> bool:
     if isinstance(x, Seq):
         return any(map(_asks, x.items))
     return isinstance(x, (GenExpr, SelectExpr, ReasoningExpr)) or (isinstance(x, Unknown) and x.deps is None and isinstance(x, Expr))
-
-
-__all__ = ["Havoc"]

@@ -7,6 +7,7 @@ import operator
 import os
 import re
 import traceback
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, is_plain_enum, is_users
-from lmc.frontend.capture.values import NOTHING, BoundMethod, Closure, Deps, LazyItems, Object, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.values import NOTHING, BoundMethod, Closure, Deps, LazyItems, Object, Partial, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.primitives import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
 
@@ -187,18 +188,12 @@ def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
         raise raised(TypeError)
     if ev.is_lost(b):
         b = Unknown(ev.lost[id(b)])
-    if isinstance(a, StateGroup):
-        given: Any = b
-        if isinstance(b, (Closure, BoundMethod)) or (callable(b) and not isinstance(b, (Expr, Unknown, type))):
-            given = [ev.call(b, [i], {}) for i in range(len(a.states))]
-        if type(given) not in (list, tuple):
-            given = [b] * len(a.states)
-        if len(given) != len(a.states):
-            native(a.__iadd__, given)
-        for state, item in zip(a.states, given, strict=True):
-            append(ev, name, state, item)
+    called = isinstance(b, (Closure, BoundMethod, Partial, types.FunctionType))
+    if isinstance(a, StateGroup) and (called or (type(b) in (list, tuple) and len(b) == len(a.states))):
+        for i, state in enumerate(a.states):
+            append(ev, name, state, ev.call(b, [i], {}) if called else b[i])
         return a
-    native(a.__iadd__, object() if type(b) in (Object, Closure, BoundMethod) else b)  # lmc refuses it
+    native(a.__iadd__, object() if called or type(b) is Object else b)  # lmc refuses it
     return a
 
 

@@ -49,7 +49,6 @@ def statement(node: ast.stmt, scope: Scope) -> Eval:
         reason = str(error)
 
     def stop(frame: Frame) -> None:
-        frame.ev.outcome.entire = False
         raise NotFollowed(reason, loc)
 
     return stop
@@ -428,4 +427,3 @@ _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with, ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert,
     ast.Match: _match, ast.FunctionDef: _function, ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
-__all__ = ["block", "target"]

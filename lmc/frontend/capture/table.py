@@ -457,6 +457,3 @@ _SHORT: Mapping[Any, Rule] = {
 }  # fmt: skip
 for _fn, _made in _SHORT.items():
     rule(_fn)(_made)
-
-
-__all__ = ["ASKS", "FUNCTIONS", "PURE_METHODS", "StateGroup", "callback", "is_known", "manager_of", "pure"]

@@ -15,7 +15,7 @@ from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.interpreter import Function
 from lmc.frontend.live import LiveEmitter
 
-from .recording import Recording
+from .recording import Asked, Recording
 
 
 @dataclass
@@ -55,10 +55,15 @@ def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = N
     return found
 
 
-def run_evaluation(program: Function, arguments: Mapping[str, Any], answers: Mapping[Any, Any], **options: Any) -> tuple[list[tuple[Any, Any, Any]], Outcome]:
+def evaluation(program: Function, arguments: Mapping[str, Any], answers: Mapping[Any, Any], **options: Any) -> tuple[list[Asked], Outcome]:
     """What an evaluation asks that knows these answers by address."""
     bound = program.arguments((), copy.deepcopy(dict(arguments)))
     emitter = Recording(lambda address, _prompt, _expr: answers.get(address), template=lmc.Mock().chat_template)
-    evaluation = emitter.evaluation = Evaluation(program, OutsideSnapshot(bound.args[1:], bound.kwargs), emitter, **options)
-    outcome = evaluation.run()
-    return [(a.address, a.name, a.prompt) for a in emitter.asked], outcome
+    made = emitter.evaluation = Evaluation(program, OutsideSnapshot(bound.args[1:], bound.kwargs), emitter, **options)
+    return emitter.asked, made.run()
+
+
+def run_evaluation(program: Function, arguments: Mapping[str, Any], answers: Mapping[Any, Any], **options: Any) -> tuple[list[tuple[Any, Any, Any]], Outcome]:
+    """The same as tuples, for comparison with what Python asks."""
+    asked, outcome = evaluation(program, arguments, answers, **options)
+    return [(a.address, a.name, a.prompt) for a in asked], outcome

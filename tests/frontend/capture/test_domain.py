@@ -64,4 +64,4 @@ def test_both_arms_and_bodies_are_evaluated_once():
     assert [(a.address, a.name) for a in asked] == [(("", 0), "a"), (("", 1), "b"), (("", 1), "c"), (("", 1), "d"), (("", 1), "e")]
     assert asked[2].prompt is not None and asked[2].prompt.endswith("1")  # `seen` was put back
     assert domain.met == [".strip", "eq", ("branch", 4, "eq"), ".splitlines", ("loop", ".splitlines"), "len", "gt", ("loop", "gt"), "len", "gt"]
-    assert outcome.complete
+    assert outcome.stopped_at is None

@@ -328,7 +328,7 @@ def test_all_answers_known_gives_what_python_asks(name: str):
     python = run_python(program, {"q": "one two. three"})
     assert python.error is None
     asked, outcome = run_evaluation(program, {"q": "one two. three"}, python.answers)
-    assert asked == python.asked and outcome.complete and not outcome.waits
+    assert asked == python.asked and outcome.stopped_at is None and not outcome.waits
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -338,15 +338,15 @@ def test_with_some_answers_the_others_are_holes_or_right(name: str):
     prompts = {(address, prompt) for address, _, prompt in python.asked}
     for k in range(len(python.asked)):
         known = {address: python.answers[address] for address, _, _ in python.asked[:k]}
-        asked, outcome = run_evaluation(program, {"q": "one two. three"}, known)
-        assert len(asked) >= min(k + 1, len(python.asked)) and outcome.entire
+        asked, _ = run_evaluation(program, {"q": "one two. three"}, known)
+        assert len(asked) >= min(k + 1, len(python.asked))
         assert {(a, p) for a, _, p in asked[: k + 1]} <= prompts | {(a, None) for a, _ in prompts}
 
 
 def test_a_method_as_a_program():
     program = lmc.function(Programs().greet)
     asked, outcome = evaluate(program, {"x": "hi"}, q="you")
-    assert [a.prompt for a in asked] == ["hello you"] and outcome.value == "hi" and outcome.complete
+    assert [a.prompt for a in asked] == ["hello you"] and outcome.value == "hi" and outcome.stopped_at is None
 
 
 def opened(path):
@@ -363,8 +363,8 @@ def resumed(s, g):
 
 
 def test_locals_that_are_bound_once_are_read_from_pythons_frame():
-    asked, outcome = evaluate(resumed, g="/dev/null")
-    assert [(a.name, a.prompt) for a in asked] == [("ok", None), ("z", None)] and not outcome.entire
+    asked, _ = evaluate(resumed, g="/dev/null")
+    assert [(a.name, a.prompt) for a in asked] == [("ok", None), ("z", None)]
     live = {"plan": "a\nb", "step": "b"}  # `step` is bound in a loop
     asked, _ = evaluate(resumed, options={"frames": {place_of(resumed.func.__code__): live}}, g="/dev/null")
     assert [(a.name, a.prompt) for a in asked] == [("ok", "Plan: a\nb"), ("c", "[user:a][assistant:"), ("c", "[user:b][assistant:"), ("z", "Plan: a\nb{('', 0)}")]
@@ -689,7 +689,7 @@ def abandoned(s, q):
 def test_finally_of_a_generator_is_evaluated_where_nobody_takes_the_rest_and_where_a_managed_body_raises():
     python = run_python(abandoned, {"q": "q"})
     asked, outcome = run_evaluation(abandoned, {"q": "q"}, python.answers)
-    assert asked == python.asked and len(asked) == 3 and outcome.complete
+    assert asked == python.asked and len(asked) == 3 and outcome.stopped_at is None
 
 
 @lmc.function
