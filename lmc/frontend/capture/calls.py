@@ -63,6 +63,8 @@ class CallEvaluator:
             return self._construct(fn, args, kwargs)
         if isinstance(fn, Unknown):
             return self.unknown_code(fn, args, kwargs)
+        if isinstance(fn, Object) and (own := self.special(fn, "__call__")) is not None:
+            return self.call(own, args, kwargs)
         if isinstance(fn, Function):
             return self.sub_program(fn, args, kwargs)
         if type(fn) is LRU:
@@ -298,7 +300,7 @@ class CallEvaluator:
         """An argument of lmc's own functions: of a tool or schema of the program's, what it is outside."""
         if type(x) is Closure and x.own is not None:
             return x.own
-        return Unknown(self.lost[id(x)]) if self.is_lost(x) else Unknown(None) if type(x) in (Object, Closure, BoundMethod, LazyItems) else x
+        return Unknown(self.lost[id(x)]) if self.is_lost(x) else Unknown(None) if isinstance(x, (Object, Closure, BoundMethod, LazyItems)) else x
 
     def _parsed(self: Evaluation, x: Any, name: Any, dtype: Any = None) -> Any:
         """Return the object of a typed answer, once its text is known."""
@@ -378,8 +380,8 @@ class CallEvaluator:
                 self.called_elsewhere(x)
             elif kind is BoundMethod:
                 self.hand_over([x.receiver, x.function], depth + 1)
-            if depth < 4 and (kind in op.CONTAINERS or kind is Object) and not self.is_lost(x):
-                held = x.attributes.values() if kind is Object else x.values() if kind in op.MAPPINGS else x
+            if depth < 4 and (kind in op.CONTAINERS or isinstance(x, Object)) and not self.is_lost(x):
+                held = x.attributes.values() if isinstance(x, Object) else x.values() if kind in op.MAPPINGS else x
                 self.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
             self.lose(x, None)
 
@@ -512,7 +514,6 @@ _CALLS: dict[type, Any] = {
     BoundMethod: _method,
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
-    Object: lambda ev, fn, args, kwargs: ev.unknown_code(fn, args, kwargs) if (own := ev.special(fn, "__call__")) is None else ev.call(own, args, kwargs),
     types.MethodType: _bound_method,
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(

@@ -281,7 +281,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
                 if type(item) not in op.ATOMS:
                     self.lose(item, deps)
             return
-        elif kind is op.Object:
+        elif isinstance(x, op.Object):
             x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
             return
         elif kind not in op.CONTAINERS or kind is frozenset:

@@ -137,7 +137,7 @@ class Havoc:
             base = self._resolved(frame, node.value)
             if isinstance(base, types.ModuleType):
                 return self.attribute(base, node.attr)
-            if type(base) is Object:
+            if isinstance(base, Object):
                 found = self.class_attribute(base.cls, node.attr)
                 return BoundMethod(found, base) if isinstance(found, Closure) else found
             if isinstance(base, (State, StateGroup, Function)):

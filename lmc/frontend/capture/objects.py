@@ -33,7 +33,7 @@ class Objects:
         kind = type(x)
         if isinstance(x, Unknown):
             return self.operation("attribute", (x, name), x.deps)
-        if kind is Object:
+        if isinstance(x, Object):
             return self._of_object(x, name)
         if isinstance(x, types.ModuleType):
             return self._of_module(x, name)
@@ -90,7 +90,7 @@ class Objects:
             return found
         if type(found) is property:
             return self.call(found.fget, [x], {})
-        if type(found) is functools.cached_property and type(x) is Object:
+        if type(found) is functools.cached_property and isinstance(x, Object):
             x.attributes[str(found.attrname)] = value = self.call(found.func, [x], {})
             return value
         if isinstance(found, Function) and found.is_method:
@@ -133,12 +133,12 @@ class Objects:
         return sys.modules.get(f"{x.__name__}.{name}", Unknown(None))
 
     def _of_super(self: Evaluation, x: Super, name: str) -> Any:
-        cls = x.receiver.cls if type(x.receiver) is Object else x.receiver
+        cls = x.receiver.cls if isinstance(x.receiver, Object) else x.receiver
         order = cls.__mro__ if isinstance(cls, type) else ()
         for one in order[order.index(x.after) + 1 :] if x.after in order else ():
             if name in vars(one) and one.__module__ != "builtins" and type(vars(one)[name]) in _METHOD_KINDS:
                 return self._bound(vars(one)[name], x.receiver, cls)
-        if name == "__init__" and type(x.receiver) is Object:
+        if name == "__init__" and isinstance(x.receiver, Object):
             return Partial(lambda args, _: setattr(x.receiver, "args", tuple(args)))
         return Unknown(None)
 
@@ -151,7 +151,7 @@ class Objects:
 
     def set_attribute(self: Evaluation, x: Any, name: str, value: Any) -> None:
         """Evaluate `x.name = value`."""
-        if type(x) is Object:
+        if isinstance(x, Object):
             x.attributes[name] = value
             if x.outside is not None and not self.snapshot.is_captured(x.outside):
                 self.snapshot.changed.add((id(x.outside), name))
@@ -212,7 +212,7 @@ class Objects:
             self.call(after, [], {})
 
     def class_of(self: Evaluation, x: Any) -> Any:
-        return x.cls if type(x) is Object else type(x)
+        return x.cls if isinstance(x, Object) else type(x)
 
     def is_instance(self: Evaluation, x: Any, kinds: Any) -> Any:
         """Evaluate `isinstance(x, kinds)`."""
@@ -221,12 +221,12 @@ class Objects:
             return self.operation("isinstance", (x, kinds), x.deps if isinstance(x, Unknown) else None)
         if type(x) in (Closure, BoundMethod, Partial, LazyItems):
             return False if all(k.__module__ == "builtins" and k is not object for k in all_) else Unknown(None)
-        return any(k in self.class_of(x).__mro__ or (k.__module__ in _ABSTRACT and type(x) is not Object and isinstance(x, k)) for k in all_)
+        return any(k in self.class_of(x).__mro__ or (k.__module__ in _ABSTRACT and not isinstance(x, Object) and isinstance(x, k)) for k in all_)
 
     # -- exceptions
 
     def is_exception(self: Evaluation, x: Any) -> bool:
-        return type(x) is Object and issubclass(x.cls, BaseException)
+        return isinstance(x, Object) and issubclass(x.cls, BaseException)
 
     def exception(self: Evaluation, x: Any) -> Any:
         """Return the exception that `raise x` raises."""
@@ -255,7 +255,7 @@ class Objects:
             return x
         if isinstance(x, (State, Expr)):
             return Manager(lambda: op.native(op.native(getattr, x, "__enter__")), lambda _: False)
-        if type(x) is Object and (enter := self.special(x, "__enter__")) is not None and (leave := self.special(x, "__exit__")) is not None:
+        if isinstance(x, Object) and (enter := self.special(x, "__enter__")) is not None and (leave := self.special(x, "__exit__")) is not None:
             return Manager(lambda: self.call(enter, [], {}), lambda error: self._leave(leave, error))
         result = self.unknown_code(x, [x], {})
         return Manager(lambda: result, lambda _: False)

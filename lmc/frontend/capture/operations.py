@@ -36,7 +36,7 @@ def known(ev: Evaluation, x: Any) -> Deps:
 def need(ev: Evaluation, x: Any) -> Deps:
     """Return the dependencies of passing a value to native code that reads all of it; None if that is never possible."""
     kind = type(x)
-    if kind in ATOMS or kind is Object:
+    if kind in ATOMS or isinstance(x, Object):
         return NOTHING
     found = known(ev, x)
     if found is None or found:
@@ -73,7 +73,7 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
-_STAND_IN = re.compile("'(Object|Closure|BoundMethod|Partial|LazyItems|Coroutine|Manager|Super|method-wrapper)'")
+_STAND_IN = re.compile("'(Closure|BoundMethod|Partial|LazyItems|Coroutine|Manager|Super|method-wrapper)'")
 """In a message: a class of the evaluator's, instead of the program's."""
 
 
@@ -117,7 +117,7 @@ def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     """Evaluate `a <op> b`."""
     bound(name, a, b)
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
-        return ev.operation(name, (a, b), None) if Object in (type(a), type(b)) else native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
+        return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
     if name == "mod" and type(a) is str and not isinstance(b, Unknown) and (deps := need(ev, b)) != NOTHING:
         return ev.operation(name, (a, b), deps)
     return apply(ev, name, fn, a, b)
@@ -193,7 +193,7 @@ def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
         for i, state in enumerate(a.states):
             append(ev, name, state, ev.call(b, [i], {}) if called else b[i])
         return a
-    native(a.__iadd__, object() if called or type(b) is Object else b)  # lmc refuses it
+    native(a.__iadd__, object() if called or isinstance(b, Object) else b)  # lmc refuses it
     return a
 
 
@@ -246,7 +246,7 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
         return iter(list(x.states))
     if type(x) is EnumMeta and is_plain_enum(x):
         return map(ev.adopt, native(list, x))
-    if kind not in ATOMS and kind not in (LazyItems, Object):
+    if kind not in ATOMS and not isinstance(x, (LazyItems, Object)):
         raise Undecided(None)
     return _counted(ev, native(iter, x))
 
@@ -295,7 +295,7 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
         x[at] = ev.call(x.default_factory, [], {})
     if type(x) is EnumMeta and is_plain_enum(x):
         return ev.adopt(native(operator.getitem, x, at))
-    if not (kind in CONTAINERS or kind in ATOMS or kind in (State, StateGroup, Object) or isinstance(x, (Unknown, Expr))):
+    if not (kind in CONTAINERS or kind in ATOMS or isinstance(x, (State, StateGroup, Object, Unknown, Expr))):
         return native(operator.getitem, x, at) if isinstance(x, type) and x.__module__ == "builtins" else Unknown(None)  # list[int]
     return apply(ev, "item", operator.getitem, x, at)
 

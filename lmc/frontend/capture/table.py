@@ -193,7 +193,8 @@ def _natively(fn: Any, letters: str) -> Rule:
                 if kind == "u" and ev.may_ask_in(args):  # Python goes on to their end
                     collections.deque(items, 0)
             raise
-        return LazyItems(ev, _each(ev, found), sources=args) if hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown) else found
+        is_native = hasattr(type(found), "__next__") and not isinstance(found, (LazyItems, Object, Unknown))
+        return LazyItems(ev, _each(ev, found), sources=args) if is_native else found
 
     return made
 
@@ -332,7 +333,7 @@ def _getattr(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @rule(hasattr)
 def _hasattr(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     found = _getattr(ev, [*args[:2], _END], kwargs)
-    return found if isinstance(found, Unknown) and type(args[0]) is not Object else found is not _END
+    return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not _END
 
 
 @rule(functools.wraps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmc.errors import Loc
@@ -112,79 +113,75 @@ class Closure:
 
 
 class Object:
-    """An instance of `cls`, a plain class with source; `args` are those of an exception. Native code calls its special methods, which are evaluated."""
+    """An instance of `cls`, a plain class with source; `args` are those of an exception. Its type stands in for `cls`: native code calls the special
+    methods of the program's class, which are evaluated."""
 
     __slots__ = ("args", "attributes", "cls", "ev", "outside")
+
+    def __new__(cls, ev: Evaluation, of: Any, *_args: Any, **_kwargs: Any) -> Object:
+        return object.__new__(_stand_in(of))
 
     def __init__(self, ev: Evaluation, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, cls, attributes, args, outside
 
-    def _refused(self, *_: Any) -> NoReturn:
-        raise raised(TypeError)
-
-    def _equal(self, other: Any) -> Any:
-        names = self.ev.dataclass_fields(self.cls)
-        if names is None or type(other) is not Object or other.cls is not self.cls:
-            return NotImplemented
-        return all(self.attributes[name] == other.attributes[name] for name in names)
-
-    def _hash(self) -> int:
-        names = self.ev.dataclass_fields(self.cls)
-        return id(self) if names is None else hash(tuple([self.attributes[name] for name in names]))
-
-    def _true(self) -> bool:
-        return self.ev.special(self, "__len__") is None or len(self) > 0  # type: ignore[arg-type]
-
-    def _text(self) -> str:
+    def __str__(self) -> str:
         return str(self.args[0] if len(self.args) == 1 else self.args or "") if self.ev.is_exception(self) else repr(self)
 
-    def _shown(self) -> str:
-        names = self.ev.dataclass_fields(self.cls)
-        if names is None:
-            raise Undecided(None)
-        return f"{self.cls.__qualname__}({', '.join([f'{name}={self.attributes[name]!r}' for name in names])})"
-
-    def _formatted(self, how: str) -> str:
-        return str(self) if not how else self._refused()
+    def __repr__(self) -> str:
+        raise Undecided(None)  # it has an address
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
         raise Undecided(None)  # copies are unknown
 
-    def _contains(self, x: Any) -> bool:
-        return any(x is item or x == item for item in self)  # type: ignore[attr-defined]
+
+def _values(x: Object) -> list[Any]:
+    return [x.attributes[name] for name in x.ev.dataclass_fields(x.cls) or ()]
 
 
-def _special(name: str, missing: Callable[..., Any], exact: bool) -> Any:
-    """Return a method through which native code calls an Object's; `missing`: called if its class has no such method, `exact`: its result must be known."""
+_GENERATED: Mapping[str, Callable[..., Any]] = {
+    "__eq__": lambda a, b: _values(a) == _values(b) if isinstance(b, Object) and a.cls is b.cls else NotImplemented,
+    "__hash__": lambda x: hash(tuple(_values(x))),
+    "__repr__": lambda x: f"{x.cls.__qualname__}({', '.join([f'{name}={x.attributes[name]!r}' for name in x.ev.dataclass_fields(x.cls)])})",
+}
+"""Methods that `dataclasses` generates."""
+_EXACT = frozenset({f"__{name}__" for name in "bool contains float format hash index int iter len repr str".split()})
+"""Special methods whose result must be known."""
+_SPECIAL = frozenset({f"__{name}__" for name in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul "
+    "lt le gt ge eq ne iadd isub ior iand next call getitem setitem delitem"
+).split()}) | _EXACT  # fmt: skip
+
+
+def _special(name: str) -> Callable[..., Any]:
+    """Return a method through which native code calls an object's."""
 
     def method(self: Object, *args: Any) -> Any:
         fn = self.ev.special(self, name)
         if fn is None:
-            return missing(self, *args)
+            if name not in _GENERATED:
+                raise Undecided(None)
+            return _GENERATED[name](self, *args)
         try:
             found = self.ev.call(fn, list(args), {})
         except Raised as raised:
             if name == "__next__" and type(raised.value) is StopIteration:
                 raise StopIteration(raised.value.value) from None
             raise
-        if isinstance(found, Unknown) and exact:
+        if isinstance(found, Unknown) and name in _EXACT:
             raise Undecided(found.deps)
         return found
 
     return method
 
 
-_MISSING: Mapping[str, Any] = {
-    "eq": Object._equal, "hash": Object._hash, "bool": Object._true, "str": Object._text, "repr": Object._shown, "format": Object._formatted,
-    "contains": Object._contains, **dict.fromkeys("len iter next int float index call getitem setitem delitem".split(), Object._refused),
-}  # fmt: skip
-for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul "
-    "lt le gt ge iadd isub ior iand".split()
-):
-    setattr(Object, f"__{_name}__", _special(f"__{_name}__", lambda *_: NotImplemented, False))
-for _name, _missing in _MISSING.items():
-    setattr(Object, f"__{_name}__", _special(f"__{_name}__", _missing, _name not in ("eq", "call", "getitem")))
+@lru_cache(4096)
+def _stand_in(cls: Any) -> type[Object]:
+    """Return the type of the instances of a class."""
+    made: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__ != "builtins":
+            made.update({name: None if value is None else _special(name) for name, value in vars(base).items() if name in _SPECIAL})
+    return type(cls.__name__, (Object,), {"__slots__": (), **made})
 
 
 class BoundMethod:
