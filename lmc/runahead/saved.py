@@ -6,12 +6,13 @@ its source must be unchanged.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import json
 import os
+import pkgutil
 import sys
 import threading
 import types
@@ -193,22 +194,15 @@ class SavedFunction(Function[..., Any]):
 def _looked_up(module: str, qualname: str, file: str) -> Any:
     """Return the object of a name in a module, which is imported; for a script, in its file."""
     try:
-        if module != "__main__":
-            found: Any = importlib.import_module(module)
-        elif _has(found := sys.modules["__main__"], qualname):
-            pass
-        elif os.path.isfile(file) and (spec := importlib.util.spec_from_file_location("lmc_saved_program", file)) is not None and spec.loader is not None:
-            found = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found)
-    except ImportError:
+        if module == "__main__" and not hasattr(sys.modules["__main__"], qualname.split(".")[0]) and os.path.isfile(file):
+            spec = importlib.util.spec_from_file_location("lmc_saved_program", file)
+            if spec is not None and spec.loader is not None:
+                script = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(script)
+                return functools.reduce(getattr, qualname.split("."), script)
+        return pkgutil.resolve_name(f"{module}:{qualname}")
+    except (ImportError, AttributeError, ValueError):
         return None
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def _has(module: Any, qualname: str) -> bool:
-    return getattr(module, qualname.split(".")[0], None) is not None
 
 
 def _text(x: Any) -> str:

@@ -36,8 +36,8 @@ class _Bound(NamedTuple):
 def work(pattern: str | bytes, flags: int, text: str | bytes, how: str) -> float:
     """Steps that `re.compile(pattern, flags)` takes at most with a text, by the name of its method. Raises what is wrong with the pattern, and
     KeyError for what is not known here: it may take for ever."""
-    tree = _parsed(pattern, flags)
-    reader = _Reader(text.decode("latin-1") if isinstance(text, bytes) else text, int(tree.state.flags))
+    tree, matchers = _parsed(pattern, flags)
+    reader = _Reader(text.decode("latin-1") if isinstance(text, bytes) else text, int(tree.state.flags), matchers)
     nodes = list(tree)
     if how == "fullmatch":
         found = reader.sequence(nodes, frozenset())
@@ -55,36 +55,16 @@ def _may_fail(node: Any) -> bool:
 
 
 @lru_cache(256)
-def _parsed(pattern: str | bytes, flags: int) -> Any:
-    return _re._parser.parse(pattern, flags & ~re.DEBUG)
-
-
-@lru_cache(1024)
-def _matcher(node: _Node, flags: int) -> Any:
-    """`re`'s matcher of one character."""
-    state = _re._parser.State()
-    state.flags = flags
-    return _re._compiler.compile(_re._parser.SubPattern(state, [node.node]), flags).match
-
-
-class _Node:
-    """A node of a tree as the key of a cache."""
-
-    def __init__(self, node: Any) -> None:
-        self.node, self.text = node, repr(node)
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Node) and self.text == other.text
+def _parsed(pattern: str | bytes, flags: int) -> tuple[Any, dict[int, Any]]:
+    """Return the tree of a pattern, and the matchers of its nodes for one character by their ids, made on first use."""
+    return _re._parser.parse(pattern, flags & ~re.DEBUG), {}
 
 
 class _Reader:
     """Reads the tree of a pattern for one text."""
 
-    def __init__(self, text: str, flags: int) -> None:
-        self._text, self._flags, self._counts = text, flags, Counter(text)
+    def __init__(self, text: str, flags: int, matchers: dict[int, Any]) -> None:
+        self._text, self._flags, self._matchers, self._counts = text, flags, matchers, Counter(text)
         self._taken: dict[int, frozenset[str]] = {}  # by id of a node
 
     def occurrences(self, characters: First) -> int:
@@ -99,7 +79,11 @@ class _Reader:
         """The characters of the text that a node for one character takes."""
         found = self._taken.get(id(node))
         if found is None:
-            match = _matcher(_Node(node), self._flags)
+            match = self._matchers.get(id(node))
+            if match is None:
+                state = _re._parser.State()
+                state.flags = self._flags
+                match = self._matchers[id(node)] = _re._compiler.compile(_re._parser.SubPattern(state, [node]), self._flags).match
             found = self._taken[id(node)] = frozenset([letter for letter in self._counts if match(letter)])
         return found
 

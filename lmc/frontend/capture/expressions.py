@@ -227,7 +227,7 @@ def _dict(node: ast.Dict, scope: Scope) -> Eval:
                 else:
                     op.native(found.update, x)
         except Undecided as undecided:
-            return ev.operation("dict", (found,), undecided.deps)
+            return ev.operation("dict", [part for pair in values for part in pair], undecided.deps)
         return found
 
     return run
