@@ -297,11 +297,6 @@ class Vocabulary:
     def _texts(self) -> Texts:
         return Texts(self.tokens, self.trie, self._ids, self.ends, self._nodes, self.long_ids)
 
-    @property
-    def short_ids(self) -> np.ndarray:
-        """Return the tokens of the trie, in the order of its texts."""
-        return self._ids
-
     @cached_property
     def ends(self) -> np.ndarray:
         """Return int64 [nodes]: the end of the texts of the trie that begin with that of a node."""

@@ -704,3 +704,36 @@ def operators(s, q):
 def test_native_code_calls_the_special_methods_of_objects():
     asked, _ = run_evaluation(operators, {"q": "four"}, {})
     assert asked == run_python(operators, {"q": "four"}).asked
+
+
+@dataclasses.dataclass(order=True)
+class Ranked:
+    rank: int
+    name: str
+
+
+class Counted:
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    __hash__ = None
+
+
+@lmc.function
+def compares_objects(s):
+    s += max(Ranked(1, "a"), Ranked(2, "b")).name + lmc.gen("x")
+    if not Counted([]):
+        child(s["x"])
+    try:
+        {Counted([]): 1}
+    except TypeError as error:
+        child(f"{error}")
+
+
+def test_objects_follow_pythons_protocols():
+    python = run_python(compares_objects, {})
+    asked, outcome = run_evaluation(compares_objects, {}, python.answers)
+    assert outcome.raised is None and [prompt for _, _, prompt in asked] == [None, *[prompt for _, _, prompt in python.asked[1:]]]
