@@ -43,6 +43,7 @@ class GraphLayout:
     """Placed steps, and the size of the picture. `down`: layers go downwards, else to the right."""
 
     steps: tuple[Box, ...]
+    roots: tuple[Box, ...]
     width: float
     height: float
     down: bool
@@ -78,7 +79,7 @@ def picture(graph: Graph) -> GraphLayout:
                 step.x, step.y = 8 + depth * (WIDTH + ALONG), 8 + lane[step] * (HEIGHT + ACROSS)
     width = max((s.x for s in order), default=0) + WIDTH + 8
     height = max((s.y for s in order), default=0) + HEIGHT + 8
-    return GraphLayout(tuple(order), width, height, down)
+    return GraphLayout(tuple(order), tuple(roots), width, height, down)
 
 
 def _steps(graph: Graph) -> list[Box]:

@@ -63,12 +63,12 @@ class CallEvaluator:
             return self._construct(fn, args, kwargs)
         if isinstance(fn, Unknown):
             return self.unknown_code(fn, args, kwargs)
+        if type(fn) is LRU:
+            return self.cached(fn.__wrapped__, args, kwargs)
         if isinstance(fn, Object) and (own := self.special(fn, "__call__")) is not None:
             return self.call(own, args, kwargs)
         if isinstance(fn, Function):
             return self.sub_program(fn, args, kwargs)
-        if type(fn) is LRU:
-            return self.cached(fn.__wrapped__, args, kwargs)
         if type(fn) in op.ATOMS or type(fn) in op.CONTAINERS:
             raise Raised(TypeError(f"{type(fn).__name__!r} object is not callable"))
         return self.unknown_code(fn, args, kwargs)

@@ -95,12 +95,10 @@ class Code:
 
 def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
     """Compile a function with these parameters that returns its arguments by name."""
-    bare = lambda *args: [ast.arg(scope.mangled(p.arg)) for p in args if p is not None]
-    made = ast.parse("lambda: locals()", mode="eval")
-    made.body.args = ast.arguments(  # pyright: ignore[reportAttributeAccessIssue]
-        bare(*a.posonlyargs), bare(*a.args), *bare(a.vararg) or [None], bare(*a.kwonlyargs), [None] * len(a.kwonlyargs), *bare(a.kwarg) or [None], []
-    )
-    return eval(compile(ast.fix_missing_locations(made), "<parameters>", "eval")).__code__
+    bare = lambda p: p and ast.arg(scope.mangled(p.arg))
+    parts = [bare(p) for p in a.posonlyargs], [bare(p) for p in a.args], bare(a.vararg), [bare(p) for p in a.kwonlyargs], [None] * len(a.kwonlyargs)
+    made = ast.Lambda(ast.arguments(*parts, bare(a.kwarg), []), ast.Call(ast.Name("locals", ast.Load()), [], []))
+    return eval(compile(ast.fix_missing_locations(ast.Expression(made)), "<parameters>", "eval")).__code__
 
 
 spent = 0.0

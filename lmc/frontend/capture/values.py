@@ -118,8 +118,8 @@ class Object:
 
     __slots__ = ("args", "attributes", "cls", "ev", "outside")
 
-    def __new__(cls, ev: Evaluation, of: Any, *_args: Any, **_kwargs: Any) -> Object:
-        return object.__new__(_stand_in(of))
+    def __new__(_, ev: Evaluation, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> Object:
+        return object.__new__(_stand_in(cls))
 
     def __init__(self, ev: Evaluation, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, cls, attributes, args, outside
