@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
@@ -194,8 +194,7 @@ class Ledger:
                 if guess.in_arm:
                     self._wrong(guess.ask.loc)
             if found is None and _repeatable(ask):  # an address may have moved after an unpredicted retry: the content counts
-                equal = self._by_content.get(content(before), ())
-                found = next((g for g in equal if not g.used and not g.dropped and self._answers(g, before, ask)), None)
+                found = next(self._equal(before, ask), None)
             if found is not None and found.result.error is not None:  # a guess that failed is no answer
                 self._drop(found)
                 found = None
@@ -235,7 +234,8 @@ class Ledger:
                     self._drop(found)
             if self.plan is not None and (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
                 return equal
-            if _repeatable(ask) and (found := self._moved(before, ask)) is not None:
+            found = next((g for g in self._equal(before, ask) if g.reached != self.evaluations), None) if _repeatable(ask) else None
+            if found is not None:  # an earlier evaluation has reached it at another address
                 self._remove(found)
                 found.address, found.reached = address, self.evaluations
                 self._put(found)
@@ -305,10 +305,10 @@ class Ledger:
 
         result.on_call(begin)
 
-    def _moved(self, before: Prompt, ask: Gen | Select) -> Guess | None:
-        """Return an equal guess at an address that the latest evaluation has not reached."""
+    def _equal(self, before: Prompt, ask: Gen | Select) -> Iterator[Guess]:
+        """Yield the open guesses that equal a request, whatever their address."""
         equal = self._by_content.get(content(before), ())
-        return next((g for g in equal if not g.used and not g.dropped and g.reached != self.evaluations and self._answers(g, before, ask)), None)
+        return (g for g in equal if not g.used and not g.dropped and g.ask == ask)
 
     def _affordable(self, before: Prompt, ask: Gen | Select) -> bool:
         """Return whether the budget allows it, even if all guesses so far were wasted."""

@@ -387,8 +387,8 @@ class CallEvaluator:
 
     def called_elsewhere(self: Evaluation, fn: Any, deps: Deps = None) -> None:
         """Assume that a function may have been called, if it is one of the program's."""
-        code, frame = self._callee(fn)
-        if code is not None and frame is not None:
+        if (callee := self._callee(fn)) is not None:
+            code, frame = callee
             self.havoc(frame, code.effects, deps)
             for name in code.nonlocals:
                 frame.store(name, Unknown(deps), "outer")

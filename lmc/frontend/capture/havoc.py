@@ -57,13 +57,14 @@ class Havoc:
             self.lose_own(frame.peek(name), deps)
         for call in effects.calls:
             fn = self._resolved(frame, call.func)
-            code, inner = self._callee(fn)
-            if code is None or inner is None:
+            callee = self._callee(fn)
+            if callee is None:
                 if id(fn) in CHANGING or not self._understands(frame, call):
                     for arg in call.args:
                         if isinstance(arg, ast.Name):
                             self.lose_own(frame.peek(arg.id), deps)
                 continue
+            code, inner = callee
             for parameter, arg in zip(code.positional, call.args, strict=False):
                 if parameter in code.effects.touched and (name := root(arg)) is not None:
                     self.lose_own(frame.peek(name), deps)
@@ -86,8 +87,9 @@ class Havoc:
                 return True
             if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod)):
                 return True
-            code, inner = self._callee(fn)
-            if code is not None and inner is not None and depth < _DEEPEST:
+            callee = self._callee(fn)
+            if callee is not None and depth < _DEEPEST:
+                code, inner = callee
                 known = self._asks.get(id(code))
                 if known is None:
                     self._asks[id(code)] = False  # while it is visited: a recursion adds nothing
@@ -100,12 +102,8 @@ class Havoc:
     def may_ask_in(self: Evaluation, values: Iterable[Any]) -> bool:
         """Return whether going through these iterators, or calling these functions, may make requests."""
         for x in values:
-            code, inner = self._callee(x)
-            if (
-                x.may_ask()
-                if type(x) is LazyItems
-                else isinstance(x, Function) or (code is not None and inner is not None and self.may_ask(inner, code.effects))
-            ):
+            callee = self._callee(x)
+            if isinstance(x, Function) or (type(x) is LazyItems and x.may_ask()) or (callee is not None and self.may_ask(callee[1], callee[0].effects)):
                 return True
         return False
 
@@ -115,7 +113,8 @@ class Havoc:
             return not frame.is_program and frame.code is not None and not self.may_ask(frame, frame.code.effects)
         return not self.may_ask(frame, target.effects)
 
-    def _callee(self: Evaluation, fn: Any) -> tuple[Code | None, Frame | None]:
+    def _callee(self: Evaluation, fn: Any) -> tuple[Code, Frame] | None:
+        """Return the code of a function of the program's, and a frame around it; None for what is none."""
         if type(fn) is LRU:
             fn = fn.__wrapped__
         elif isinstance(fn, BoundMethod) and isinstance(fn.function, Closure):
@@ -124,10 +123,8 @@ class Havoc:
             try:
                 fn = self.closure_of(fn)
             except NotUnderstood:
-                return None, None
-        if type(fn) is not Closure:
-            return None, None
-        return fn.code, self.frame({}, fn.outer, fn.code, fn.module)
+                return None
+        return (fn.code, self.frame({}, fn.outer, fn.code, fn.module)) if type(fn) is Closure else None
 
     def _resolved(self: Evaluation, frame: Frame, node: ast.expr) -> Any:
         """Return a call's function, as far as it is known without evaluating anything; None if it is not."""
@@ -152,7 +149,7 @@ class Havoc:
             return not isinstance(fn, Unknown) or fn.deps is not None
         if isinstance(fn, Unknown):
             return fn.deps is not None
-        return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or self._callee(fn)[0] is not None
+        return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or self._callee(fn) is not None
 
 
 def _asks(x: Any) -> bool:
