@@ -27,6 +27,7 @@ import pytest
 import lmc
 from lmc import assistant, gen, system, user
 from lmc.backend.mock import Mock
+from tests.searching import some
 
 from .harness import Case, case, cases, eager, effect
 from .test_written import achild, answers, ask, child, means_the_same
@@ -487,7 +488,7 @@ async def generators_that_are_closed(s, q):
 TABLE = cases(globals())
 
 
-@pytest.mark.parametrize("name", TABLE)
+@some("name", TABLE, 2)
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_means_the_same(name: str, tmp_path: Path):
     means_the_same(TABLE[name], tmp_path)

@@ -102,9 +102,10 @@ def one_by_one(s: Any, q: str) -> Any:
             s += inner(of=s["c"]).ret_value
 
 
+@pytest.mark.search
 def test_answers_of_a_run_are_in_the_order_in_which_they_were_asked(tmp_path: Path) -> None:
     fast = lmc.compile(one_by_one)
-    for n in range(3):
+    for n in range(size(1, 3)):
         rng = random.Random(n)
         backend = lmc.Mock(latency=lambda ask, rng=rng: rng.choice([0.0, 0.01, 0.03, 0.06]))
         fast.batch([(f"q{i}",) for i in range(40)], backend=backend, seed=1, journal=tmp_path / str(n))

@@ -14,6 +14,7 @@ import pytest
 import lmc
 from lmc.durable import journal, records, viewer
 from tests.durable.resuming import CALLS, lay, prefixes, resumes_anywhere, seen
+from tests.searching import some
 
 
 @lmc.host(idempotent=True)
@@ -176,8 +177,7 @@ PROGRAMS = [gathers_tools, tasks_of_tools, cancels_one_that_comes, group_of_tool
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-@pytest.mark.search
+@some("program", PROGRAMS, 2, ids=lambda p: p.name)
 def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 

@@ -220,9 +220,9 @@ def test_there_are_many():
     assert len(SOURCES) >= 400
 
 
-@some("part", range(10), 5)
+@some("part", range(20), 20)
 def test_every_source_ends_in_steps_within_the_budget_or_in_an_error(part):
-    for kind, source in SOURCES[part::10]:
+    for kind, source in SOURCES[part::20]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SchemaWarning)

@@ -270,7 +270,7 @@ def test_what_is_no_schema_is_refused(source):
         compile_schema(source)
 
 
-@some("name", RECURSIVE, 3)
+@some("name", RECURSIVE, 5)
 def test_recursive_schemas_have_no_automaton_but_one_to_a_depth(name):
     schema, good, bad = RECURSIVE[name]
     assert automaton_of("json_schema", json.dumps(schema)) is None

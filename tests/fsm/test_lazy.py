@@ -233,7 +233,7 @@ RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex"
         ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "source"), RUNS, ids=[source[:60] for _, source in RUNS])
+@some("kind, source", RUNS, 2, ids=lambda x: x[:60])
 def test_rows_of_runs_are_the_tokens_that_can_be_stepped(kind, source, rough):
     """However runs of characters, counted or not, and what follows them are put together."""
     from lmc.fsm.sources import grammar_of

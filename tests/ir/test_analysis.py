@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from hypothesis import given
 
 from lmc.ir import Graph, Op, Value, parse
@@ -15,7 +17,7 @@ from lmc.ir.analysis import (
 from tests.ir.graphs import graphs
 from tests.searching import search
 
-FORKED = parse("""
+TEXT = """
 graph @f(%k: bool) -> (any) {
   %c0 = ctx.new()
   %c1 = append(%c0, "shared")
@@ -32,16 +34,25 @@ graph @f(%k: bool) -> (any) {
 ^off:
   return(%x, %c2)
 }
-""")
-V = {v.name: v for v in FORKED.producer}
+"""
+
+
+@cache
+def forked() -> Graph:
+    return parse(TEXT)
+
+
+@cache
+def values() -> dict[str, Value]:
+    return {v.name: v for v in forked().producer}
 
 
 def test_paths() -> None:
-    assert path_to(FORKED, "last") == ("entry", "on", "last")
+    assert path_to(forked(), "last") == ("entry", "on", "last")
 
 
 def test_the_critical_path_is_the_longest_chain() -> None:
-    cost, ops = critical_path(FORKED, lambda op: 10.0 if op.kind == "gen" else 1.0)
+    cost, ops = critical_path(forked(), lambda op: 10.0 if op.kind == "gen" else 1.0)
     assert cost == 15 and [op.kind for op in ops] == ["ctx.new", "append", "append", "gen", "switch", "return"]
 
 

@@ -23,7 +23,7 @@ from lmc.errors import ProgramError
 from lmc.ir import Builder
 from lmc.passes.manager import PassManager, Target, parse_pipeline
 from lmc.prompt import Mark, plain
-from tests.searching import TIMES
+from tests.searching import TIMES, some
 
 SPECIALS = (
     "<s> </s> <|im_start|> <|im_end|> <|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <bos> <start_of_turn> "
@@ -185,8 +185,7 @@ def trapped(source: str) -> ChatTemplate:
     return cut(source, tokenizer("chatml"), name="trap")
 
 
-@pytest.mark.search
-@pytest.mark.parametrize("trap", TRAPS)
+@some("trap", TRAPS, 2)
 def test_what_cannot_be_cut_is_never_written_wrong(trap: str) -> None:
     template = trapped(TRAPS[trap])
     for roles in islice(product(["user", "assistant", "system"], repeat=4), 0, None, 1 if TIMES else 4):

@@ -19,7 +19,7 @@ from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface
 from tests.ir.graphs import graphs
 from tests.passes.evaluate import evaluate
 from tests.passes.shrink import shrunk
-from tests.searching import apart, examples
+from tests.searching import apart, examples, some
 
 slow = examples(3, 60)
 PIPELINES = [
@@ -45,8 +45,7 @@ def keeps_meaning(passes: Sequence[Pass], graph: Graph, seed: int) -> None:
     assert after.asked <= before.asked
 
 
-@pytest.mark.search
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@some("pipeline", PIPELINES, 2)
 def test_a_pass_keeps_what_is_observable(pipeline: str) -> None:
     passes = parse_pipeline(pipeline)
 

@@ -24,7 +24,7 @@ from tests.backend.engine_fakes import (
     promising_little,
     stepped,
 )
-from tests.searching import TIMES
+from tests.searching import TIMES, apart, some
 
 WORDS = FakeWords()
 
@@ -81,8 +81,7 @@ CHAINS = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [8, 512])
-@pytest.mark.parametrize("max_batch", [3, 64])
+@some("chunk, max_batch", [(8, 3), (8, 64), (512, 3), (512, 64)], 3)
 def test_answers_are_those_of_a_loop_that_waits(chunk, max_batch):
     expected, _ = answers(FakeRunner, CHAINS, chunk=chunk, max_batch=max_batch)
     found, core = answers(FakeAheadRunner, CHAINS, chunk=chunk, max_batch=max_batch)
@@ -140,7 +139,7 @@ def random_ask(rng: Random) -> Gen | Select:
     return gen(rng.choice([5, 6, 9, 30, 60]), constraint=None if kind < 0.3 else regex, **rng.choice(OPTIONS))
 
 
-@pytest.mark.search
+@apart
 def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
     """In pools that are too small for all of them, some of them under constraints, some cancelled; however surprises are weighed."""
 

@@ -14,7 +14,7 @@ from lmc.errors import ParameterError
 from lmc.prompt import Gen, Loc, Text
 from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
 from tests.backend.engine_fakes import Copies, CopiesAhead, automata, backend, run_cancelling, stepped
-from tests.searching import TIMES, some
+from tests.searching import TIMES, apart, some
 
 RUNS = [Copies, CopiesAhead]
 
@@ -49,7 +49,7 @@ def test_what_is_cached_behind_an_answer_is_what_is_without_drafts(runs, name):
     assert cached[0] == cached[1]
 
 
-@pytest.mark.search
+@apart
 def test_random_answers_are_those_without_drafts(monkeypatch):
     """In pools that are too small for all of them, some of them under constraints, some cancelled, in two namespaces; forks and batches."""
 

@@ -156,11 +156,12 @@ def test_what_a_run_goes_on_from_is_back_before_its_request_comes(late):
     engine.check()
 
 
+@pytest.mark.search
 def test_tokens_are_the_same_with_and_without():
     answers = []
     for host in (0, 600, 8000):
         world = World(1200, host=host)
-        some = agents(12, prompt=150, tool=0.5)
+        some = agents(size(8, 12), prompt=150, tool=0.5)
         world.run(some, check=True)
         answers.append([agent.texts for agent in some])
     assert answers[0] == answers[1] == answers[2]
@@ -304,7 +305,7 @@ class AnythingWithAHostAhead(AnythingWithAHost):
 class AnythingWithAHostInTheRoomOfOthers(AnythingWithAHost, AnythingInTheRoomOfOthers): ...
 
 
-AnythingWithAHostInTheRoomOfOthers.TestCase.settings = AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(8, 80), stateful_step_count=50)
+AnythingWithAHostInTheRoomOfOthers.TestCase.settings = AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(4, 80), stateful_step_count=50)
 TestAnythingWithAHost = pytest.mark.search(AnythingWithAHost.TestCase)
 TestAnythingWithAHostAhead = pytest.mark.search(AnythingWithAHostAhead.TestCase)
 TestAnythingWithAHostInTheRoomOfOthers = pytest.mark.search(AnythingWithAHostInTheRoomOfOthers.TestCase)

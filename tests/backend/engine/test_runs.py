@@ -70,7 +70,8 @@ def test_where_tools_are_quick_nobody_begins_in_the_room_of_those_that_are_away(
     assert seconds(tool, "cost") == seconds(tool, "fit")
 
 
-@some("tool", [2.0, 5.0], 2)
+@apart
+@pytest.mark.parametrize("tool", [2.0, 5.0])
 def test_where_the_device_has_time_left_others_begin_in_the_room_of_those_that_are_away(tool):
     (now, again), (fit, _) = seconds(tool, "cost"), seconds(tool, "fit")
     assert now < 0.7 * fit and again > 5000
@@ -89,7 +90,7 @@ def test_while_it_is_not_known_what_rows_cost_only_what_fits_begins():
     assert not waits.results[0].done and kept.results[0].done and engine.stats()["leases"] == 1
 
 
-@pytest.mark.parametrize("policy", [Policy(schedule="lpm"), Policy(schedule="lpm", eviction="lru"), Policy(schedule="fcfs")])
+@some("policy", [Policy(schedule="lpm"), Policy(schedule="lpm", eviction="lru"), Policy(schedule="fcfs")], 3)
 def test_without_runs_they_compute_them_again_and_again(policy):
     world = World(POOL, policy)
     world.run(agents(12))
@@ -106,6 +107,7 @@ def test_agents_whose_contexts_grow_tenfold_are_interrupted_and_come_to_their_en
     assert counters.prefilled_tokens <= 1.3 * counters.unique_tokens
 
 
+@apart
 def test_what_runs_need_is_learned():
     world = World(3000)
     world.run(agents(16, prompt=60, turns=8, found=90, tokens=8))
@@ -698,8 +700,8 @@ class AnythingUncached(AnythingOfRunsAhead):
 AnythingAtRandom.TestCase.settings = AnythingUncached.TestCase.settings = settings(examples(3, 40), stateful_step_count=40)
 TestAnythingAtRandom = pytest.mark.search(AnythingAtRandom.TestCase)
 TestAnythingUncached = pytest.mark.search(AnythingUncached.TestCase)
-AnythingOfRuns.TestCase.settings = AnythingOfRunsAhead.TestCase.settings = settings(examples(6, 80), stateful_step_count=40)
-AnythingInTheRoomOfOthers.TestCase.settings = AnythingInTheRoomOfOthersAhead.TestCase.settings = settings(examples(6, 80), stateful_step_count=40)
+AnythingOfRuns.TestCase.settings = AnythingOfRunsAhead.TestCase.settings = settings(examples(4, 80), stateful_step_count=40)
+AnythingInTheRoomOfOthers.TestCase.settings = AnythingInTheRoomOfOthersAhead.TestCase.settings = settings(examples(4, 80), stateful_step_count=40)
 TestAnythingInTheRoomOfOthers = pytest.mark.search(AnythingInTheRoomOfOthers.TestCase)
 TestAnythingInTheRoomOfOthersAhead = pytest.mark.search(AnythingInTheRoomOfOthersAhead.TestCase)
 TestAnythingOfRuns = pytest.mark.search(AnythingOfRuns.TestCase)
