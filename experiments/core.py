@@ -276,6 +276,20 @@ def _listed(rows: Row | Iterable[Row]) -> list[Row]:
     return [cast(Row, rows)] if isinstance(rows, dict) else [*rows]
 
 
+OPTIONS: Mapping[str, str] = {"data": "FOLDER"}
+"""What stands in a command for a value that is of one machine."""
+
+
+def command(name: str, setup: Mapping[str, Any] | None) -> str:
+    """Return the command that measures an experiment with such a setup."""
+    own, words = asdict(Setup()), ["python -m experiments", name]
+    for option, value in (setup or {}).items():
+        if option in own and value != own[option] and value not in (None, [], ()):
+            for each in value if option == "peers" else (OPTIONS.get(option, value),):
+                words.append(f"--{option.removesuffix('s') if option == 'peers' else option.replace('_', '-')} {each}")
+    return " ".join(words)
+
+
 def missing(wanted: Experiment, found: Found) -> list[str]:
     """What these figures do not say: points that were not measured and why, columns that are not there, and neither were peers and devices."""
     by_reason = dict[str, list[str]]()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from experiments.core import ALL, Experiment, Found, Plot, Row, cell, missing, table
+from experiments.core import ALL, Experiment, Found, Plot, Row, cell, command, missing, table
 from lmc import pages
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 960, 260, 72, 40
@@ -30,7 +30,7 @@ def page(wanted: Experiment, found: Found) -> str:
     figures = f"<h2 id=figures>Figures</h2><div class=scroll><table class=small><tr>{head}</tr>{body}</table></div>" if rows else ""
     absent = f"<h2 id=missing>Not measured</h2>{pages.facts(missing(wanted, found) or [ALL])}"
     noted = f"<p><strong>{escape(found.info['note'])}</strong></p>" if found.info.get("note") else ""
-    about = [f"{key}: {value}" for key, value in (found.info | {k: v for k, v in found.setup.items() if v not in (None, "", [], ())}).items()]
+    about = [command(wanted.name, found.setup)] + [f"{key}: {value}" for key, value in (found.info | {k: v for k, v in found.setup.items() if v not in (None, "", [], ())}).items()]
     return pages.page(wanted.name, f"{STYLE}<h1>{escape(wanted.question)}</h1><p>{escape(wanted.reads)}</p>{noted}{plots}{figures}{absent}<h2 id=setup>Setup</h2>{pages.facts(about)}")
 
 

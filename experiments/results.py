@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from experiments.core import ALL, EXPERIMENTS, Experiment, Found, Row, missing, table
+from experiments.core import ALL, EXPERIMENTS, Experiment, Found, Row, command, missing, table
 
 ROOT = Path(__file__).parent.parent
 FOUND, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
@@ -17,15 +17,17 @@ MOST_ROWS = 100
 class Figure:
     """A figure or an ablation of the paper, and what repeats it here.
 
-    experiment  its name; "" where none does
+    experiment  its name
     differs     in what it is another measurement, or why there is none
     without     of the ablations, the part that it leaves out
+    policy      of `order`, the policy in place of lmc's
     """
 
     name: str
     experiment: str
     differs: str = ""
     without: str = ""
+    policy: str = ""
 
 
 PAPER = (
@@ -41,8 +43,8 @@ PAPER = (
     Figure("Figure 8b: cache hit rate against throughput and batch size", "hit-rate", "throughput; batch sizes are not columns"),
     Figure("Figure 8c: no cache", "ablations", without="cache"),
     Figure("Figure 8c: no tree structure", "ablations", without="tree (a table instead)"),
-    Figure("Figure 8c: FCFS schedule", "ablations", "with room for all items the order changes nothing; `order` has a pool for two", "order (first come first served)"),
-    Figure("Figure 8c: random schedule", "ablations", "with room for all items the order changes nothing; `order` has a pool for two", "order (random)"),
+    Figure("Figure 8c: FCFS schedule", "order", policy="schedule=fcfs"),
+    Figure("Figure 8c: random schedule", "order", policy="schedule=random"),
     Figure("Figure 8c: no frontend parallelism", "ablations", without="parallelism (one after another)"),
     Figure("Figure 8c: no frontend hint", "ablations", without="pass plan-prefix"),
     Figure("Section 6.3: overhead of RadixAttention where nothing is shared", "radix-overhead"),
@@ -77,20 +79,35 @@ def report(folder: Path = FOUND) -> str:
 
 
 def _paper(figure: Figure, found: Found | None) -> str:
-    command = f"`python -m experiments {figure.experiment}`" if figure.experiment else ""
+    how = f"`{command(figure.experiment, found and found.setup)}`"
     rows = [row for row in found.all() if not figure.without or row.get("without") == figure.without] if found else []
     reasons = [figure.differs] if figure.differs else []
-    if figure.without and found:
-        lacking = [key for key in found.unmeasured if key.endswith(f" {figure.without}")]
-        reasons += [f"not measured: {', '.join(lacking)}"] if lacking else []
-        reasons += ["at this size it makes no difference"] if rows and not figure.differs and not _matters(rows) else []
-    elif found:
-        reasons += [f"{len(found.unmeasured)} of its points were not measured"] if rows and found.unmeasured else []
-    if not rows:
-        return f"| {figure.name} | {command} | not, because: {'; '.join(reasons) or 'it has not run'} |"
+    part = figure.without or figure.policy
+    lacking = [key for key in found.unmeasured if key.endswith(f" {part}")] if found and part else []
+    if lacking:
+        reasons.append(f"not measured: {', '.join(lacking)}")
+    elif found and rows and found.unmeasured and not part:
+        reasons.append(f"{len(found.unmeasured)} of its points were not measured")
+    if not any(row.get("policy") == figure.policy for row in rows) if figure.policy else not rows:
+        return f"| {figure.name} | {how} | not, because: {'; '.join(reasons) or 'it has not run'} |"
+    if not figure.differs and ((figure.without and not _matters(rows)) or (figure.policy and _recomputed(rows, figure.policy) <= 1.05)):
+        reasons.append("at this size it makes no difference")
     state = "partly, because: " + "; ".join(reasons) if reasons else "measured" if figure.without in OWN or figure is READING else "reproduced"
-    worth = _worth(rows) if figure.without else _waits(rows) if figure is READING else ""
-    return f"| {figure.name} | {command} | {state}{'. ' + worth if worth else ''} |"
+    worth = _worth(rows) if figure.without else _ordered(rows, figure.policy) if figure.policy else _waits(rows) if figure is READING else ""
+    return f"| {figure.name} | {how} | {state}{'. ' + worth if worth else ''} |"
+
+
+def _recomputed(rows: list[Row], policy: str) -> float:
+    """Prompt tokens that a policy computes, over those of lmc's own, of the workloads that both have."""
+    computed = {(row["workload"], row["policy"]): row["computed"] for row in rows}
+    both = [name for name, its in computed if its == policy and (name, "own") in computed]
+    return sum(computed[name, policy] for name in both) / sum(computed[name, "own"] for name in both)
+
+
+def _ordered(rows: list[Row], policy: str) -> str:
+    """What the order of the engine is worth, in a pool for about two programs."""
+    count = sum(row["policy"] == policy for row in rows)
+    return f"With it: {_recomputed(rows, policy):.2f} × prompt tokens computed ({count} workloads in a pool for two programs)"
 
 
 def _over(rows: list[Row], name: str) -> float:
@@ -118,7 +135,7 @@ def _waits(rows: list[Row]) -> str:
 
 def section(experiment: Experiment, found: Found | None) -> str:
     """An experiment: its question, its figures, what was not measured."""
-    head = f"## {experiment.name}\n\n{experiment.question} `python -m experiments {experiment.name}`\n\n{experiment.reads}\n"
+    head = f"## {experiment.name}\n\n{experiment.question} `{command(experiment.name, found and found.setup)}`\n\n{experiment.reads}\n"
     if found is None:
         return head + "\nNot measured yet.\n"
     about = found.info | {"backend": found.setup["backend"], "scale": found.setup["scale"], "items": found.setup["n"] or "all", "repetitions": found.setup["reps"]}

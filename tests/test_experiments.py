@@ -25,6 +25,7 @@ from experiments.core import (
     run,
     table,
 )
+from experiments.core import command as experiments_command
 from experiments.page import page
 from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, mmlu
@@ -133,6 +134,18 @@ def test_a_page_has_plots_figures_and_what_is_missing():
     assert "q: because" in text and text.index("beside other work") < text.index("<svg") and "&lt;a&gt;" in text and "<a>" not in text
 
 
+def test_the_command_of_a_setup_measures_it(monkeypatch, tmp_path):
+    setup = Setup(backend="mock", n=8, scale=0.03, load_format="dummy", peers=("vllm:http://a", "sglang:http://b"), pool=900)
+    said = experiments_command("order", vars(setup))
+    assert said == "python -m experiments order --backend mock --load-format dummy --n 8 --scale 0.03 --peer vllm:http://a --peer sglang:http://b --pool 900"
+    seen = []
+    monkeypatch.setattr(command, "run", lambda wanted, setup, *_, **__: seen.append((wanted.name, setup)) or Found({}, {}))
+    command.main([*said.split()[3:], "--out", str(tmp_path)])
+    assert seen == [("order", setup)]
+    assert experiments_command("quality", {**vars(Setup()), "data": "/home/me/data"}) == "python -m experiments quality --data FOLDER"
+    assert "python -m experiments own --n 2" in page(an_experiment([]), Found({"n": 2}, {}))
+
+
 def test_a_page_of_nothing_is_a_page():
     assert "Does it?" in page(an_experiment([]), Found({}, {}))
 
@@ -149,7 +162,7 @@ def test_columns_in_which_nothing_is_are_left_out():
 def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_path):
     text = report(tmp_path)
     assert all(f"## {name}" in text for name in EXPERIMENTS) and all(f"| {figure.name} |" in text for figure in PAPER)
-    assert {figure.experiment for figure in PAPER if figure.experiment} <= set(EXPERIMENTS)
+    assert {figure.experiment for figure in PAPER} <= set(EXPERIMENTS)
     assert {*OWN, *(figure.without for figure in PAPER if figure.without)} <= set(VARIANTS)
     assert text.count("not, because: ") == len(PAPER) + len(OWN) + 1  # nothing is in this folder
 
@@ -171,7 +184,12 @@ def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
     rows = {"react cache": [row("react", computed=30, passes=4)], "tree cache": [row("tree", computed=20, passes=8)]}
     rows["react run-ahead"] = [row("react", computed=10, passes=5) | {"without": "run-ahead"}]
     Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, rows, {"judge drafts (off by themselves)": "no time"}).save("ablations", tmp_path / "ablations.json")
+    orders = {f"{name} {policy}": [{"workload": name, "policy": policy, "computed": n}] for name, policy, n in (
+        ("react", "own", 100), ("react", "schedule=fcfs", 190), ("tree", "own", 100), ("tree", "schedule=fcfs", 110), ("tree", "schedule=random", 101))}  # fmt: skip
+    Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, orders, {"react schedule=random": "no time"}).save("order", tmp_path / "order.json")
     text = report(tmp_path)
+    assert "| Figure 8c: FCFS schedule | `python -m experiments order` | reproduced. With it: 1.50 × prompt tokens computed (2 workloads in a pool for two programs) |" in text
+    assert "| Figure 8c: random schedule | `python -m experiments order` | partly, because: not measured: react schedule=random; at this size it makes no difference. With it: 1.01 ×" in text
     assert "| Figure 8c: no cache | `python -m experiments ablations` | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 workloads) |" in text
     assert "| ours: no drafts (off by themselves) | `python -m experiments ablations` | not, because: not measured: judge drafts (off by themselves) |" in text
     assert "| ours: no run-ahead | `python -m experiments ablations` | partly, because: at this size it makes no difference. Without it: 1.00 ×" in text
