@@ -327,7 +327,7 @@ class RemoteBackend(Listed):
         """Set up the servers behind this backend; to be called before the backend's own constructor. `router`: whether
         one is in front; None: query."""
 
-        backend = weakref.ref(self)  # its thread, which has the wires, ends when it is dropped
+        backend: weakref.ref[RemoteBackend] = weakref.ref(self)  # its thread, which has the wires, ends when it is dropped
 
         def wire(url: str) -> Wire:
             if proxied(url):
