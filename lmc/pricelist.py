@@ -24,7 +24,7 @@ def listed(backend: str) -> tuple[Prices, str] | None:
         return None
     for name, provider in _names(backend):
         entry = found.get(name)
-        if isinstance(entry, dict) and (provider is None or entry.get("litellm_provider") == provider):
+        if isinstance(entry, dict) and (provider is None or _is_of(str(entry.get("litellm_provider")), provider)):
             dollars = [entry.get(key) for key in ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost")]
             prompt, completion, cached = [round(price * 1e6, 9) if isinstance(price, int | float) and price >= 0 else None for price in dollars]
             if prompt is not None and completion is not None:
@@ -35,15 +35,20 @@ def listed(backend: str) -> tuple[Prices, str] | None:
 def _names(backend: str) -> Iterator[tuple[str, str | None]]:
     """Under which names the list may have a backend's model, and of which provider."""
     kind, _, model = backend.partition(":")
-    if "@" in model:
+    if "//" in model:  # the URL of another server; behind an @ alone is a version, in Vertex AI's names
         return
+    if kind == "vertexai":
+        kind, model = "litellm", f"vertex_ai/{model.removeprefix('vertex_ai/')}"
     if kind in ("openai", "anthropic"):
         yield model, kind
     elif kind == "litellm":
         yield model, None
         yield model.partition("/")[2], model.partition("/")[0]
-    elif kind == "vertexai":
-        yield f"vertex_ai/{model}", None
+
+
+def _is_of(listed: str, provider: str) -> bool:
+    """Return whether the list's provider is this one, which may have a name for each kind of its models there."""
+    return listed == provider or listed.startswith(f"{provider}-")
 
 
 def _list() -> dict[str, Any] | None:

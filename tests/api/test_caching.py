@@ -236,6 +236,39 @@ def test_what_is_marked_costs_at_most_2_percent_more_than_the_least(asked):
     assert cost <= 1.02 * least_cost(asked)
 
 
+@pytest.mark.parametrize("before, branches, after", ((0, (2, 2, 2), 1), (1, (3, 1), 0), (2, (1, 2, 3), 0), (1, (3, 1, 1, 3), 1)))
+def test_a_compiled_program_costs_the_least_that_marks_can_cost(caching, before, branches, after):
+    """Turns, a fork into branches of so many turns each, turns behind it: lengths around what is worth keeping."""
+    lengths = iter((60, 1500, 3000, 600, 6000, 60, 1500, 600, 3000, 1500, 60, 6000))
+
+    def said() -> str:
+        return "word " * (next(lengths) // 5)
+
+    system, turns = said(), [[said() for _ in range(n)] for n in (before, *branches, after)]
+
+    @lmc.function
+    def program(s):
+        s += lmc.system(system)
+        for i, text in enumerate(turns[0]):
+            s += lmc.user(text) + lmc.assistant(lmc.gen(f"a{i}", max_tokens=9))
+        forks = s.fork(len(branches))
+        for f, texts in zip(forks, turns[1:-1]):
+            for i, text in enumerate(texts):
+                f += lmc.user(text) + lmc.assistant(lmc.gen(f"b{i}", max_tokens=9))
+        found = "".join(f[f"b{i}"] for f, n in zip(forks, branches) for i in range(n))
+        for i, text in enumerate(turns[-1]):
+            s += lmc.user(text + found) + lmc.assistant(lmc.gen(f"c{i}", max_tokens=9))
+        return [s[f"a{i}"] for i in range(before)], found, [s[f"c{i}"] for i in range(after)]
+
+    backend, model = caching(stand_in={"delay": 0.01})
+    siblings.run(text="how many tokens there are in a byte", size=1, backend=backend, temperature=0).text()
+    first, paid = len(model.asked), model.cost
+    lmc.compile(program)(backend=backend, temperature=0)
+    asked = model.asked[first:]
+    assert len(asked) == before + sum(branches) + after
+    assert model.cost - paid <= 1.02 * least_cost(asked)
+
+
 def test_four_marks_are_chosen_where_they_save_most():
     rules = CacheRules(1024)
     points = [Point(i, 2000.0 + 1000 * i, 6.0 - i) for i in range(6)]

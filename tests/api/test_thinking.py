@@ -54,13 +54,14 @@ def test_what_goes_with_thinking_and_what_does_not(anthropic):
     assert not server.seen
 
     @lmc.function
-    def choice(s):
+    def choice(s, warmth):
         s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=60))
-        s += lmc.user("Sure?") + lmc.assistant(lmc.select("sure", ["yes", "no"]))
+        s += lmc.user("Sure?") + lmc.assistant(lmc.select("sure", ["yes", "no"], temperature=warmth))
         return s["sure"]
 
-    assert choice(backend=backend).ret_value in ("yes", "no")
-    assert ["thinking" in seen.body for seen in server.seen] == [True, False]
+    for warmth in (0.0, 1.0):
+        assert choice(warmth, backend=backend).ret_value in ("yes", "no")
+    assert ["thinking" in seen.body for seen in server.seen] == [True, False] * 2
 
 
 def test_marks_end_whole_messages_with_thoughts_among_them():

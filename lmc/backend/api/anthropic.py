@@ -226,7 +226,7 @@ class Anthropic(ApiBackend):
         params, constraint = ask.params, ask.constraint
         extra = self._extra if ask.tools or "tools" in self._extra else {k: v for k, v in self._extra.items() if k != "tool_choice"}
         body: Body = {"model": self.model, "max_tokens": params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix), **extra}
-        if params.temperature != 1:  # a select between few words: with thinking the API takes no temperature
+        if params.temperature != 1 or (self._budget or 0) >= params.max_new_tokens:  # a select between few words, which leave no room for thinking
             body.pop("thinking", None)
         for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
             if getattr(params, name) != default:
