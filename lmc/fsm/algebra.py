@@ -43,7 +43,7 @@ def minimised(a: Node, work: TransitionBudget) -> NodeGraph:
     return found
 
 
-def other_than(words: Iterable[str]) -> Node:
+def other_than(words: Sequence[str]) -> Node:
     """Return all texts but these words."""
     children: list[dict[str, int]] = [{}]
     ends: set[int] = set()
@@ -60,7 +60,11 @@ def other_than(words: Iterable[str]) -> Node:
     for state, ways in enumerate(children):
         edges += [(state, Chars(((ord(char), ord(char)),)), to) for char, to in ways.items()]
         edges.append((state, _others("".join(sorted(ways))), anything))
-    return NodeGraph(tuple(edges), frozenset(range(anything + 1)) - ends)
+    return NodeGraph(tuple(edges), frozenset(range(anything + 1)) - ends, tuple(words) if all(map(_is_plain, words)) else None)
+
+
+def _is_plain(word: str) -> bool:
+    return word.isascii() and word.isprintable() and not {'"', "\\"} & set(word)
 
 
 @lru_cache(4096)

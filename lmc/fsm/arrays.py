@@ -121,6 +121,10 @@ class ArrayDFA(Walk):
         """Not looked for, as literals."""
         return ()
 
+    def left_out(self, state: int) -> Sequence[bytes] | None:
+        """Not looked for, as literals."""
+        return None
+
     def behind_names(self, names: Sequence[tuple[str, Term]], chars: int) -> int:
         raise AssertionError("no state has names")
 
@@ -216,6 +220,7 @@ class LazyArrays:
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
+        self.left_out = lazy.left_out
         self.words, self.behind_words, self.names, self.behind_names = lazy.words, lazy.behind_words, lazy.names, lazy.behind_names
 
     @property

@@ -122,7 +122,7 @@ def _spelled(tree: Node) -> Node:
     if isinstance(tree, Repeat):
         return repeat(_spelled(tree.body), tree.low, tree.high)
     if isinstance(tree, NodeGraph):
-        return NodeGraph(tuple((a, _spelled(body), b) for a, body, b in tree.edges), tree.final)
+        return NodeGraph(tuple((a, _spelled(body), b) for a, body, b in tree.edges), tree.final, tree.but)
     if isinstance(tree, Counted):
         graph = _spelled(tree.graph)
         assert isinstance(graph, NodeGraph)

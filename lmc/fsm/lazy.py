@@ -93,6 +93,7 @@ class LazyDFA:
         self.rows = array("i", (DEAD,)) * (64 * 256)
         self._made = UNMADE + 1
         self._representatives: dict[tuple[int, int], int] = {}
+        self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
         self._few: dict[int, list[tuple[int, int]] | None] = {}
@@ -206,7 +207,7 @@ class LazyDFA:
     def representative(self, state: int, length: int = LONG) -> int:
         """Return a state that allows the same texts of up to `length` bytes; the same one for all equivalent ones."""
         found = self._representatives.get((state, length))
-        if found is None and self.names(state):  # comparing many texts takes longer than finding a row
+        if found is None and (self.names(state) or self.left_out(state)):  # comparing many texts takes longer than finding a row
             found = self._representatives[state, length] = state
         if found is None:
             with self._lock:
@@ -256,6 +257,31 @@ class LazyDFA:
                 found.append((text, term))
             known = self._named[state] = sorted(found, key=_text_of) if len(found) == len(content) else ()
         return known
+
+    def left_out(self, state: int) -> Sequence[bytes] | None:
+        """Return the names, as far as they are not written, with the quote behind each, that a key may not be or is one of several ways
+        to go on with, where any other key may be as well: none of its other texts differs from those of the loop. None elsewhere."""
+        if state not in self._left_out:
+            self._left_out[state] = self._find_left_out(state)
+        return self._left_out[state]
+
+    def _find_left_out(self, state: int) -> Sequence[bytes] | None:
+        content = self._contents[state]
+        if not isinstance(content, frozenset):
+            return None
+        found: set[str] = set()
+        is_open = False
+        for term in content:
+            others = self._terms.left_out(term)
+            if others is not None:
+                is_open = True
+                found.update(others)
+                continue
+            name = self._terms.literal(term)
+            if not name.isascii() or name.find('"') != len(name) - 1 or "\\" in name:
+                return None
+            found.add(name)
+        return [name.encode() for name in sorted(found)] if is_open else None
 
     def behind_names(self, names: Sequence[tuple[str, Term]], chars: int) -> int:
         """Return the state behind so many characters of some of `names`."""

@@ -26,6 +26,7 @@ from lmc.fsm.words import WordLists, WordRange
 Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
 _FREE = 4  # frames that looking at a form pays for, too
+_QUOTE = Chars(((34, 34),))
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
 
@@ -86,6 +87,7 @@ class Terms:
         self._filled: dict[int | str, bool] = {}
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
         self._literals: dict[int, str] = {}
+        self._written: dict[int, Sequence[str | None]] = {}  # by id of a graph
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._graphs: dict[int, _At] = {}  # by id: at their starts
         self._lists = WordLists()
@@ -148,9 +150,9 @@ class Terms:
                 case Repeat(body, low, high):
                     body = self._canonical(body)
                     node, key = Repeat(body, low, high), (id(body), low, high)
-                case NodeGraph(edges, final):
+                case NodeGraph(edges, final, but):
                     edges = tuple([(a, self._canonical(body), b) for a, body, b in edges])
-                    node, key = NodeGraph(edges, final), (tuple([(a, id(body), b) for a, body, b in edges]), final)
+                    node, key = NodeGraph(edges, final, but), (tuple([(a, id(body), b) for a, body, b in edges]), final)
                 case Counted(graph, low, high):
                     found_graph = self._canonical(graph)
                     assert isinstance(found_graph, NodeGraph)
@@ -430,6 +432,38 @@ class Terms:
                 chars.append(chr(part.ranges[0][0]))
             found = self._literals[id(node)] = "".join(chars)
             self._alive.append(node)
+        return found
+
+    def left_out(self, term: Term) -> Sequence[str] | None:
+        """Return the rests of the names, with the quote behind each, that a key which may be any other may not go on with; None if the
+        term is in no such key."""
+        node: Any = None if term.frame is None else term.frame.node
+        if type(node) is _Tail:
+            key, quote = self._parts_at(term.frame, 2)
+            return [name + '"' for name in key.but] if type(key) is NodeGraph and key.but is not None and quote == _QUOTE else None
+        if type(node) is not _At or node.counts is not None or node.graph.but is None or self._parts_at(term.rest and term.rest.frame, 1) != [_QUOTE]:
+            return None
+        written = self._written_in(node.graph)[node.state]
+        return () if written is None else [name[len(written) :] + '"' for name in node.graph.but if name.startswith(written)]
+
+    def _parts_at(self, frame: TermFrame | None, count: int) -> Sequence[Node | None]:
+        """Return the next parts of a sequence, as they are written; None where there are none."""
+        if frame is None or type(frame.node) is not _Tail:
+            return [None] * count
+        parts = self._styles.parts(frame.node.node, frame.at)
+        return [part for part, _ in parts[frame.node.index : frame.node.index + count]] + [None] * (frame.node.index + count - len(parts))
+
+    def _written_in(self, graph: NodeGraph) -> Sequence[str | None]:
+        """Return the text that leads to each state of a trie of names, None for the last, behind what is none of them."""
+        found = self._written.get(id(graph))
+        if found is None:
+            last = max([b for _, _, b in graph.edges])
+            texts: dict[int, str] = {0: ""}
+            for a, body, b in graph.edges:  # a state comes behind the one that leads to it
+                if b != last and type(body) is Chars:
+                    texts[b] = texts[a] + chr(body.ranges[0][0])
+            found = self._written[id(graph)] = [texts[state] for state in range(last)] + [None]
+            self._alive.append(graph)
         return found
 
     def beyond(self, term: Term, chars: int) -> Term:

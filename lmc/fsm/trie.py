@@ -73,9 +73,9 @@ class ByteTrie:
         """Return the first child of each node."""
         return np.append(1, 1 + np.cumsum(self.count)[:-1])
 
-    def find(self, text: bytes) -> int | None:
-        """Return the node of a text."""
-        node, bytes_, children = 0, self.bytes, self._children
+    def find(self, text: bytes, node: int = 0) -> int | None:
+        """Return the node of a text behind that of another."""
+        bytes_, children = self.bytes, self._children
         for byte in text:
             begin, end = children[node], children[node + 1]
             node = bisect_left(bytes_, byte, begin, end)

@@ -258,6 +258,17 @@ class Vocabulary:
         if sum([count for head, count in run.leaving.items() if main[head] >= 0]) > _MOST_TAILS:
             return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
+        left_out = dfa.left_out(state) if turns is None else None
+        if left_out is not None and dfa.left_out(loop.state) == []:
+            heads, row = byte[slice(*self.trie.children(node))], dfa.row(state)
+            found = np.flatnonzero(~run.firsts[heads] & (row[heads] >= 0))
+            rest += zip((self.trie.children(node)[0] + found).tolist(), row[heads[found]].tolist())
+            for name in left_out:
+                if len(name) > 1 and (child := self.trie.find(name, node)) is not None:
+                    apart.append(child)
+                    if (to := dfa.step(state, name)) >= 0:
+                        rest.append((child, to))
+            return RunInLoop(run, loop, None, apart), within, rest
         todo = [(node, state)]
         for at_node, at in todo:
             if len(todo) > _MOST_APART:
@@ -324,15 +335,19 @@ class Vocabulary:
             loop, turns = running
             run = self.run(loop.again)
             within, inside = run.firsts.tobytes(), run.long.inside
+            left_out = dfa.left_out(state) if turns is None else None
             if turns is not None and turns.high < self.longest:
                 found += inside[run.long.chars <= turns.high].tolist()
-            elif turns is None and (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
+            elif left_out is None and turns is None and (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
                 within = (run.firsts & ~apart).tobytes()
                 found += inside[~apart[run.long.firsts]].tolist()
             else:
                 whole = run
             for i, first, until, chars in run.long.leaving:
-                if within[first] and (turns is None or chars <= turns.high):
+                if left_out and self.tokens[i].startswith(tuple(left_out)):
+                    if dfa.step(state, self.tokens[i]) >= 0:
+                        found.append(i)
+                elif within[first] and (turns is None or chars <= turns.high):
                     left = self.tokens[i][until:]
                     at = state if until == 0 else loop.state if turns is None else behind(dfa, turns, chars, len(left))
                     if dfa.step(at, left) >= 0:
