@@ -96,7 +96,8 @@ class Code:
 def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
     """Compile a function with these parameters that returns its arguments by name."""
     bare = lambda p: p and ast.arg(scope.mangled(p.arg))
-    parts = [bare(p) for p in a.posonlyargs], [bare(p) for p in a.args], bare(a.vararg), [bare(p) for p in a.kwonlyargs], [None] * len(a.kwonlyargs)
+    optional: list[ast.expr | None] = [None for _ in a.kwonlyargs]
+    parts = [bare(p) for p in a.posonlyargs], [bare(p) for p in a.args], bare(a.vararg), [bare(p) for p in a.kwonlyargs], optional
     made = ast.Lambda(ast.arguments(*parts, bare(a.kwarg), []), ast.Call(ast.Name("locals", ast.Load()), [], []))
     return eval(compile(ast.fix_missing_locations(ast.Expression(made)), "<parameters>", "eval")).__code__
 

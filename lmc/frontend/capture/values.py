@@ -118,11 +118,11 @@ class Object:
 
     __slots__ = ("args", "attributes", "cls", "ev", "outside")
 
-    def __new__(_, ev: Evaluation, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> Object:
-        return object.__new__(_stand_in(cls))
+    def __new__(cls, ev: Evaluation, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> Object:
+        return object.__new__(_stand_in(of))
 
-    def __init__(self, ev: Evaluation, cls: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
-        self.ev, self.cls, self.attributes, self.args, self.outside = ev, cls, attributes, args, outside
+    def __init__(self, ev: Evaluation, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
+        self.ev, self.cls, self.attributes, self.args, self.outside = ev, of, attributes, args, outside
 
     def __str__(self) -> str:
         return str(self.args[0] if len(self.args) == 1 else self.args or "") if self.ev.is_exception(self) else repr(self)
