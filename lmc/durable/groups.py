@@ -177,11 +177,6 @@ def first_line(header: Mapping[str, Any], cipher: Cipher | None = None) -> tuple
     return b"%s %d %s" % (MAGIC.encode(), VERSION, found), total
 
 
-def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Record]]) -> bytes:
-    """Return the file of a journal with these records, a group for each."""
-    return file_of(header, ([["record", item, record]] for item, record in records))[0]
-
-
 def file_of(header: Mapping[str, Any], groups: Iterable[list[list[Any]]], cipher: Cipher | None = None) -> tuple[bytes, int]:
     """Return the file of a journal with these groups, as lists of sections, and the checksum of its first line."""
     found, first = first_line(header, cipher)

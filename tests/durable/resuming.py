@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lmc
 from lmc.durable import records
 from lmc.durable.files import Sidecar
-from lmc.durable.groups import journal_of
+from lmc.durable.groups import file_of
 from tests.searching import TIMES
 
 CALLS: list[tuple[Any, ...]] = []
 """What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""
+
+
+def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Any]]) -> bytes:
+    """The file of a journal with these records, a group for each."""
+    return file_of(header, ([["record", item, record]] for item, record in records))[0]
 
 
 def seen(state: lmc.State) -> Any:

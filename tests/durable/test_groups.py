@@ -14,12 +14,12 @@ import lmc
 from lmc import codec
 from lmc.backend.base import Output, Result, Usage
 from lmc.durable import answers, journal, records
-from lmc.durable.groups import first_line, journal_of
+from lmc.durable.groups import first_line
 from lmc.durable.journal import JournalFile
 from lmc.durable.run import RunJournal
 from lmc.errors import CancelledError, JournalError
 from lmc.prompt import Gen, Prompt
-from tests.durable.resuming import lay
+from tests.durable.resuming import journal_of, lay
 from tests.searching import size
 
 

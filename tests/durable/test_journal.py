@@ -26,11 +26,11 @@ import lmc
 from lmc.backend.base import Result
 from lmc.codec import to_bytes
 from lmc.durable import files, journal, records
-from lmc.durable.groups import first_line, journal_of, line
+from lmc.durable.groups import first_line, line
 from lmc.errors import InDoubtEffect, JournalError, ParameterError
 from tests import searching
 from tests.durable.killing import ASYNC, PROGRAM, survives
-from tests.durable.resuming import lay
+from tests.durable.resuming import journal_of, lay
 from tests.searching import TIMES, apart, search
 
 CALLS: list[Any] = []
