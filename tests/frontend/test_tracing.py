@@ -320,3 +320,13 @@ def test_a_result_of_a_call_that_is_not_known_is_text_that_is_not_known() -> Non
     """It was drawn as an exception that every turn of the loop raises."""
     text = body(graph_of(answers_calls))
     assert "raise(" not in text and "py.tool_result(" in text and 'name = "b"' in text
+
+
+def test_a_state_of_one_arm_alone_is_not_known_after_it() -> None:
+    @lmc.function
+    def program(s: Any, q: Any) -> Any:
+        f = s.copy() if q else s.fork(1)[0]
+        f += "a" + lmc.gen("a")
+        return s["a"]
+
+    verify(graph_of(program))

@@ -339,7 +339,7 @@ class GraphDomain(Domain):
         if any(isinstance(c, Answered) for c in column):
             meta = x.meta if isinstance(x, Answered) and isinstance(x.meta, Value) and self.emitter.sees(x.meta) else None
             return [self.emitter.operand(x), meta]
-        return [self.emitter.operand(x)]
+        return [self.emitter.unknown("a state") if isinstance(x, State) else self.emitter.operand(x)]
 
     def _param(self, column: Sequence[Any], label: str) -> Any:
         """Return the value that joins a slot of several arms."""
