@@ -53,18 +53,8 @@ def encoded(tail: Sequence[object]) -> tuple[str, list[tuple[int, object]]]:
 
 def divided(parts: Sequence[tuple[int, object]], at: int) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
     """Return the parts before and after an index; None if it falls into a part that is not text."""
-    head: list[object] = []
-    start = 0
-    for i, (end, part) in enumerate(parts):
-        if end > at:
-            if at == start:
-                return tuple(head), tuple(p for _, p in parts[i:])
-            if not isinstance(part, str):
-                return None
-            return (*head, part[: at - start]), (part[at - start :], *(p for _, p in parts[i + 1 :]))
-        head.append(part)
-        start = end
-    return tuple(head), ()
+    head, rest = between(parts, 0, at), between(parts, at, parts[-1][0] if parts else 0)
+    return None if head is None or rest is None else (head, rest)
 
 
 def between(parts: Sequence[tuple[int, object]], start: int, end: int) -> tuple[Any, ...] | None:
