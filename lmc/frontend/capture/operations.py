@@ -155,7 +155,7 @@ def fits(length: int) -> None:
 
 
 def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """`a <op>= b`: changes lists, sets, dicts and states in place."""
+    """`a <op>= b`: changes lists, sets, dicts, states and objects of the program in place."""
     kind = type(a)
     if isinstance(a, (State, StateGroup)):
         return append(ev, name, a, b)
@@ -167,7 +167,7 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
         with suppress(Undecided):
             return change(ev, a, known(ev, b), _INPLACE[name], a, b)
         return a
-    return binary(ev, name, fn, a, b)
+    return apply(ev, name, getattr(operator, f"i{name}"), a, b) if isinstance(a, Object) else binary(ev, name, fn, a, b)
 
 
 def change(ev: Evaluation, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:

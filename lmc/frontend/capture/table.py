@@ -211,7 +211,8 @@ def _mapping(ev: Evaluation, x: Any) -> Any:
 
 
 _TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
-    "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x, "r": op.all_of,
+    "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x,
+    "r": lambda ev, x: x if isinstance(x, Object) else op.all_of(ev, x),
     "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
 _END = object()

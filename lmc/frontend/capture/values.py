@@ -144,12 +144,13 @@ _GENERATED: Mapping[str, Callable[..., Any]] = {
     "__repr__": lambda x: f"{x.cls.__qualname__}({', '.join([f'{name}={x.attributes[name]!r}' for name in x.ev.dataclass_fields(x.cls)])})",
 }
 """Methods that `dataclasses` generates."""
-_EXACT = frozenset({f"__{name}__" for name in "bool contains float format hash index int iter len repr str".split()})
+_EXACT = frozenset({f"__{name}__" for name in "bool bytes complex contains float format hash index int iter len repr str".split()})
 """Special methods whose result must be known."""
-_SPECIAL = frozenset({f"__{name}__" for name in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul "
-    "lt le gt ge eq ne iadd isub ior iand next call getitem setitem delitem"
-).split()}) | _EXACT  # fmt: skip
+_EVALUATORS = frozenset({f"__{name}__" for name in (
+    "class dict weakref slots module doc qualname annotations new init post_init init_subclass subclasshook class_getitem set_name match_args "
+    "getattribute getattr setattr delattr get set delete dir sizeof reduce reduce_ex getstate setstate del"
+).split()})  # fmt: skip
+"""Special attributes that the evaluator treats itself; what else a class defines, native code may call."""
 
 
 def _special(name: str) -> Callable[..., Any]:
@@ -174,13 +175,17 @@ def _special(name: str) -> Callable[..., Any]:
     return method
 
 
+def _is_special(name: str, value: Any) -> bool:
+    return name[:2] == name[-2:] == "__" and name not in _EVALUATORS and (value is None or callable(value))
+
+
 @lru_cache(4096)
 def _stand_in(cls: Any) -> type[Object]:
     """Return the type of the instances of a class."""
     made: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base.__module__ != "builtins":
-            made.update({name: None if value is None else _special(name) for name, value in vars(base).items() if name in _SPECIAL})
+            made.update({name: None if value is None else _special(name) for name, value in vars(base).items() if _is_special(name, value)})
     return type(cls.__name__, (Object,), {"__slots__": (), **made})
 
 

@@ -737,3 +737,49 @@ def test_objects_follow_pythons_protocols():
     python = run_python(compares_objects, {})
     asked, outcome = run_evaluation(compares_objects, {}, python.answers)
     assert outcome.raised is None and [prompt for _, _, prompt in asked] == [None, *[prompt for _, _, prompt in python.asked[1:]]]
+
+
+class Vector:
+    def __init__(self, *parts):
+        self.parts = list(parts)
+
+    def __iadd__(self, more):
+        self.parts.append(more)
+        return self
+
+    def __imul__(self, times):
+        self.parts *= times
+        return self
+
+    def __neg__(self):
+        return Vector(*[-part for part in self.parts])
+
+    def __abs__(self):
+        return sum(map(abs, self.parts))
+
+    def __divmod__(self, by):
+        return self.parts[0] // by, self.parts[0] % by
+
+    def __round__(self, digits=0):
+        return len(self.parts) + digits
+
+    def __reversed__(self):
+        return iter(self.parts[::-1])
+
+
+@lmc.function
+def changes_objects(s, items):
+    v = kept = Vector(3)
+    for item in items:
+        v += len(child(item)["c"])
+    v *= 2
+    s += f"{v is kept} {len(v.parts)} {(-v).parts[0]} {divmod(v, 2)} {round(v)} {round(v, 1)} {abs(Vector(-1, 2))} {[*reversed(Vector(1, 2))]}" + lmc.gen("end")
+
+
+@pytest.mark.parametrize("known", [0, 3])
+def test_operators_of_any_name_are_the_objects_own(known):
+    """An operator that the evaluator did not pass on was a TypeError of the program's, behind which nothing is asked."""
+    python = run_python(changes_objects, {"items": ["a", "bc", "d"]})
+    asked, outcome = run_evaluation(changes_objects, {"items": ["a", "bc", "d"]}, dict(list(python.answers.items())[:known]))
+    prompts = [prompt for _, _, prompt in python.asked]
+    assert outcome.raised is None and [prompt for _, _, prompt in asked] == (prompts if known else [*prompts[:-1], None])
