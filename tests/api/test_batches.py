@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -420,18 +421,24 @@ def test_a_call_that_is_killed_anywhere_goes_on_and_pays_once(served, tmp_path):
     assert sizes(found) == [7, 7] and [w.failed for w in lmc.Journal(journal).waves()] == [0, 0]
 
 
+def _interrupting(clock):
+    """The clock's sleep, with Ctrl-C when the first look at a batch is over."""
+
+    async def sleep(seconds, sleep=clock.sleep):
+        if seconds >= batches.FIRST_POLL and batches.FIRST_POLL not in clock.slept:
+            os.kill(os.getpid(), signal.SIGINT)
+        await sleep(seconds)
+
+    return sleep
+
+
 @pytest.mark.parametrize("journaled", (True, False), ids=("journal", "no journal"))
 def test_ctrl_c_says_what_becomes_of_the_batches(served, tmp_path, clock, monkeypatch, journaled):
     backend, found = served()
     found.hold = True
     journal = {"journal": tmp_path / "j"} if journaled else {}
 
-    async def sleep(seconds, sleep=clock.sleep):
-        if seconds >= batches.FIRST_POLL and batches.FIRST_POLL not in clock.slept:  # the first look at the batch is over
-            os.kill(os.getpid(), signal.SIGINT)
-        await sleep(seconds)
-
-    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(clock, "sleep", _interrupting(clock))
     with pytest.raises(KeyboardInterrupt) as caught:
         answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h", **journal)
     (note,) = caught.value.__notes__
@@ -443,6 +450,26 @@ def test_ctrl_c_says_what_becomes_of_the_batches(served, tmp_path, clock, monkey
         found.hold = False
         assert all(s.ret_value for s in answer.run_batch(ITEMS, backend=found.again(), temperature=0, deadline="24h", **journal))
         assert sizes(found) == [7] and len(found.paid) == 7
+
+
+@pytest.mark.parametrize("days", (1, 40))
+def test_a_batch_that_the_server_no_longer_has(served, tmp_path, clock, monkeypatch, days):
+    """Its answers are kept for a month. Before, it is there, but with another key."""
+    backend, found = served()
+    found.hold = True
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "sleep", _interrupting(clock))
+        with pytest.raises(KeyboardInterrupt):
+            answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h", journal=tmp_path / "j")
+    found.created.clear()
+    found.hold = False
+    clock.time += days * 86400.0
+    states = answer.run_batch(ITEMS, backend=found.again(), temperature=0, deadline="24h", journal=tmp_path / "j", errors="return")
+    if days > 30:
+        assert all(s.ret_value for s in states) and sizes(found) == [7] and len(found.paid) == 7
+    else:
+        assert sizes(found) == []
+        assert all(re.search(r"HTTP 404: .*; batches are seen with the key, .* move away .*journal.batches", str(s.error())) for s in states)
 
 
 def test_progress_is_said(served, capsys):

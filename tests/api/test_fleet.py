@@ -10,6 +10,7 @@ import pytest
 
 import lmc
 from lmc.backend import placement
+from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
@@ -227,8 +228,8 @@ def several(request, opened):
     def start(plant=None) -> Server:
         return opened(serve(stand_in(TextModel(), caches=True), **({"plant": plant} if plant else {})))
 
-    def connect(servers: list[Server]):
-        return opened(backend([s.url for s in servers], tokenizer=WORDS, chat_template=lmc.get_chat_template("chatml"), patience=QUICK))
+    def connect(servers: list[Server], patience: Patience = QUICK):
+        return opened(backend([s.url for s in servers], tokenizer=WORDS, chat_template=lmc.get_chat_template("chatml"), patience=patience))
 
     return start, connect
 
@@ -305,6 +306,20 @@ def test_a_server_that_only_fails_is_left_to_itself(several, monkeypatch, fault)
     assert first["down"] and first["failures"] > 0 and not any(server["failures"] for server in others)
     assert len(servers[0].seen) - before < len(ITEMS), "what was on its way when the first of them failed"
     assert backend.server_info()["at_once"] == 1024, "the others take as much as before"
+
+
+def test_a_server_that_hangs_is_left_alone(several, monkeypatch):
+    start, connect = several
+    servers = [start(), start()]
+    backend = connect(servers, Patience(3, 2.0, 0.001, 0.01))
+    fast = lmc.compile(turns)
+    fast.batch(ITEMS[:1], backend=backend, temperature=0)
+    monkeypatch.setattr(placement.time, "monotonic", lambda: 1e6)
+    hanging, _other = sorted(servers, key=lambda server: -len(server.seen))
+    hanging.plant = lambda n, path, body: Planted("delay", seconds=60)
+    state = turns.run(q=ITEMS[0]["q"], backend=backend, temperature=0, stream=True)  # a stream of one, and no list
+    assert "".join(state.text_iter("a")), "four attempts there would all be late"
+    assert sum(server["failures"] for server in backend.server_info()["servers"]) >= 1
 
 
 def test_where_all_servers_fail_that_is_an_error(several):

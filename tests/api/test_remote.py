@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,6 +165,33 @@ def test_streams(remote):
     backend, _, _ = remote(TextModel(lambda prompt: "one two three four"))
     pieces = list(program.run(backend=backend, stream=True, temperature=0).text_iter("a"))
     assert "".join(pieces) == "one two three four" and len(pieces) > 2
+
+
+def test_a_stream_whose_events_have_only_what_is_new(sglang):
+    """As of servers that are started with --incremental-streaming-output."""
+
+    @lmc.function
+    def program(s):
+        s += "x" + lmc.gen("a", max_tokens=40)
+
+    backend, stand_in, server = sglang(TextModel(lambda prompt: "one two three four"))
+    handle = stand_in.handle
+
+    def new_parts(path, body):
+        answer, events, count = handle(path, body), [], 0
+        if answer.events is None:
+            return answer
+        for piece in ("one two", " three", " four"):
+            ids = WORDS.encode((piece,))
+            count += len(ids)
+            meta = {**answer.events[-1]["meta_info"], "completion_tokens": count, "finish_reason": {"type": "stop", "matched": 0} if piece == " four" else None}
+            events.append({"text": piece, "output_ids": ids, "meta_info": meta})
+        return replace(answer, events=events)
+
+    server.handle = new_parts
+    state = program.run(backend=backend, stream=True, temperature=0)
+    assert "".join(state.text_iter("a")) == state["a"] == "one two three four"
+    assert server.seen[-1].body["stream"]
 
 
 def test_faults(remote):

@@ -158,8 +158,8 @@ class AnthropicBatches:
             return await ask()
         except anthropic.APIError as error:
             raise self._fault(error) from None
-        except anthropic.AnthropicError as error:
-            raise Fault(str(error)) from None
+        except anthropic.AnthropicError as error:  # the SDK's own: the batch has no results, or none any longer
+            raise Fault(str(error), status=404) from None
         except http_errors() as error:
             raise broken(error) from None
 

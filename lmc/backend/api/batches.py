@@ -40,6 +40,8 @@ FIRST_POLL, LONGEST_POLL = 5.0, 60.0
 IN_DOUBT = 30.0
 """Seconds after which a batch that may have been submitted appears on the server's list, if it was."""
 DAY = 24 * 3600.0
+KEPT = 28 * DAY
+"""Seconds for which servers keep a batch's answers, at least: OpenAI 30 days, Anthropic 29."""
 _TURNS = 64  # turns of a loop within which a request joins its wave
 _LATE = 10.0  # seconds to wait for batches to be cancelled on stopping
 
@@ -338,12 +340,24 @@ class Waves:
                         self.desk.tell(f"{self.name}: {wave.batch}: {status.done} of {status.total} done")
                 since = clock.now()
             except Fault as fault:
+                if fault.status == 404 and wave.batch is not None:
+                    if clock.now() - wave.since > KEPT:
+                        self.desk.tell(f"{self.name}: the server no longer has {wave.batch}; its requests go out again")
+                        return None
+                    fault.message += self._whose(wave)
                 if fault.code == FULL or not fault.transient or clock.now() - since > DAY:
                     raise fault if fault.code == FULL else given_up(fault) from None
                 delay = max(delay, fault.retry_after or 0.0)
                 self.desk.tell(f"{self.name}: {wave.batch}: no answer ({fault.message}); looking again in {delay:.0f} s")
             await clock.sleep(delay)
             delay = min(1.5 * delay, LONGEST_POLL)
+
+    def _whose(self, wave: SubmittedWave) -> str:
+        """Return the remedy for a batch that the server should have, and has not."""
+        whose = "; batches are seen with the key, the organization and the project that they were submitted with"
+        if self.desk.path is None:
+            return whose
+        return f"{whose}. To ask, and pay, again for the {len(wave.ids)} requests of {wave.batch}, move away {self.desk.path}"
 
     async def _again(self, wave: SubmittedWave, several: Mapping[str, _Asked], fault: Fault) -> None:
         """Submit again later a batch for which the server has no room: nothing of it was done."""

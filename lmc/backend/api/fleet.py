@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from lmc.backend.api.exchange import Fault, HttpRequest, Malformed, Received, Wire
@@ -53,11 +54,15 @@ class FleetServer(PlacementTarget):
 
 
 class Fleet(Placement[FleetServer]):
-    """A wire over servers. Belongs to one event loop, except `add` and `said`. `make` returns the wire to a URL."""
+    """A wire over servers. Belongs to one event loop, except `add` and `said`.
 
-    def __init__(self, urls: Sequence[str], make: Callable[[str], Wire], prefixes: Prefixes | None = None) -> None:
+    make     returns the wire to a URL
+    timeout  seconds after which the client cancels a request
+    """
+
+    def __init__(self, urls: Sequence[str], make: Callable[[str], Wire], prefixes: Prefixes | None = None, timeout: float = inf) -> None:
         super().__init__(prefixes)
-        self._make = make
+        self._make, self._timeout = make, timeout
         self._bits = 0
         for url in urls:
             self.add(url)
@@ -111,8 +116,14 @@ class Fleet(Placement[FleetServer]):
     @contextmanager
     def _sent(self, request: HttpRequest) -> Iterator[FleetServer]:
         server, cost = self.take(request)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             yield server
+        except asyncio.CancelledError:
+            if clock() - began >= 0.99 * self._timeout:  # the client's time began a little before
+                self.failed(server, Fault(f"no answer within {self._timeout:g} s"))
+            raise
         except Fault as fault:
             self.failed(server, fault)
             raise

@@ -335,7 +335,7 @@ class RemoteBackend(Listed):
                 return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency)
             return HttpWire(url + self.base, headers, lambda: _same_model(backend, url))
 
-        self._prompts, self._fleet = prompts, Fleet(urls, wire)
+        self._prompts, self._fleet = prompts, Fleet(urls, wire, timeout=patience.timeout)
         self._given = {addressed(url): url for url in urls}
         self._routed = is_router(urls[0], headers) if router is None else router
         return self._fleet

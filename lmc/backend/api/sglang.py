@@ -399,7 +399,7 @@ class SGLangStream:
     then it has fewer ids than its token count."""
 
     def __init__(self) -> None:
-        self._text, self._ids = "", list[int]()
+        self.text, self._ids = "", list[int]()
 
     def add(self, body: Body) -> Body | None:
         meta: Any = body.get("meta_info")
@@ -408,8 +408,8 @@ class SGLangStream:
         text, ids = body.get("text") or "", body.get("output_ids") or []
         counted = meta.get("completion_tokens")
         if self._ids and type(counted) is int and len(ids) < counted <= len(self._ids) + len(ids):
-            text, ids = self._text + text, [*self._ids, *ids]
-        self._text, self._ids = text, ids
+            text, ids = self.text + text, [*self._ids, *ids]
+        self.text, self._ids = text, ids
         return None if meta.get("finish_reason") is None else {**body, "text": text, "output_ids": ids}
 
 
@@ -496,18 +496,18 @@ def _listed(rows: Any) -> Listed | None:
 
 
 class _Growing:
-    """A stream whose every event has the whole text so far."""
+    """The stream of an answer that is watched."""
 
     def __init__(self, watch: Watch, read: Any) -> None:
         self._watch, self._read = watch, read
-        self._last: Body = {}
+        self._part, self._whole = SGLangStream(), None
 
     def add(self, body: Body) -> None:
         (item,) = _items(body)
-        self._last = body
-        self._watch.grown(item["text"])
+        self._whole = self._part.add(item)
+        self._watch.grown(self._part.text)
 
     def result(self) -> Any:
-        if not self._last.get("meta_info", {}).get("finish_reason"):
+        if self._whole is None:
             raise Fault("the stream ended before the answer did")
-        return self._read(self._last)
+        return self._read(self._whole)
