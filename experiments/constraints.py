@@ -42,7 +42,8 @@ def _forced(setup: Setup, workload: Workload) -> Iterator[Row]:
 
 @experiment(
     "automata-reuse", "What does it give to keep a compiled constraint?", Plot("Seconds of the first answer", "automaton", "seconds"),
-    reads="The first constrained answer of an engine: with an empty store of automata, with what another engine has left on disk, and again on the same engine.",
+    reads="The first constrained answer of an engine: with an empty store of automata, with what another engine has left on disk, and again on the same engine. "
+    "What is on disk is the automaton; the masks of its states, most of a first answer's cost, are made by each engine.",
     paper="Section 6.3: preprocessing of the finite state machine is reused", lacks={**ONE_PROGRAM, **SYNTHETIC},
 )  # fmt: skip
 def automata_reuse(setup: Setup) -> Generator[Point]:

@@ -35,8 +35,13 @@ class Question:
 def grade_school(s: Any, shots: str, question: str) -> str:
     s += shots + f"Question: {question}\nAnswer:"
     s += lmc.gen("working", max_tokens=192, stop="\n\n")
-    found = re.findall(r"-?\d[\d,]*", s["working"])
-    return found[-1].replace(",", "") if found else ""
+    return last_number(s["working"])
+
+
+def last_number(text: str) -> str:
+    """The last number of a text, without commas and a fraction of zeros; "" if there is none."""
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return re.sub(r",|\.0+$", "", found[-1]) if found else ""
 
 
 @lmc.function

@@ -51,7 +51,7 @@ PAPER = (
     Figure("Section 6.3: without the compressed finite state machine", "ablations", without="forced tokens"),
     Figure("Section 6.3: the automaton is built once for a batch", "automata-reuse"),
     Figure("Theorem 3.1, appendix: achieved hit rate against the optimum", "order"),
-    Figure("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "a part of each data set, which is read from a folder (`--data`); a loop is what it is compared with"),
+    Figure("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "a part of each data set, which is read from a folder (`--data`); the interpreter is what it is compared with"),
     Figure("Section 6.1: DSPy RAG pipeline", "dspy-rag", "retrieval by words, six passages"),
     Figure("Appendix A: data parallelism with a cache-aware router", "scaling", "needs several GPUs"),
     Figure("Appendix D.2: moving arguments behind constants", "reordering", "our templates, and fixed rules in place of a model that is asked"),

@@ -28,7 +28,7 @@ from experiments.core import (
 from experiments.core import command as experiments_command
 from experiments.page import page
 from experiments.programs import VARIANTS
-from experiments.quality import gsm8k, hellaswag, mmlu
+from experiments.quality import gsm8k, hellaswag, last_number, mmlu
 from experiments.results import OWN, PAGE, PAPER, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
@@ -332,6 +332,11 @@ SETS = {
     "mmlu.csv": (mmlu, "\n".join(f"q{i},a,b,c,d,B" for i in range(7)), " B"),
     "hellaswag.jsonl": (hellaswag, "\n".join(json.dumps({"ctx": "He", "endings": ["a", "b", "c", f"d{i}"], "label": "3"}) for i in range(7)), "d5"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("text, number", [("so 3 and 1,200.", "1200"), ("#### 16.8", "16.8"), ("it is $72.00", "72"), ("-5", "-5"), ("10,000.50 in all", "10000.50"), ("none", ""), ("", "")])
+def test_the_last_number_of_a_working_is_its_answer(text, number):
+    assert last_number(text) == number
 
 
 @pytest.mark.parametrize("name", SETS)

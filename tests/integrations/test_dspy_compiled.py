@@ -325,6 +325,15 @@ def test_predictors_may_have_lms_of_their_own():
     assert state.ret_value == expected and state.usage.ahead_used > 0
 
 
+def test_an_adapter_that_asks_a_model_to_parse_does_not_ask_ahead():
+    counts = []
+    for build in (lambda m: m, lmc.compile):
+        reads = lmc.Mock(lambda prompt, ask: "".join(f"[[ ## {name} ## ]]\n{len(prompt)}\n\n" for name in ("a", "b")) + "[[ ## completed ## ]]")
+        mock = using(adapter=dspy.TwoStepAdapter(lmc.dspy.LM(reads, temperature=0, max_tokens=200)), latency=0.1)
+        counts.append((build(Chains())(texts="xyz"), len(mock.call_log), len(reads.call_log)))
+    assert counts[0] == counts[1] and counts[0][1:] == (6, 6)
+
+
 def test_inputs_may_be_positional():
     using()
     assert lmc.compile(Chains())("xyz") == Chains()("xyz") == lmc.compile(Chains())(texts="xyz")

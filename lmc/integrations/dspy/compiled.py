@@ -148,7 +148,8 @@ class StandIns:
         self._around: tuple[Any, ...] = ()
         self._lm, self._adapter, self._backend = lm, _silent(adapter or dspy.ChatAdapter()), backend
         desk = _plain(followed.SharedRun)
-        desk.spec, desk.values, desk.trajectory = lmc.pure(self.spec), lmc.pure(self.values), lmc.pure(self.trajectory)
+        parses = lmc.host if isinstance(self._adapter, dspy.TwoStepAdapter) else lmc.pure  # that one asks a model to parse
+        desk.spec, desk.values, desk.trajectory = lmc.pure(self.spec), parses(self.values), lmc.pure(self.trajectory)
         self.desk = desk
 
     def of(self, x: Any) -> Any:
