@@ -268,6 +268,8 @@ class _Survey:
         return least
 
     def _of_graph(self, node: NodeGraph, least: int) -> int:
+        if node.but is not None:
+            return least
         before: dict[int, list[int]] = {}
         for a, body, b in node.edges:
             if least or self._visit(body):

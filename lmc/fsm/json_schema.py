@@ -195,7 +195,7 @@ class _Compiler:
         """Return nodes of a tree as it is written, shared ones counted each time."""
         known = self.sizes
         if id(node) not in known:
-            parts = node.parts if type(node) is Concat else parts_of(node)
+            parts = node.parts if type(node) is Concat else () if type(node) is NodeGraph and node.but is not None else parts_of(node)
             inner = [part for part in parts if type(part) is not Chars and type(part) is not Ref]
             known[id(node)] = node, 1 + len(parts) - len(inner) + sum([known[id(part)][1] if id(part) in known else self.size(part) for part in inner])
         return known[id(node)][1]

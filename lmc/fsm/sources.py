@@ -20,7 +20,7 @@ from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.left_recursion import without_left_recursion
 from lmc.fsm.regex import Node, parse, shown
 from lmc.fsm.structural_tag import compile_structural_tag
-from lmc.gc_tuning import few_full_collections, no_collection
+from lmc.gc_tuning import few_full_collections
 
 Check = Callable[[str], str | None]
 _FULL_COLLECTIONS = 1000
@@ -55,7 +55,7 @@ def _machine_of(kind: str, source: str) -> Machine:
 def begun(kind: str, source: str) -> Machine:
     """Return a machine for a constraint's first answers, built on demand: building the whole automaton would take
     longer than they gain by it. Raises ConstraintError as `machine_of`."""
-    with no_collection():
+    with few_full_collections(_FULL_COLLECTIONS):
         return lazily(grammar_of(kind, source))
 
 

@@ -565,8 +565,8 @@ class Terms:
                 found = node.low and node.low * self._bytes(node.body)
             elif isinstance(node, Counted):
                 found = node.low
-            else:
-                found = int(0 not in self._passed(node))
+            else:  # a graph: looking through all that are within each other takes longer than a byte more is worth
+                found = 0
             found = self._fewest[key] = min(found, _ENOUGH)
             self._alive.append(node)
         return found
@@ -597,10 +597,8 @@ class Terms:
                 found = all(map(self._is_filled, node.arms))
             elif isinstance(node, Repeat):
                 found = node.low > 0 and self._is_filled(node.body)
-            elif isinstance(node, Counted):
-                found = node.low > 0
             else:
-                found = 0 not in self._passed(node)
+                found = isinstance(node, Counted) and node.low > 0
             self._filled[key] = found
             self._alive.append(node)
         return found
