@@ -380,7 +380,7 @@ class CallEvaluator:
                 self.called_elsewhere(x)
             elif kind is BoundMethod:
                 self.hand_over([x.receiver, x.function], depth + 1)
-            if depth < 4 and (kind in op.CONTAINERS or isinstance(x, Object)) and not self.is_lost(x):
+            if depth < 4 and (kind in op.CONTAINERS or kind in op.VIEWS or isinstance(x, Object)) and not self.is_lost(x):
                 held = x.attributes.values() if isinstance(x, Object) else x.values() if kind in op.MAPPINGS else x
                 self.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
             self.lose(x, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator, KeysView
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture.outside import ATOMS
@@ -43,7 +43,7 @@ class Heap:
             case list() | deque() | set():
                 self.held[id(x)] = x, list(x)
                 yield from x
-            case tuple() | frozenset():
+            case tuple() | frozenset() | KeysView() | ItemsView():
                 yield from x
             case Object():
                 yield x.attributes

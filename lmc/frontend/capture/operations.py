@@ -14,7 +14,7 @@ from contextlib import suppress
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
 
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, is_plain_enum, is_users
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
 from lmc.frontend.capture.values import NOTHING, BoundMethod, Closure, Deps, LazyItems, Object, Partial, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.primitives import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
@@ -43,7 +43,7 @@ def need(ev: Evaluation, x: Any) -> Deps:
         return found
     if kind is defaultdict and not (x.default_factory is None or (type(x.default_factory) is type and x.default_factory.__module__ == "builtins")):
         return None  # native code would call it
-    if kind in CONTAINERS:
+    if kind in CONTAINERS or kind in VIEWS:
         ev.count(1 + (len(x) >> 3))
         for item in [*x, *x.values()] if kind in MAPPINGS else x:
             if type(item) not in ATOMS:
@@ -239,7 +239,7 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
     kind = type(x)
     if kind is list:
         return _live(ev, x)
-    if kind in CONTAINERS:
+    if kind in CONTAINERS or kind in VIEWS:
         ev.count(len(x) >> 2)
         return iter([*x])
     if kind is StateGroup:

@@ -35,6 +35,8 @@ PLAIN = frozenset({str, int, float, bool, type(None)})
 SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 MAPPINGS = frozenset({dict, Counter, OrderedDict, defaultdict})
 CONTAINERS = SEQUENCES | MAPPINGS
+VIEWS = frozenset({type({}.keys()), type({}.items())})
+"""Of a dict; its values are read as a list."""
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, HostFunction, Expr, types.MethodDescriptorType)
 LRU: type[Any] = type(functools.lru_cache(len))
 LARGEST = 20_000

@@ -285,7 +285,6 @@ _GIVES = frozenset({"pop", "popitem", "popleft", "setdefault"})
 """Of those that change the container, what gives something."""
 _READS: Mapping[str, int] = {"append": 0, "appendleft": 0, "insert": 1, "get": 1, "pop": 1, "setdefault": 1}
 """Number of their arguments that are read; the others are irrelevant."""
-_VIEWS = frozenset({"keys", "values", "items"})
 _TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference"})
 
 
@@ -306,7 +305,7 @@ def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: d
         if (deps := join(op.known(ev, x), deps)) != NOTHING:
             raise Undecided(deps)
         found = run()
-        return list(found) if name in _VIEWS else LazyItems(ev, found) if name == "elements" else found
+        return list(found) if name == "values" else LazyItems(ev, found) if name == "elements" else found
     except Undecided as undecided:
         return None if changes and name not in _GIVES else ev.operation("." + name, (x, *args), undecided.deps)
 

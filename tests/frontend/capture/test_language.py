@@ -783,3 +783,22 @@ def test_operators_of_any_name_are_the_objects_own(known):
     asked, outcome = run_evaluation(changes_objects, {"items": ["a", "bc", "d"]}, dict(list(python.answers.items())[:known]))
     prompts = [prompt for _, _, prompt in python.asked]
     assert outcome.raised is None and [prompt for _, _, prompt in asked] == (prompts if known else [*prompts[:-1], None])
+
+
+@lmc.function
+def compares_keys(s, q):
+    a, b = {"x": 1, "y": [q]}, {"y": 2, "z": 3}
+    common, seen = a.keys() & b.keys(), {"x"}
+    answer = child(q)["c"]
+    table = {"k": answer, "l": q}
+    s += f"{sorted(common)} {sorted(b.keys() - seen)} {a.keys() >= seen} {a.items() > {('x', 1)}} {len(table.items())} {'k' in list(table.keys())} {a.keys()}" + lmc.gen("end")
+    for key, value in table.items():
+        child(key + value)
+
+
+@pytest.mark.parametrize("known", [0, 4])
+def test_views_of_dicts_are_sets(known):
+    """They were lists, whose `&` was a TypeError of the program's."""
+    python = run_python(compares_keys, {"q": "one"})
+    asked, outcome = run_evaluation(compares_keys, {"q": "one"}, python.answers if known else {})
+    assert outcome.raised is None and [p for _, _, p in asked if p is not None] == [p for i, (_, _, p) in enumerate(python.asked) if known or i != 2]
