@@ -246,15 +246,17 @@ class _Survey:
             return found
         parts = node.parts if type(node) is Concat else parts_of(node)
         self._parts += parts
-        least, most, names = _WHOLE, _NONE, _NO_NAMES
-        for part in parts:
-            if type(part) is Chars:
-                most = _WHOLE
-                continue
-            if (found := known.get(id(part))) is None:
+        inner = [part for part in parts if type(part) is not Chars]  # most are characters
+        least, most, names = _WHOLE, _NONE if len(inner) == len(parts) else _WHOLE, _NO_NAMES
+        for part in inner:
+            key = id(part)
+            if (found := known.get(key)) is None:
                 found = self._visit(part)
-            least, most = min(least, found), max(most, found)
-            if (named := self._names.get(id(part))) is not None:
+            if found < least:
+                least = found
+            if found > most:
+                most = found
+            if (named := self._names.get(key)) is not None:
                 names = names | named if names else named
         if names:
             self._names[id(node)] = names
@@ -270,14 +272,18 @@ class _Survey:
     def _of_graph(self, node: NodeGraph, least: int) -> int:
         if node.but is not None:
             return least
-        before: dict[int, list[int]] = {}
-        for a, body, b in node.edges:
-            if least or self._visit(body):
-                if (known := before.get(b)) is None:
-                    before[b] = [a]
-                else:
-                    known.append(a)
-        ends = _reached(node.final, before)
+        ends, passes = set(node.final), 0
+        while least and passes < _PASSES:  # enough where most edges lead to later states
+            for a, _, b in reversed(node.edges):
+                if b in ends:
+                    ends.add(a)
+            passes += 1
+        if not all(a in ends for a, _, _ in node.edges):
+            before: dict[int, list[int]] = {}
+            for a, body, b in node.edges:
+                if self._visit(body):
+                    before.setdefault(b, []).append(a)
+            ends = _reached(node.final, before)
         if 0 not in ends:
             return _NONE
         return least if least == _WHOLE and all(a in ends and b in ends for a, _, b in node.edges) else _SOME
