@@ -2,17 +2,21 @@
 
     python -m benchmarks.bench_cpu                     # the table, about four minutes on two cores
     python -m benchmarks.bench_cpu --reps 7 --json out.json
+    python -m benchmarks.bench_cpu --llama-cpp other/bin/python --threads 1     # beside llama.cpp on the same file
 
 Both run the same weights (the GGUF, dequantized; transformers gets them as its own LlamaForCausalLM in float32), the
 same prompts and lengths, greedily, one after the other within each repetition. "lmc model" is our model under a bare
-loop, "lmc engine" the whole backend (scheduler, radix tree, sampler). A speed counts only if every token of ours is
-within 0.1 logit of the reference's best by teacher forcing; otherwise the exit code is 1.
+loop, "lmc engine" the whole backend (scheduler, radix tree, sampler), also with matrices packed in 4 bits, as the file has
+them. A speed counts only if every token of ours is within 0.1 logit of the reference's best by teacher forcing (but for 4
+bits, whose texts may be others); otherwise the exit code is 1.
+
+llama.cpp runs in the process of another interpreter, which has llama-cpp-python; one sequence at a time. On a busy machine
+compare tokens per second of CPU time, of one thread: llama.cpp's threads spin while they wait for each other.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -34,6 +38,7 @@ from lmc.backend.engine.models.loader import LoadedModel, load
 
 Ids = list[int]
 Generate = Callable[[Sequence[Ids], int], list[Ids]]  # (prompts of one length, new tokens) → new tokens of each
+System = tuple[Generate, Callable[[], float]]  # and a clock of the CPU time that it has taken
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Row:
     low: float
     high: float
     ratio: float
+    per_cpu: float  # tokens per second of CPU time, the median
 
 
 # -- the systems -------------------------------------------------------------------------------------------------------
@@ -152,14 +158,12 @@ def bare_loop(loaded: LoadedModel) -> Generate:
     return generate
 
 
-def engine(loaded: LoadedModel) -> Generate | None:
-    """The whole backend, by text (the prompts' own tokens); None while there is none."""
-    if importlib.util.find_spec("lmc.backend.local") is None:
-        return None
+def engine(loaded: LoadedModel, **options: Any) -> Generate:
+    """The whole backend, by text (the prompts' own tokens)."""
     import lmc
     from lmc.prompt import Gen, SamplingParams, Text
 
-    backend = lmc.Engine(loader.EMBEDDED)
+    backend = lmc.Engine(loader.EMBEDDED, **options)
 
     def generate(prompts: Sequence[Ids], new: int) -> list[Ids]:
         backend.flush_cache()
@@ -171,6 +175,50 @@ def engine(loaded: LoadedModel) -> Generate | None:
         return []
 
     return generate
+
+
+_LLAMA_CPP = """
+import json, sys, time
+import llama_cpp
+model = llama_cpp.Llama(model_path=sys.argv[1], n_ctx=2048, n_threads=int(sys.argv[2]), n_threads_batch=int(sys.argv[2]), verbose=False)
+print(llama_cpp.__version__, flush=True)
+for line in sys.stdin:
+    ids, new = json.loads(line)
+    found = []
+    for token in model.generate(ids, top_k=1, temp=0.0, repeat_penalty=1.0):
+        found.append(token)
+        if len(found) == new:
+            break
+    print(json.dumps([found, time.process_time()]), flush=True)
+"""
+
+
+class LlamaCpp:
+    """llama.cpp in a process of its own."""
+
+    def __init__(self, python: str, threads: int) -> None:
+        command = [python, "-c", _LLAMA_CPP, str(gguf.embedded_path()), str(threads)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.version = self._line().strip()
+        self.cpu = 0.0
+
+    def generate(self, prompts: Sequence[Ids], new: int) -> list[Ids]:
+        found: list[Ids] = []
+        for ids in prompts:
+            assert self._process.stdin is not None
+            print(json.dumps([list(ids), new]), file=self._process.stdin, flush=True)
+            answer, self.cpu = json.loads(self._line())
+            found.append(answer)
+        return found
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"llama.cpp's process ended with {self._process.wait()}")
+        return line
+
+    def close(self) -> None:
+        self._process.communicate()
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -213,23 +261,24 @@ def read_bandwidth() -> float:
     return data.nbytes / best / 1e9
 
 
-def bench(case: Case, systems: dict[str, Generate], loaded: LoadedModel, reps: int, seed: int) -> list[Row]:
-    speeds: dict[str, list[float]] = {name: [] for name in systems}
+def bench(case: Case, systems: dict[str, System], loaded: LoadedModel, reps: int, seed: int) -> list[Row]:
+    speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
     for rep in range(-1, reps):  # the first is a warm-up
         prompts = prompts_of(case, loaded, seed + rep)
-        for name, generate in systems.items():
-            start = time.perf_counter()
+        for name, (generate, cpu) in systems.items():
+            start, spent = time.perf_counter(), cpu()
             generate(prompts, case.new)
-            seconds = time.perf_counter() - start
+            seconds, spent = time.perf_counter() - start, cpu() - spent
             if rep >= 0:
-                speeds[name].append(case.tokens / seconds)
-    base = statistics.median(speeds["transformers"])
+                speeds[name].append((case.tokens / seconds, case.tokens / spent))
+    base = statistics.median(speed for speed, _ in speeds["transformers"])
     return [_row(case, name, found, base) for name, found in speeds.items()]
 
 
-def _row(case: Case, system: str, speeds: list[float], base: float) -> Row:
+def _row(case: Case, system: str, found: list[tuple[float, float]], base: float) -> Row:
+    speeds, per_cpu = zip(*found, strict=True)
     middle = statistics.median(speeds)
-    return Row(case.name, system, middle, min(speeds), max(speeds), middle / base)
+    return Row(case.name, system, middle, min(speeds), max(speeds), middle / base, statistics.median(per_cpu))
 
 
 def where() -> dict[str, str]:
@@ -262,7 +311,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reps", type=int, default=5, help="timed repetitions, each with fresh text (default 5)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as data, too")
+    parser.add_argument("--threads", type=int, help="torch's and llama.cpp's threads")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="an interpreter that has llama-cpp-python, to measure it, too")
     options = parser.parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     about = where()
     start = time.perf_counter()
     loaded = load(loader.EMBEDDED)
@@ -270,11 +323,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(*(f"{k:9}{v}" for k, v in about.items()), sep="\n")
     print(f"{'load':9}{seconds:.2f} s; matrices {loaded.weights}")
     judge = reference_model()
-    systems: dict[str, Generate | None] = {
-        "transformers": transformers_generate(judge),
-        "lmc model": bare_loop(loaded),
-        "lmc engine": engine(loaded),
-    }
+    ours = {"transformers": transformers_generate(judge), "lmc model": bare_loop(loaded), "lmc engine": engine(loaded), "lmc, int4": engine(loaded, quantization="int4")}
+    systems: dict[str, System] = {name: (generate, time.process_time) for name, generate in ours.items()}
+    peer = LlamaCpp(options.llama_cpp, torch.get_num_threads()) if options.llama_cpp else None
+    if peer is not None:
+        systems["llama.cpp"] = peer.generate, lambda: peer.cpu
+        print(f"{'llama.cpp':9} {peer.version}")
     prompts = prompts_of(CASES[1], loaded, options.seed)
     margin = worst_margin(judge, prompts, bare_loop(loaded)(prompts, CASES[1].new))
     print(f"{'margin':9}worst token {margin:.3f} logits below the reference's best (at most 0.1)")
@@ -282,14 +336,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     limits = {name: bandwidth * 1e9 / parameters / size for name, size in (("float32", 4), ("float16", 2))}
     shown = ", ".join(f"{name} {limit:.0f} tokens/s" for name, limit in limits.items())
     print(f"{'limit':9}at batch 1, reading the weights once a token at {bandwidth:.1f} GB/s: {shown}\n")
-    print(f"{'case':22}{'system':14}{'tokens/s':>9}  {'range':>15}{'ratio':>8}")
+    print(f"{'case':22}{'system':14}{'tokens/s':>9}  {'range':>15}{'ratio':>8}{'per CPU s':>11}")
     rows: list[Row] = []
     for case in CASES:
-        found = bench(case, {k: v for k, v in systems.items() if v}, loaded, options.reps, options.seed)
+        found = bench(case, systems, loaded, options.reps, options.seed)
         rows += found
         for row in found:
             span = f"{row.low:.1f}–{row.high:.1f}"
-            print(f"{row.case:22}{row.system:14}{row.median:9.1f}  {span:>15}{row.ratio:7.2f}×", flush=True)
+            print(f"{row.case:22}{row.system:14}{row.median:9.1f}  {span:>15}{row.ratio:7.2f}×{row.per_cpu:11.1f}", flush=True)
+    if peer is not None:
+        peer.close()
     if options.json:
         data = {**about, "load_s": seconds, "margin": margin, "limits": limits, "rows": [asdict(r) for r in rows]}
         options.json.write_text(json.dumps(data, indent=2))

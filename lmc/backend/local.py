@@ -736,7 +736,8 @@ class Engine(LocalBackend):
     dtype        "float32", "bfloat16", "float16"; None: by the device
     quantization  "fp8": the matrices of the layers in FP8 (e4m3), each output with a scale of its own, and activations
                   quantized by row at run time: half of bfloat16's bytes, different answers. A GPU from Hopper on; on a
-                  CPU for trying it out, slowly. None: as the weights are
+                  CPU for trying it out, slowly. "int4": those matrices packed in 4 bits, 32 weights by a scale and a
+                  zero, on a CPU: one answer at a time comes sooner, different answers. None: as the weights are
     max_tokens   size of the KV pool in tokens; None: a part of the free memory
     max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
     chunk        prompt tokens computed in one pass; None: 512 on a CPU, 4096 on a GPU, 2048 on one of less than 40 GiB
@@ -788,7 +789,7 @@ class Engine(LocalBackend):
         *,
         device: str = "auto",
         dtype: str | None = None,
-        quantization: Literal["fp8"] | None = None,
+        quantization: Literal["fp8", "int4"] | None = None,
         max_tokens: int | None = None,
         max_batch: int | None = None,
         chunk: int | None = None,

@@ -63,6 +63,32 @@ def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return lambda x: multiply(x, packed)
 
 
+_GROUP, _STEP = 32, 16  # weights of a row that share scale and zero; rows come in so many
+
+
+def four_bits(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """Keep the matrix packed in 4 bits: w ≈ (q - 8) · scale + zero, by the smallest and the largest of each 32 weights of a
+    row; float32 in and out, rows rounded to bfloat16. What was quantized that way before (Q4_0, Q4_1) changes by the rounding
+    of scales to bfloat16 alone. A shape that torch's kernel does not take is packed as float16."""
+    rows, columns = weight.shape
+    if rows % _STEP or columns % _GROUP or not fits_half(weight):
+        return half_packed(weight, bias)
+    grouped = weight.float().view(rows, -1, _GROUP)
+    low, high = grouped.aminmax(dim=-1)
+    scale = ((high - low) / 15).bfloat16()
+    zero = (low + 8 * scale.float()).bfloat16()
+    levels = ((grouped - zero.float()[..., None]) / scale.float()[..., None].clamp_min(1e-30) + 8).round().clamp(0, 15)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.view(rows, columns).to(torch.int32), 1)
+    both = torch.stack((scale, zero), -1).transpose(0, 1).contiguous()  # [groups of a row, rows, 2]
+    multiply, bias = torch.ops.aten._weight_int4pack_mm_for_cpu.default, None if bias is None else bias.float()
+
+    def linear(x: Tensor) -> Tensor:
+        y = multiply(x.to(torch.bfloat16), packed, _GROUP, both).float()
+        return y if bias is None else y + bias
+
+    return linear
+
+
 def fits_half(weight: Tensor) -> bool:
     """Return whether float16 can hold every weight."""
     return weight.dtype == torch.float16 or float(weight.abs().max()) <= HALF_MAX

@@ -21,7 +21,7 @@ from lmc.backend.engine.attention.torch_ref import fast
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
-from lmc.backend.engine.models.linear import Dense, Linear, half_packed, spread
+from lmc.backend.engine.models.linear import Dense, Linear, four_bits, half_packed, spread
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -338,11 +338,13 @@ def build(
     config: ModelConfig,
     *,
     pack_half: bool = False,
+    pack_four: bool = False,
     quantized: bool = False,
     wrap: Callable[[str, Linear], Linear] = lambda _, matrix: matrix,
     **options: Any,
 ) -> LlamaModel:
-    """Build the model over fused weights. Dense matrices are kept without a copy; `pack_half`: see linear.py.
+    """Build the model over fused weights. Dense matrices are kept without a copy; `pack_half`, and of layers `pack_four`: see
+    linear.py.
 
     quantized  matrices of layers are converted to FP8 (fp8.py) unless they are already
     wrap       wraps a matrix ("head", "layers.0.o", …) that is sharded
@@ -358,7 +360,8 @@ def build(
     else:
         pairs = [(table, None)]  # the largest first: threads end together
         pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
-        head, *rest = spread(lambda p: half_packed(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
+        pack = four_bits if pack_four else half_packed
+        head, *rest = spread(lambda p: (half_packed if p[0] is table else pack)(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
     linear = {name: wrap(name, matrix) for name, matrix in zip(names, rest, strict=True)}
     if config.num_experts:
         for i in range(config.num_layers):

@@ -79,6 +79,7 @@ class _Layout:
     device: torch.device
     group: RankGroup | None = None  # whose ranks have a shard each; None: not sharded
     fp8: bool = False  # matrices of layers are converted to FP8 when the model is built, unless they are already
+    int4: bool = False  # matrices of layers are packed in 4 bits instead of float16
     fixed: bool = False  # a row's numbers do not depend on what else is in its pass
 
     def share(self, config: ModelConfig) -> RankShard | None:
@@ -99,11 +100,11 @@ class _Layout:
 
     @property
     def unpacked(self) -> _Layout:
-        return replace(self, matrices=self.activations, pack_half=False)
+        return replace(self, matrices=self.activations, pack_half=False, int4=False)
 
     @property
     def name(self) -> str:
-        return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "")
+        return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "") + (", int4 packed" if self.int4 else "")
 
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
         import torch
@@ -144,7 +145,7 @@ SEEING = ("llava", "llava_next", "llava_next_video", "llava_onevision", "qwen2_v
 SEEING_BY_INTERFACE = ("gemma3",)
 """Those of them whose text goes through transformers' attention interface; the others run in our own code."""
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("fp8",)
+QUANTIZATIONS = ("fp8", "int4")
 
 
 def _check_alone(layout: _Layout, name: str) -> None:
@@ -170,6 +171,7 @@ def load(
     `dtype`: "float32", "bfloat16" or "float16" for everything. None takes bfloat16 on a GPU; on a CPU it takes float32
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
     `quantization` "fp8": matrices of layers in e4m3 (fp8.py), made while loading; a checkpoint that has them so is read as it is either way.
+    "int4": matrices of layers packed in 4 bits, on a CPU (linear.py).
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
     `deterministic`: a row's logits have the same bits whatever else is in its pass, however its prompt was cut and cached (fixed.py); on a CPU.
     `group`: its rank's part of the model alone is read and built, and computes with those of the others once the group is connected.
@@ -184,9 +186,13 @@ def load(
         raise ModelLoadError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}")
     where = _device(device)
     layout = replace(_layout(where, dtype), group=group)
-    if quantization is not None:
+    if quantization == "fp8":
         _check_alone(layout, source)
         layout = layout.in_fp8
+    elif quantization == "int4":
+        if not layout.pack_half or layout.group is not None:
+            raise ModelLoadError(f"{source} in 4 bits: that is for one CPU with FBGEMM's kernels; take device='cpu' and tp=1, and leave dtype out")
+        layout = replace(layout, int4=True)
     if deterministic:
         _check_fixable(layout, source)
         layout = replace(layout, fixed=True)
@@ -197,6 +203,8 @@ def load(
         from lmc.backend.engine.models.fp8 import check_device
 
         check_device(where, f"{found.name} in FP8")
+    if found.layout.int4 and found.config.num_experts:
+        raise ModelLoadError(f"{found.name}: a mixture of experts in 4 bits is not supported; leave quantization= out")
     if found.layout.fixed and (why := _unfixable(found)) is not None:
         raise ModelLoadError(f"{found.name} with deterministic=True: {why} supported; leave deterministic out")
     model, layers = found.build(where)
@@ -233,8 +241,8 @@ def _check_fixable(layout: _Layout, name: str) -> None:
 
 def _unfixable(found: _Source) -> str | None:
     """Return why a model cannot have fixed numerics; None if it can."""
-    if found.layout.fp8:
-        return "FP8 is not"
+    if found.layout.fp8 or found.layout.int4:
+        return "FP8 is not" if found.layout.fp8 else "int4 is not"
     if found.vision is not None:
         return "models that see are not"
     if found.theirs:
@@ -318,7 +326,7 @@ def _builder(
             from lmc.backend.engine.models.fixed import silu
 
             wrap = {"wrap": _fixed(config), "plan": FixedAttention(config.num_heads, config.num_kv_heads, config.head_dim), "silu": silu}
-        return llama.build(there, config, pack_half=layout.pack_half, quantized=layout.fp8, **wrap), (shape,) * config.num_layers
+        return llama.build(there, config, pack_half=layout.pack_half, pack_four=layout.int4, quantized=layout.fp8, **wrap), (shape,) * config.num_layers
 
     return build
 
@@ -550,6 +558,8 @@ def _read_directory(path: Path, layout: _Layout, parse_special: bool, dummy_on: 
     sees = raw.get("model_type") in SEEING
     if quantized := is_fp8(raw, str(path / "config.json")):
         _check_alone(layout, str(path))
+        if layout.int4:
+            raise ModelLoadError(f"{path}: its weights are in FP8; leave quantization='int4' out, or take the unquantized ones")
         layout = layout.in_fp8
         if sees:
             raise ModelLoadError(f"{path / 'config.json'}: quantized weights of a model that sees are not supported; take the unquantized ones")
@@ -563,8 +573,8 @@ def _read_directory(path: Path, layout: _Layout, parse_special: bool, dummy_on: 
             raise ModelLoadError(
                 f"{reason.message}: with tp={layout.group.ranks}, which families of ours alone can be spread by; dp=… takes any model"
             ) from None
-        if layout.fp8:
-            how = "quantized weights are" if quantized else "quantization='fp8' is"
+        if layout.fp8 or layout.int4:
+            how = "quantized weights are" if quantized else "quantization= is"
             raise ModelLoadError(f"{reason.message}: {how} for the families alone that lmc computes itself") from None
         config, theirs = _theirs(path, raw, generation, reason)
         layout = layout.unpacked
