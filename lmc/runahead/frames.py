@@ -33,7 +33,7 @@ class Locals:
 
     def get(self, name: str, default: Any) -> Any:
         """Return the value of a name; `default` if it is unbound."""
-        if self._frame is None or name not in self._frame.f_code.co_varnames:
+        if self._frame is None or name not in (*self._frame.f_code.co_varnames, *self._frame.f_code.co_cellvars):
             return default
         held = self._frame.f_locals
         found = held.get(name, default)

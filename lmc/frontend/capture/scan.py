@@ -163,4 +163,5 @@ def bound_once(body: Sequence[ast.AST], parameters: Sequence[str]) -> frozenset[
 
     for node in body:
         walk(node, False)
-    return frozenset(name for name, n in count.items() if n == 1) - looped
+    inner = {name for node in body for part in ast.walk(node) if isinstance(part, ast.Nonlocal) for name in part.names}
+    return frozenset(name for name, n in count.items() if n == 1) - looped - inner

@@ -18,6 +18,7 @@ import pytest
 import lmc
 from lmc.frontend.capture import operations
 from lmc.frontend.capture.code import place_of
+from lmc.runahead.frames import frames
 
 from .comparing import run_evaluation, run_python
 from .recording import evaluate
@@ -368,6 +369,35 @@ def test_locals_that_are_bound_once_are_read_from_pythons_frame():
     live = {"plan": "a\nb", "step": "b"}  # `step` is bound in a loop
     asked, _ = evaluate(resumed, options={"frames": {place_of(resumed.func.__code__): live}}, g="/dev/null")
     assert [(a.name, a.prompt) for a in asked] == [("ok", "Plan: a\nb"), ("c", "[user:a][assistant:"), ("c", "[user:b][assistant:"), ("z", "Plan: a\nb{('', 0)}")]
+
+
+@lmc.function
+def shared_with_inner_functions(s, g):
+    plan, changed = opened(g), opened(g)
+
+    def change():
+        nonlocal changed
+        changed = opened(g)
+
+    change()
+    [child(plan + step) for step in "ab"]
+    child(changed)
+
+
+def read_from_a_frame():
+    shared, found = "shared", []
+    with frames() as running:
+        held = running[place_of(read_from_a_frame.__code__)]
+        found += [held and held.get("shared", None) for _ in shared[:1]]
+    return found
+
+
+def test_a_local_that_inner_functions_read_is_read_from_pythons_frame_too():
+    """A comprehension is one up to CPython 3.11. What an inner function may bind anew is not bound once."""
+    assert read_from_a_frame() == ["shared"]
+    code = shared_with_inner_functions.func.__code__
+    asked, _ = evaluate(shared_with_inner_functions, options={"frames": {place_of(code): {"plan": "p", "changed": "old"}}}, g="/dev/null")
+    assert [a.prompt for a in asked] == ["[user:pa][assistant:", "[user:pb][assistant:", None]
 
 
 @lmc.function
