@@ -34,10 +34,13 @@ def explain(program: Program) -> str:
         *_shape(planned.graph),
         *_plan(program, planned),
         *_costs(section(program, planned)),
-        *_stats(program),
-        *(f"  {line}" for line in dollars.of_program(program)),
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *of_runs(program)])
+
+
+def of_runs(program: Program) -> list[str]:
+    """Return what its runs were like, in lines."""
+    return [*_stats(program), *(f"  {line}" for line in dollars.of_program(program))]
 
 
 def to_html(program: Program) -> str:

@@ -12,7 +12,6 @@ from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.durable import checks
 from lmc.errors import ArgumentError, JournalError, ParameterError, UnsupportedOpError
 from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select
-from lmc.runahead.ledger import same_request
 
 WITHOUT = replace(CAPABILITIES, adapters=())
 WITH_TWO = replace(CAPABILITIES, adapters=("sql", "tone"))
@@ -105,7 +104,7 @@ def test_requests_of_different_adapters_are_different():
     gens = [Gen(SamplingParams(adapter=name)) for name in ("", "a", "b")]
     selects = [Select(("x", "y"), ChoicesMethod.GREEDY_TOKEN_SELECTION, adapter=name) for name in ("", "a", "b")]
     for every in (gens, selects):
-        assert [[same_request(x, y) for x in every] for y in every] == [[i == j for i in range(3)] for j in range(3)]
+        assert [[x == y for x in every] for y in every] == [[i == j for i in range(3)] for j in range(3)]
         assert len({checks.of_ask(1, 2, ask) for ask in every}) == 3
 
 

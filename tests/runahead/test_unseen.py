@@ -279,7 +279,7 @@ def structured(s, rows):
 
 
 def test_what_asks_for_a_plain_model_is_asked_ahead() -> None:
-    program = eager(lmc.compile(structured, backend=lmc.Mock({"x": '{"name":"x","tags":[]}'}, latency=0.01)))
+    program = eager(lmc.compile(structured, backend=lmc.Mock({"x": '{"name":"x","tags":[]}'}, latency=0.2)))
     state = program(["a", "b", "c"])
     assert state.ret_value == ["x", "x", "x"] and state.usage.ahead_used == 2
 

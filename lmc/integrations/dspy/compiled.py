@@ -16,6 +16,7 @@ import dspy
 
 import lmc
 from lmc.errors import ArgumentError
+from lmc.explain import of_runs
 from lmc.frontend.capture import outside
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
@@ -80,8 +81,8 @@ class CompiledModule(dspy.Module):
         self.__init__(state["module"], **state["_options"])
 
     def explain(self, format: str = "text") -> str:
-        """Report the runs' requests, made ahead and wasted, as `program.explain` does."""
-        return self._program.explain(format)
+        """Report the runs' requests, made ahead and wasted, as `program.explain` does; the text without a graph, which is drawn while a run waits."""
+        return "\n".join([f"module {type(self.module).__name__}", *of_runs(self._program)]) if format == "text" else self._program.explain(format)
 
 
 def compile_module(module: dspy.Module, **options: Any) -> CompiledModule:
