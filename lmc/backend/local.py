@@ -835,7 +835,7 @@ class Engine(LocalBackend):
         from lmc.backend.engine.kv_copy import KVMover
         from lmc.backend.engine.kv_pool import KVPool
         from lmc.backend.engine.mask_prefetcher import MaskPrefetcher
-        from lmc.backend.engine.memory import check_host, check_pool, default_pool, kv_bytes
+        from lmc.backend.engine.memory import check_host, check_pool, default_pool
         from lmc.backend.engine.models.loader import load
         from lmc.fsm.sources import begun, machine_of
         from lmc.fsm.store import default_store
@@ -852,8 +852,8 @@ class Engine(LocalBackend):
             loaded, pool, slots = started.loaded, started.pool, started.slots
         else:
             loaded = load(source, device=device, **options)
-            slots = default_pool(loaded) if max_tokens is None else max_tokens
-            check_pool(slots, kv_bytes(loaded), loaded.device)
+            slots = default_pool(loaded.device, loaded.kv_bytes) if max_tokens is None else max_tokens
+            check_pool(slots, loaded.kv_bytes, loaded.device)
             if adapters:
                 from lmc.backend.engine.models import lora
 
@@ -957,14 +957,14 @@ def _load_small(source: str, device: str, options: Mapping[str, Any], tp: int) -
 def _guesses(small: LoadedModel, loaded: LoadedModel, slots: int, chunk: int) -> Guesses:
     from lmc.backend.engine.draft_model import DraftModel, check_vocabulary, slots_for
     from lmc.backend.engine.kv_pool import KVPool
-    from lmc.backend.engine.memory import check_pool, kv_bytes
+    from lmc.backend.engine.memory import check_pool
     from lmc.backend.engine.model_runner import ModelRunner
     from lmc.backend.engine.sampler import Sampler
 
     words = loaded.tokenizer
     check_vocabulary(loaded.name, words, small.name, small.tokenizer, small.config.vocab_size)
     room = slots_for(small, slots)
-    check_pool(room, kv_bytes(small), small.device)
+    check_pool(room, small.kv_bytes, small.device)
     runner = _runner(small, KVPool.of(small.layers, room, small.dtype, str(small.device)), words.vocab_size, None)
     assert isinstance(runner, ModelRunner)
     return DraftModel(runner, Sampler(words.vocab_size), room, small.config.max_context, chunk)

@@ -12,8 +12,6 @@ from lmc.errors import ModelLoadError, ParameterError
 if TYPE_CHECKING:
     import torch
 
-    from lmc.backend.engine.models.loader import LoadedModel
-
 _GIB = 1 << 30
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux
 
@@ -89,20 +87,15 @@ def spreading(need: int, free: int, device: torch.device, ranks: int) -> str:
     return f"tp={tp} spreads them over {tp} such GPUs" + (" of this machine; or " if tp <= there else f", and this machine has {there}; ")
 
 
-def kv_bytes(loaded: LoadedModel) -> int:
-    """Return the KV bytes of one token, on one device."""
-    return sum(layer.size for layer in loaded.layers) * loaded.dtype.itemsize
-
-
 _POOL_CAP = 3 << 29  # default size of a pool on a CPU in bytes: 1.5 GiB
 
 
-def default_pool(loaded: LoadedModel, ranks: int = 1) -> int:
-    """Return the tokens that fit a quarter of the free memory (at most 1.5 GiB, of all ranks together) on a CPU, 85 %
+def default_pool(device: torch.device, per_token: int, ranks: int = 1) -> int:
+    """Return the tokens, of so many bytes each, that fit a quarter of the free memory (at most 1.5 GiB, of all ranks together) on a CPU, 85 %
     of it on a GPU."""
-    free = free_memory(loaded.device)
-    room = int(free * _ROOM) if loaded.device.type == "cuda" else min(free // 4, _POOL_CAP) // ranks
-    return max(1024, room // kv_bytes(loaded))
+    free = free_memory(device)
+    room = int(free * _ROOM) if device.type == "cuda" else min(free // 4, _POOL_CAP) // ranks
+    return max(1024, room // per_token)
 
 
 def check_host(size: int) -> None:

@@ -71,8 +71,9 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
 def test_rows_with_adapters_give_the_references_numbers(name):
     """Some rows with one, some with another, some with none; the last layer has some of the rows alone."""
     pytest.importorskip("triton")
+    from lmc.backend.engine.models.adapters import Adapters, Factors, Part
     from lmc.backend.engine.models.fused import FusedLlama
-    from lmc.backend.engine.models.lora import Adapters, Factors, Part, _sizes
+    from lmc.backend.engine.models.lora import _sizes
 
     config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
     noise = lambda *shape: torch.randn(*shape, generator=generator) * 0.2

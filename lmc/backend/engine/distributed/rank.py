@@ -77,7 +77,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
 
     from lmc.backend.engine.distributed.runner import follower
     from lmc.backend.engine.kv_pool import KVPool
-    from lmc.backend.engine.memory import default_pool, kv_bytes
+    from lmc.backend.engine.memory import default_pool
     from lmc.backend.engine.models.loader import load
 
     torch.set_num_threads(told["threads"])
@@ -86,7 +86,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     if options["device"] != "cpu":
         torch.cuda.set_device(options["device"])  # no memory on another GPU
     loaded = load(**options, group=group)
-    _tell(line, {"loaded": {"slots": default_pool(loaded, told["ranks"]), "weights": loaded.weight_bytes, "token": kv_bytes(loaded)}})
+    _tell(line, {"loaded": {"slots": default_pool(loaded.device, loaded.kv_bytes, told["ranks"]), "weights": loaded.weight_bytes, "token": loaded.kv_bytes}})
     begin = json.loads(line.recv_bytes())
     pool = KVPool.of(loaded.layers, begin["begin"], loaded.dtype, str(loaded.device))
     group.connect(Path(begin["store"]) / "store", loaded.device)

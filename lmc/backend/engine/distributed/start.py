@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.distributed.crew import LIMIT_CPU, LIMIT_GPU, Crew
 from lmc.backend.engine.kv_pool import KVPool
-from lmc.backend.engine.memory import check_pool, default_pool, kv_bytes
+from lmc.backend.engine.memory import check_pool, default_pool
 from lmc.backend.engine.models.loader import LoadedModel, load, local_source
 from lmc.errors import ModelLoadError
 
@@ -49,8 +49,8 @@ def start(source: str, device: str, ranks: int, options: Mapping[str, Any], max_
         if not alike:  # the first has converted it, if needed, and the others find the result
             crew.load(options)
         said = crew.loaded()
-        slots = max_tokens or min(default_pool(loaded, ranks), *(each["slots"] for each in said.values()))
-        check_pool(slots, kv_bytes(loaded), loaded.device)
+        slots = max_tokens or min(default_pool(loaded.device, loaded.kv_bytes, ranks), *(each["slots"] for each in said.values()))
+        check_pool(slots, loaded.kv_bytes, loaded.device)
         pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
         crew.begin(slots, loaded.device)
         from lmc.backend.engine.distributed.runner import leader
@@ -60,7 +60,7 @@ def start(source: str, device: str, ranks: int, options: Mapping[str, Any], max_
     except BaseException:  # also KeyboardInterrupt
         crew.close()
         raise
-    memory = [(loaded.weight_bytes, kv_bytes(loaded))] + [(said[r]["weights"], said[r]["token"]) for r in sorted(said)]
+    memory = [(loaded.weight_bytes, loaded.kv_bytes)] + [(said[r]["weights"], said[r]["token"]) for r in sorted(said)]
     topology = tuple(_lines(loaded, devices, slots, memory))
     for line in topology:
         log.info("%s", line)

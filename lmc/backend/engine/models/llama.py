@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,12 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
+from lmc.backend.engine.models.adapters import Adapters, Grouped
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
 from lmc.backend.engine.models.linear import Dense, Linear, four_bits, half_packed, spread
 from lmc.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    from lmc.backend.engine.models.lora import Adapters, Grouped
 
 
 @dataclass(frozen=True)

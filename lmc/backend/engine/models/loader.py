@@ -67,6 +67,11 @@ class LoadedModel:
     share: RankShard | None = None  # the shard, of a sharded model
     weight_bytes: int = 0  # of the loaded weights, as stored; 0: not known
 
+    @property
+    def kv_bytes(self) -> int:
+        """Return the KV bytes of one token, on one device."""
+        return sum(layer.size for layer in self.layers) * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class _Layout:
