@@ -166,10 +166,14 @@ def _explain_text(error: BaseException) -> None:
                 pass
 
 
-def _states(variables: Mapping[str, Any]) -> dict[str, Any]:
-    from lmc.frontend.state import State
+class AnswersByName:
+    """A value whose items are a model's answers: errors in expressions with them are explained."""
 
-    return {name: value for name, value in variables.items() if isinstance(value, State)}
+    __slots__ = ()
+
+
+def _states(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in variables.items() if isinstance(value, AnswersByName)}
 
 
 def _value(state: Any, name: str) -> Any:

@@ -42,7 +42,7 @@ from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
 from lmc.frontend.typed import R
 from lmc.frontend.values import Symbolic
 from lmc.prompt import Prompt, Special
-from lmc.tracebacks import hide, users_frames
+from lmc.tracebacks import AnswersByName, hide, users_frames
 
 V = TypeVar("V")
 
@@ -60,7 +60,7 @@ class AppendedState(Expr):
     def __exit__(self, *_: object) -> None: ...
 
 
-class State(Generic[R]):
+class State(AnswersByName, Generic[R]):
     """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does."""
 
     __slots__ = (
