@@ -80,15 +80,13 @@ def test_unknown_workload_names_the_known_ones():
 
 
 @pytest.mark.model
-def test_32_judges_compute_each_unique_token_once_on_the_small_model(tmp_path):
-    out = tmp_path / "rows.json"
-    code = bench_programs.main(["--backend", "smollm2", "--workloads", "judge", "--n", "32", "--scale", "0.01", "--reps", "1",
-                                "--modes", "compiled", "--json", str(out)])
-    assert code == 0
-    (row,) = json.loads(out.read_text())["rows"]
-    assert row["calls"] == 32 * 5
-    assert row["prefill_optimality"] >= 0.99
-    assert row["passes"] < row["generated_tokens"] / 8  # the items run together
+def test_32_judges_compute_each_unique_token_once_on_the_small_model():
+    (workload,) = bench_programs.choose("judge", Size(0.01))
+    with bench_programs.open_backend("smollm2") as engine, bench_passes.compiled(workload, engine, bench_passes.ALL) as program:
+        row = bench_passes.measured(workload, "smollm2", bench_passes.ALL, program, engine, workload.items(32, seed=0))
+    assert row.calls == 32 * 5
+    assert row.optimality >= 0.99
+    assert row.model_passes < row.generated / 8  # the items run together
 
 
 def test_items_of_a_batch_are_in_flight_together():
