@@ -159,17 +159,22 @@ IDEFICS_TEMPLATE = (
 )
 
 
-def idefics(folder: Path) -> Any:
-    """SmolVLM: four tokens for each tile of 32 × 32 pixels, six tiles at most and the whole."""
+def idefics(folder: Path, kind: str = "smolvlm") -> Any:
+    """SmolVLM and Idefics3: four tokens for each tile of 32 × 32 pixels, six tiles at most and the whole."""
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+    configure, make, process = {
+        "smolvlm": (transformers.SmolVLMConfig, transformers.SmolVLMForConditionalGeneration, SmolVLMImageProcessorPil),
+        "idefics3": (transformers.Idefics3Config, transformers.Idefics3ForConditionalGeneration, Idefics3ImageProcessorPil),
+    }[kind]
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
-    config = transformers.SmolVLMConfig(
+    config = configure(
         vision_config=vision, text_config={"model_type": "llama", **TEXT}, image_token_id=IMAGE_TOKEN, scale_factor=2, pad_token_id=0,
         eos_token_id=2, bos_token_id=1, tie_word_embeddings=False,
     )  # fmt: skip
-    model = stirred(transformers.SmolVLMForConditionalGeneration(config))
-    processor = SmolVLMImageProcessorPil(size={"longest_edge": 96}, max_image_size={"longest_edge": 32})
+    model = stirred(make(config))
+    processor = process(size={"longest_edge": 96}, max_image_size={"longest_edge": 32})
     save(model, folder, processor, IDEFICS_TEMPLATE, IDEFICS_SPECIALS, {"video_sampling": {"fps": 1, "max_frames": 8, "video_size": {"longest_edge": 32}}})
     return model
 
@@ -224,7 +229,7 @@ def reference(model: Any, vision: Vision, ids: list[int], pictures: list[bytes],
     if not pictures:
         return generated(model, ids, {}, tokens)
     seen = [opened(data) for data in pictures]
-    together = model.config.model_type == "smolvlm"  # others would make less of several
+    together = model.config.model_type in ("smolvlm", "idefics3")  # others would make less of several
     return generated(model, ids, vision.processor(images=[seen] if together else [[one] for one in seen], return_tensors="pt"), tokens)
 
 

@@ -19,6 +19,7 @@ FAMILIES = {
     "qwen2_vl": (seeing.qwen, {"kind": "qwen2_vl"}),
     "qwen2_5_vl": (seeing.qwen, {"kind": "qwen2_5_vl"}),
     "smolvlm": (seeing.idefics, {}),
+    "idefics3": (seeing.idefics, {"kind": "idefics3"}),
     "llava_next": (seeing.tiling, {"kind": "llava_next"}),
     "llava_onevision": (seeing.tiling, {"kind": "llava_onevision"}),
     "qwen3_vl": (seeing.qwen, {"kind": "qwen3_vl"}),
@@ -75,7 +76,7 @@ def test_selects_see_the_picture_where_it_is(pair):
 
 
 def test_the_template_says_what_stands_around_a_picture(pair):
-    around = {"qwen": (("<|vision_start|>",), ("<|vision_end|>",)), "smolvlm": ((), ()), "gemma": ((), ())}
+    around = {"qwen": (("<|vision_start|>",), ("<|vision_end|>",)), "smolvlm": ((), ()), "idefics": ((), ()), "gemma": ((), ())}
     expected = next((found for kind, found in around.items() if pair.model.config.model_type.startswith(kind)), ((), ("\n",)))
     assert tuple(tuple(map(str, map(spelled, parts))) for parts in (pair.vision.around.before, pair.vision.around.after)) == expected
 
