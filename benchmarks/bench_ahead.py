@@ -29,7 +29,8 @@ from benchmarks.ahead_programs import WORKLOADS, Workload, answers
 from benchmarks.bench_programs import where
 from lmc.backend.base import Counters, Usage
 from lmc.chat import conversation
-from lmc.prompt import Origin, SamplingParams, Text, make_gen
+from lmc.parameters import Origin, make_gen
+from lmc.segments import SamplingParams, Text
 from lmc.waiting import Signal, is_set
 
 ANSWER_S, SPREAD, PREFILL_S = 0.3, 0.3, 2.5e-5

@@ -34,7 +34,7 @@ import lmc
 from benchmarks.bench_programs import where
 from benchmarks.workloads import host_overhead, text
 from lmc.backend.base import Hints
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 
 _SEEDS = 16  # of repetitions, whose texts are made before
 _GREEDY = SamplingParams(max_new_tokens=4, temperature=0)

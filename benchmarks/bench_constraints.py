@@ -372,7 +372,7 @@ class _Batch:
 
     def request(self, matcher: AutomatonMatcher | None) -> Any:
         from lmc.backend.engine.request import Request, RequestKind
-        from lmc.prompt import SamplingParams
+        from lmc.segments import SamplingParams
 
         req = Request(RequestKind.GENERATE, np.zeros(1, np.int32), lambda _: None, SamplingParams(**self.params))
         req.answer = SimpleNamespace(stop_ids=self.eos, sampled=0, matcher=matcher)  # pyright: ignore

@@ -161,7 +161,7 @@ def bare_loop(loaded: LoadedModel) -> Generate:
 def engine(loaded: LoadedModel, **options: Any) -> Generate:
     """The whole backend, by text (the prompts' own tokens)."""
     import lmc
-    from lmc.prompt import Gen, SamplingParams, Text
+    from lmc.segments import Gen, SamplingParams, Text
 
     backend = lmc.Engine(loader.EMBEDDED, **options)
 

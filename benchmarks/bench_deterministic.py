@@ -12,7 +12,7 @@ import time
 from statistics import median
 
 import lmc
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 
 WORDS = "the river town has a mill that turns slowly and a bridge of grey stone where people meet on market days to talk about the weather "
 

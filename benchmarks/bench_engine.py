@@ -42,7 +42,7 @@ from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.local import Engine
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 
 PARTS = ("decode", "shared", "prefill", "raw")
 _OWN = 256  # tokens of each sibling behind a shared prefix

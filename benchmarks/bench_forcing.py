@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.bench_programs import where
 from lmc.backend.local import Engine, LocalBackend
-from lmc.prompt import Constraint, Gen, SamplingParams, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Text
 
 CHARACTER = (
     r'\{\n    "name": "[\w\d\s]{1,16}",\n    "house": "(Gryffindor|Slytherin|Ravenclaw|Hufflepuff)",\n'

@@ -30,7 +30,7 @@ import torch
 
 from lmc.backend.engine.distributed.group import RankGroup, without_multicast
 from lmc.backend.local import Engine
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 
 SIZES = (8 << 10, 512 << 10, 16 << 20)  # bytes
 

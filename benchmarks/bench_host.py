@@ -44,7 +44,7 @@ from lmc.backend.engine.request import Request
 from lmc.backend.engine.sampler import is_constrained
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
 
 _POOL = 400_000  # slots
 

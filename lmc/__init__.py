@@ -40,7 +40,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.interpreter": (
         "Function", "State", "function",
     ),
-    "lmc.prompt": (
+    "lmc.segments": (
         "ChoicesMethod", "SamplingParams",
     ),
     "lmc.chat": (
@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
     if name == "audio":
         raise AttributeError("lmc has no audio(): no backend takes sound; append a transcript as text")
     if home is None:
-        from lmc.prompt import suggestion
+        from lmc.parameters import suggestion
 
         known = [n for n in __all__ if not n.startswith("_")]
         near = suggestion(name, known)
@@ -333,9 +333,9 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.tools import tool_result as tool_result
     from lmc.journals import Journal as Journal
     from lmc.limits import Budget as Budget
-    from lmc.prompt import ChoicesMethod as ChoicesMethod
-    from lmc.prompt import SamplingParams as SamplingParams
     from lmc.runahead.program import Program as Program
     from lmc.runahead.program import compile as compile
     from lmc.runahead.program import load as load
+    from lmc.segments import ChoicesMethod as ChoicesMethod
+    from lmc.segments import SamplingParams as SamplingParams
     from lmc.timeline import trace as trace

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol, overload
 
 from lmc.errors import ArgumentError, ProgramError
-from lmc.prompt import Image, Part, Special
+from lmc.segments import Image, Part, Special
 
 
 class ChatTemplate(Protocol):

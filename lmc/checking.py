@@ -10,6 +10,7 @@ from typing import Any
 
 from lmc import dollars, explain
 from lmc.backend.base import Backend
+from lmc.constraints import CONSTRAINT_KINDS, dtype_constraint
 from lmc.dollars import Dollars, costliest
 from lmc.errors import LmcError, Loc
 from lmc.frontend.tracing import ANY, graph_of
@@ -17,7 +18,6 @@ from lmc.fsm.collisions import collisions
 from lmc.fsm.sources import automaton_of
 from lmc.ir.analysis import always
 from lmc.ir.core import Graph, Op, Value
-from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
 from lmc.runahead.program import Program
 
 _CHARACTERS = 4  # per token, about, where no tokenizer is available

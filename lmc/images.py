@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.extras import require
-from lmc.prompt import DOCUMENT, Image
+from lmc.segments import DOCUMENT, Image
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pillow

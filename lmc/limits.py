@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc import waiting
 from lmc.errors import ArgumentError, BudgetExceeded, ParameterError, RunTimeout
-from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
+from lmc.prompt import Excerpt, Prompt
+from lmc.segments import Gen, Image, Select
 
 if TYPE_CHECKING:
     from lmc.backend.base import Prices, Result

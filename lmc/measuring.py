@@ -24,7 +24,7 @@ from typing import Any
 
 import lmc
 from lmc.backend.base import Backend, Counters, Handle, Hints, Prices, Result, Usage
-from lmc.prompt import Segment
+from lmc.segments import Segment
 
 Items = Sequence[Mapping[str, Any]]
 Way = Callable[[Items, Any], list[Any]]

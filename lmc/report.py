@@ -19,7 +19,7 @@ from lmc.errors import Loc
 from lmc.frontend import notebook
 from lmc.frontend.state import flat
 from lmc.pages import TimelineRow, count, money, seconds, several
-from lmc.prompt import Gen
+from lmc.segments import Gen
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State

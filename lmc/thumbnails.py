@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from lmc.errors import LmcError
 from lmc.images import decoded, digest, encoded, is_remote
 from lmc.images import read as read_image
-from lmc.prompt import DOCUMENT, Image
+from lmc.segments import DOCUMENT, Image
 from lmc.videos import Film
 from lmc.videos import read as read_video
 

@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_type_hints
 
+from lmc.constraints import schema_of_type
 from lmc.errors import ArgumentError, ParameterError
-from lmc.prompt import schema_of_type
 
 Call = Mapping[str, Any]
 """`{"id": …, "name": …, "arguments": {…}}`; arguments that are not a JSON object stay the text that the model wrote."""

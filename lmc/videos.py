@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.errors import ArgumentError, Loc, ParameterError
 from lmc.extras import require
 from lmc.images import Checked, bytes_of_file, bytes_of_url, check_size, is_remote
-from lmc.prompt import Image
+from lmc.segments import Image
 
 if TYPE_CHECKING:
     import os

@@ -6,7 +6,7 @@ import pytest
 
 from lmc.chat import CHATML, ChatTemplate, RoleTemplate, get_chat_template, parts, register_chat_template
 from lmc.errors import ProgramError
-from lmc.prompt import Part, Special, plain
+from lmc.segments import Part, Special, plain
 
 
 def conversation(template: ChatTemplate, *messages: tuple[str, str]) -> str:

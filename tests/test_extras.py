@@ -153,7 +153,7 @@ assert program(question="Why?", seed=1).text() == ask.run(question="Why?", seed=
 assert "states = " in program.dump_ir() and program.explain()
 
 from lmc.backend.api.verify import matching
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 
 print(matching(Constraint("json_schema", schema), 'Here: {"n": 1, "s": "é"}'), matching(Constraint("json_schema", schema), '{"n": 1}'))
 print(matching(Constraint("json_schema", '{"type": "object"}'), 'Any: {"a": [{}]} there'))

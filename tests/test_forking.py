@@ -13,7 +13,7 @@ import pytest
 
 import lmc
 from lmc.durable.journal import JournalFile
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine_fakes import backend
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -14,7 +14,7 @@ import pytest
 import lmc
 from lmc.errors import LmcError, Loc
 from lmc.images import MOST_BYTES, data_url, decoded, digest, encoded, read
-from lmc.prompt import Image
+from lmc.segments import Image
 from tests.pictures import png
 
 PNG = png()

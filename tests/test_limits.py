@@ -20,7 +20,8 @@ from lmc.backend.base import Output, Prices, Result, Usage
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend.interpreter import LiveEmitter
 from lmc.limits import Limits
-from lmc.prompt import Gen, Prompt, SamplingParams
+from lmc.prompt import Prompt
+from lmc.segments import Gen, SamplingParams
 from tests.backend.gated import Gated
 from tests.conformance.harness import conform, effect
 from tests.searching import some

@@ -14,7 +14,7 @@ import pytest
 import lmc
 from examples.make_notebook import executed, notebook, text_of
 from lmc.frontend import notebook as views
-from lmc.prompt import Image
+from lmc.segments import Image
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "notebook.ipynb"
 

@@ -16,29 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.mock import Mock
+from lmc.constraints import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR, dtype_constraint, make_constraint
 from lmc.errors import ArgumentError, Loc, ParameterError
-from lmc.prompt import (
-    REGEX_BOOL,
-    REGEX_FLOAT,
-    REGEX_INT,
-    REGEX_STR,
-    Constraint,
-    Gen,
-    Image,
-    Mark,
-    Origin,
-    Prompt,
-    SamplingParams,
-    Special,
-    Text,
-    derive_seed,
-    dtype_constraint,
-    make_constraint,
-    make_gen,
-    make_select,
-    resolve,
-    sampling,
-)
+from lmc.parameters import Origin, make_gen, make_select, resolve, sampling
+from lmc.prompt import Prompt
+from lmc.segments import Constraint, Gen, Image, Mark, SamplingParams, Special, Text, derive_seed
 from tests.searching import search
 
 RUN = SamplingParams(max_new_tokens=32, stop=("RUN",), temperature=0.0)

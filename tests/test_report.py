@@ -14,7 +14,8 @@ from lmc import pages, report
 from lmc.backend.base import Output, Result, Usage
 from lmc.cli.live import BatchView
 from lmc.frontend import notebook
-from lmc.prompt import Prompt, Special
+from lmc.prompt import Prompt
+from lmc.segments import Special
 
 
 @lmc.host

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.prompt import DOCUMENT, Frames, Image
+from lmc.segments import DOCUMENT, Frames, Image
 from lmc.thumbnails import label, thumbnail
 from tests.pictures import png
 

@@ -12,7 +12,7 @@ import pytest
 import lmc
 from lmc.errors import LmcError, Loc
 from lmc.images import digest
-from lmc.prompt import Frames, Image
+from lmc.segments import Frames, Image
 from lmc.videos import Film, kind_of, read
 
 LOC = Loc("prog.py", 3, 1)

@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from lmc import forking
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, ParameterError, UnsupportedOpError
-from lmc.prompt import DOCUMENT, Gen, Image, Segment, Select, Text, suggestion
+from lmc.parameters import suggestion
+from lmc.segments import DOCUMENT, Gen, Image, Segment, Select, Text
 from lmc.waiting import Signal
 
 

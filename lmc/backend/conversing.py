@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmc.backend.families import HERMES, Family, family_of
 from lmc.chat import ChatTemplate, conversation
+from lmc.constraints import make_constraint
 from lmc.errors import ProgramError, UnsupportedOpError
 from lmc.fsm.recognise import allows
-from lmc.prompt import Constraint, Gen, Mark, Part, make_constraint, plain
+from lmc.segments import Constraint, Gen, Mark, Part, plain
 from lmc.tools import call_of, with_calls
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmc.prompt import Constraint, make_constraint
+from lmc.constraints import make_constraint
+from lmc.segments import Constraint
 
 
 @dataclass(frozen=True, slots=True)

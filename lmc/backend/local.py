@@ -53,7 +53,7 @@ from lmc.backend.engine.scheduler import Scheduler
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError, CancelledError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here
-from lmc.prompt import Gen, Given, Image, Part, SamplingParams, Segment, Select, Text
+from lmc.segments import Gen, Given, Image, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
 
 if TYPE_CHECKING:

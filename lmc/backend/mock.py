@@ -59,7 +59,7 @@ from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
 from lmc.images import digest, read
-from lmc.prompt import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
+from lmc.segments import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
 
 CAPABILITIES = Capabilities(
     "mock",

@@ -18,7 +18,7 @@ from lmc.backend.mock_prompt import MockNode, images_of, tokens_of
 from lmc.backend.mock_samples import member_of
 from lmc.errors import ArgumentError, BackendError, LmcError
 from lmc.fsm.regex import shown
-from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
+from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 from lmc.tools import Call, call_of
 
 Ask = Gen | Select

@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from lmc.prompt import Part, Special
+from lmc.segments import Part, Special
 
 # -- tokens ----------------------------------------------------------------------------------------------------------
 

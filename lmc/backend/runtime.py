@@ -8,7 +8,8 @@ from typing import Any
 from lmc.backend.local import Engine
 from lmc.chat import get_chat_template
 from lmc.errors import ArgumentError, UnsupportedOpError
-from lmc.prompt import Text, suggestion
+from lmc.parameters import suggestion
+from lmc.segments import Text
 
 _ARGUMENTS: Mapping[str, str] = {
     "device": "device",

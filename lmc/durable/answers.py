@@ -13,7 +13,8 @@ from lmc.durable.groups import Ask, Record, output_of, record_of
 from lmc.durable.journal import MANY, JournalFile
 from lmc.durable.records import Known
 from lmc.errors import BudgetExceeded, CancelledError, Interrupted, JournalError, Loc, RunTimeout
-from lmc.prompt import Gen, Given, Prompt, Select
+from lmc.prompt import Prompt
+from lmc.segments import Gen, Given, Select
 
 
 class Answers:

@@ -10,7 +10,8 @@ from zlib import crc32
 
 from lmc.backend.base import Result
 from lmc.images import digest
-from lmc.prompt import Excerpt, Gen, Image, Mark, Prompt, Select, Special
+from lmc.prompt import Excerpt, Prompt
+from lmc.segments import Gen, Image, Mark, Select, Special
 
 
 def of_ask(last: int, text: int, ask: Gen | Select) -> int:

@@ -26,7 +26,7 @@ from lmc.errors import (
 )
 from lmc.frontend.primitives import caller_loc
 from lmc.gc_tuning import few_full_collections
-from lmc.prompt import SamplingParams
+from lmc.segments import SamplingParams
 
 if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function

@@ -26,7 +26,8 @@ from lmc.durable.steps import RunStep, Story, TakenBranch, numbers_of, outcome_o
 from lmc.errors import JournalError, Loc
 from lmc.frontend.interpreter import Function, LiveEmitter, Run
 from lmc.frontend.state import State
-from lmc.prompt import Excerpt, Gen, Given, Image, Piece, Prompt, SamplingParams, Select, plain
+from lmc.prompt import Excerpt, Piece, Prompt
+from lmc.segments import Gen, Given, Image, SamplingParams, Select, plain
 from lmc.thumbnails import label, thumbnail
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from lmc.errors import Loc
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import Symbolic
-from lmc.prompt import Special
+from lmc.segments import Special
 
 Ctx = Any  # lmc.prompt.Prompt, or the tracer's ctx value
 Answer = Any  # lmc.backend.base.Result, or the tracer's answer

@@ -44,12 +44,9 @@ from lmc.frontend.state import (
 from lmc.frontend.streaming import Mirror, Progress, on_abandoned
 from lmc.frontend.typed import Call, Decorator, Method, P, R, S, awaits_state, gives_state
 from lmc.observing import observer
-from lmc.prompt import (
-    Prompt,
-    SamplingParams,
-    derive_seed,
-    suggestion,
-)
+from lmc.parameters import suggestion
+from lmc.prompt import Prompt
+from lmc.segments import SamplingParams, derive_seed
 from lmc.tracebacks import note_item, users_frames
 from lmc.waiting import running
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lmc.constraints import schema_of_type
 from lmc.errors import ArgumentError, ProgramError
 from lmc.extras import require
 from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import caller_loc
-from lmc.prompt import schema_of_type
 
 _JSON: Mapping[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 

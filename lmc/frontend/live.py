@@ -22,20 +22,9 @@ from lmc.frontend.values import Symbolic
 from lmc.images import MOST_BYTES, bytes_of_file, is_path
 from lmc.images import read as read_image
 from lmc.limits import Limits
-from lmc.prompt import (
-    Excerpt,
-    Frames,
-    Gen,
-    Image,
-    Mark,
-    Origin,
-    Prompt,
-    SamplingParams,
-    Select,
-    Special,
-    make_gen,
-    make_select,
-)
+from lmc.parameters import Origin, make_gen, make_select
+from lmc.prompt import Excerpt, Prompt
+from lmc.segments import Frames, Gen, Image, Mark, SamplingParams, Select, Special
 from lmc.tools import Described
 from lmc.videos import MOST_BYTES as MOST_OF_VIDEO
 from lmc.videos import read as read_video

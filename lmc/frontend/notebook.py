@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc import pages
 from lmc.errors import LmcError
-from lmc.prompt import Excerpt, Given, Image, Mark, Prompt, Special, plain
+from lmc.prompt import Excerpt, Prompt
+from lmc.segments import Given, Image, Mark, Special, plain
 from lmc.thumbnails import thumbnail
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from lmc.config import named_backend
 from lmc.errors import ArgumentError, LmcError, ParameterError
 from lmc.frontend.primitives import caller_loc
 from lmc.limits import Budget, Limits, check_timeout
-from lmc.prompt import RUN_SAMPLING, SamplingParams, sampling, suggestion
+from lmc.parameters import RUN_SAMPLING, sampling, suggestion
+from lmc.segments import SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.api.batches import BatchQueue

@@ -9,7 +9,7 @@ from typing import Any
 from lmc.frontend.emitter import Ctx, Emitter
 from lmc.ir.core import Graph, Op, Value
 from lmc.ir.text import print_graph
-from lmc.prompt import Special
+from lmc.segments import Special
 
 
 @dataclass(frozen=True, slots=True)

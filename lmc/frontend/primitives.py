@@ -17,25 +17,13 @@ from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, cast
 
+from lmc.constraints import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, Loc, ParameterError, ProgramError
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
 from lmc.frontend.values import Symbolic
 from lmc.images import DETAILS
-from lmc.prompt import (
-    ANY_RUN,
-    DOCUMENT,
-    NEVER_CHANGE,
-    REGEX_BOOL,
-    REGEX_FLOAT,
-    REGEX_INT,
-    REGEX_STR,
-    ChoicesMethod,
-    SamplingParams,
-    fixed,
-    plain_text,
-    resolve,
-    suggestion,
-)
+from lmc.parameters import ANY_RUN, NEVER_CHANGE, fixed, resolve, suggestion
+from lmc.segments import DOCUMENT, ChoicesMethod, SamplingParams, plain_text
 from lmc.tracebacks import users_frames
 
 __all__ = [

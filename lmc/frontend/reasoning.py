@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmc.errors import Loc, ParameterError
-from lmc.prompt import suggestion
+from lmc.parameters import suggestion
 
 
 @dataclass(frozen=True, slots=True)

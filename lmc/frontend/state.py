@@ -41,7 +41,8 @@ from lmc.frontend.primitives import (
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
 from lmc.frontend.typed import R
 from lmc.frontend.values import Symbolic
-from lmc.prompt import Prompt, Special
+from lmc.prompt import Prompt
+from lmc.segments import Special
 from lmc.tracebacks import AnswersByName, hide, users_frames
 
 V = TypeVar("V")

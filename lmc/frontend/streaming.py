@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Result
 from lmc.frontend.emitter import Scoped, Stored, Taken
-from lmc.prompt import Excerpt, Given, Image, Mark, Piece, Prompt, plain
+from lmc.prompt import Excerpt, Piece, Prompt
+from lmc.segments import Given, Image, Mark, plain
 from lmc.waiting import Signal
 
 if TYPE_CHECKING:

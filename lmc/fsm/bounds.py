@@ -8,9 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmc.constraints import MAX_SOURCE
 from lmc.errors import ConstraintError
 from lmc.fsm.regex import Node, shown
-from lmc.prompt import MAX_SOURCE
 
 MAX_WORK = 150_000  # transitions visited while languages are combined: about half a second
 

@@ -29,7 +29,7 @@ from lmc.integrations.conversing import (
     reply,
     stream,
 )
-from lmc.prompt import Special
+from lmc.segments import Special
 
 _WRITTEN = "lmc_text"
 """Key under which an answer's message keeps the model's text, including calls of tools, so that later prompts continue

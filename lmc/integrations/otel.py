@@ -30,7 +30,8 @@ from lmc.backend.base import Backend, Handle, Hints, Output, Result
 from lmc.errors import CancelledError, Loc
 from lmc.frontend.active import ACTIVE
 from lmc.observing import Headers
-from lmc.prompt import Excerpt, Gen, Mark, Prompt, Segment, Select, Special, Text
+from lmc.prompt import Excerpt, Prompt
+from lmc.segments import Gen, Mark, Segment, Select, Special, Text
 
 if TYPE_CHECKING:
     from lmc.frontend.host import HostFunction

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from lmc.errors import Loc
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 FORMAT_VERSION = 2
 

@@ -18,7 +18,7 @@ from lmc.ir.layout import HEIGHT, WIDTH, Box, GraphLayout, picture
 from lmc.ir.ops import spec_of, trait
 from lmc.ir.text import print_op
 from lmc.pages import count, quoted, seconds, several, short
-from lmc.prompt import Frames, Image, plain
+from lmc.segments import Frames, Image, plain
 from lmc.thumbnails import thumbnail
 
 MANY = 120

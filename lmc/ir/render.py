@@ -11,7 +11,7 @@ from lmc.ir.analysis import def_use
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, Graph, Op, Symbol, Value
 from lmc.ir.page import Section, page
 from lmc.ir.text import print_op
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 # -- JSON ----------------------------------------------------------------------------------------------------------
 

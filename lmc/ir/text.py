@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lmc.errors import IRError, Loc
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, TYPES, Attr, Block, Case, Graph, Op, Operand, Symbol, Type, Value
 from lmc.ir.ops import OPS, spec_of
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 if TYPE_CHECKING:
     from lark import Lark, Token

@@ -11,7 +11,7 @@ from lmc.errors import IRError
 from lmc.ir.analysis import dominance
 from lmc.ir.core import DEFAULT, TYPES, Block, Graph, Op, Operand, Symbol, Value, exact
 from lmc.ir.ops import GEN_PARAMS, OPS, OpSpec, Stage, spec_of
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 _LITERALS = (str, int, float, bool, bytes, type(None))
 _GEN_PARAMS = frozenset(GEN_PARAMS)

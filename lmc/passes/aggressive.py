@@ -36,7 +36,7 @@ from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_operands
 from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.passes.manager import Pass, PassContext, register
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 Paragraph = tuple[Operand, ...]
 """Operands between newlines, including the final newline."""

@@ -25,7 +25,7 @@ from lmc.errors import LmcError
 from lmc.ir.builder import Rewriter, rewrite
 from lmc.ir.core import Graph, Op
 from lmc.passes.manager import Pass, PassContext, register
-from lmc.prompt import Mark, Part
+from lmc.segments import Mark, Part
 
 
 @register

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
+from lmc.constraints import CONSTRAINT_KINDS, dtype_constraint
 from lmc.errors import ConstraintError, LmcError
 from lmc.ir.builder import Names, Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Symbol, exact
 from lmc.passes.manager import Pass, PassContext, register
-from lmc.prompt import CONSTRAINT_KINDS, dtype_constraint
 
 if TYPE_CHECKING:
     from lmc.fsm.bytedfa import ByteDFA

@@ -28,7 +28,7 @@ from lmc.ir.core import Graph, Operand, Value
 from lmc.ir.ops import Stage, spec_of
 from lmc.ir.text import parse, print_graph
 from lmc.ir.verifier import verify, verify_level
-from lmc.prompt import Special
+from lmc.segments import Special
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.ir.ops import trait
 from lmc.passes.manager import Pass, PassContext, register
-from lmc.prompt import Mark
+from lmc.segments import Mark
 
 _Counts = dict[str, float]  # number of requests by block
 

@@ -25,7 +25,7 @@ from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_blocks, with_oper
 from lmc.ir.core import Block, Graph, Op, Operand, Value
 from lmc.ir.ops import spec, trait
 from lmc.passes.manager import Pass, PassContext, register
-from lmc.prompt import Special
+from lmc.segments import Special
 
 
 @register

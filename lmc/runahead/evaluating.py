@@ -22,10 +22,12 @@ from lmc.frontend.live import Run
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr, adapter_of
 from lmc.frontend.state import State
-from lmc.prompt import Excerpt, Gen, Mark, Origin, Prompt, Select, Special, make_gen, make_select
+from lmc.parameters import Origin, make_gen, make_select
+from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import frames
 from lmc.runahead.ledger import Address, AheadPolicy, Ledger
+from lmc.segments import Gen, Mark, Select, Special
 from lmc.waiting import idle
 
 

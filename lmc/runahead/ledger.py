@@ -25,11 +25,12 @@ from lmc.frontend.capture.operations import interrupts
 from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
 from lmc.observing import observer
-from lmc.prompt import Excerpt, Gen, Image, Prompt, Select
+from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, SHORTEST, Profile, reading_line
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat
+from lmc.segments import Gen, Image, Select
 from lmc.waiting import Signal, idle
 
 

@@ -18,8 +18,8 @@ from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.ir.ops import address as address_of
 from lmc.ir.ops import trait
 from lmc.passes.aggressive import Aggressive, first_texts
-from lmc.prompt import Given
 from lmc.runahead.text import Piece, between, code, encoded, flat
+from lmc.segments import Given
 
 Place = tuple[Any, tuple[str, int] | None]
 """Address and line of a request."""

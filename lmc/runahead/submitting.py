@@ -14,9 +14,10 @@ from lmc.backend.base import Backend, Handle, Hints
 from lmc.backend.deferred import Deferred, DeferredHandle
 from lmc.backend.pins import Pins
 from lmc.frontend.live import Run
-from lmc.prompt import Gen, Prompt, Select, Text
+from lmc.prompt import Prompt
 from lmc.runahead.annotations import NOTHING, Annotation, Annotations, Pin
 from lmc.runahead.text import without
+from lmc.segments import Gen, Select, Text
 
 if TYPE_CHECKING:
     from lmc.runahead.ledger import Address, Ledger

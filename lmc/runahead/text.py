@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 Piece = str | Special | Mark | None
 """A part of a prompt's text as far as it is known; None: any text."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from lmc import observing
 from lmc.backend.base import Backend, Handle, Hints, MeteredAccount, Output, Result, Scored, seed_of
 from lmc.fsm.search import searcher
-from lmc.prompt import Constraint, Gen, Image, Part, SamplingParams, derive_seed, segments_of
+from lmc.prompt import segments_of
+from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, derive_seed
 
 _tickets = itertools.count()
 

@@ -15,7 +15,7 @@ from lmc.backend.base import Backend
 from lmc.backend.families import Family, family_of
 from lmc.chat import ChatTemplate, conversation
 from lmc.errors import ArgumentError, ParameterError
-from lmc.prompt import Image, Mark, Part
+from lmc.segments import Image, Mark, Part
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.media import picture
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice

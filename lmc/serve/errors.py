@@ -30,7 +30,7 @@ from lmc.errors import (
     RunTimeout,
     UnsupportedOpError,
 )
-from lmc.prompt import suggestion
+from lmc.parameters import suggestion
 
 log = logging.getLogger("lmc.serve")
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from lmc.errors import ParameterError
 from lmc.images import MOST_BYTES, is_remote, read
-from lmc.prompt import Image
+from lmc.segments import Image
 from lmc.serve.errors import bad
 
 _SECONDS = 20.0  # for a file

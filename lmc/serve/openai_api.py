@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from lmc.backend.base import Backend
 from lmc.backend.families import Family
 from lmc.errors import PromptTooLongError
-from lmc.prompt import Constraint, Part, SamplingParams, Special, plain
+from lmc.segments import Constraint, Part, SamplingParams, Special, plain
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
     DONE,

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from lmc.prompt import Constraint, SamplingParams, make_constraint, sampling
+from lmc.constraints import make_constraint
+from lmc.parameters import sampling
+from lmc.segments import Constraint, SamplingParams
 from lmc.serve.errors import bad
 
 Probability = Annotated[float, Field(gt=0, le=1)]

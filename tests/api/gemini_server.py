@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from lmc.backend.mock import Mock
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.api.http import Answer, Body, Server
 from tests.api.text_model import TextModel
 

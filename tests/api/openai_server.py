@@ -12,7 +12,7 @@ from typing import Any
 from lmc.backend.base import Output
 from lmc.backend.mock import Mock
 from lmc.chat import ChatTemplate, conversation
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text, plain
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Text, plain
 from lmc.tools import call_line, call_of
 from tests.api.http import Answer, Body, Server
 from tests.api.text_model import TextModel

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmc.backend.mock import Mock
 from lmc.chat import get_chat_template
-from lmc.prompt import Constraint, Gen, SamplingParams, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Text
 from tests.api.http import Answer, Body, Server
 from tests.api.openai_server import VLLM, OpenAIModel
 from tests.api.text_model import TextModel

@@ -12,7 +12,7 @@ import pytest
 import lmc
 from lmc.backend.base import Usage
 from lmc.pages import several
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.api.http import Planted
 from tests.api.text_model import TextModel
 from tests.backend.gated import Gated

@@ -151,7 +151,7 @@ def test_sglang_gets_them_as_image_data(opened, words):
 def test_requests_with_one_picture_go_to_one_server(remote):
     from lmc.backend.api.place import ROOT
     from lmc.backend.api.prefixes import beginning
-    from lmc.prompt import Image
+    from lmc.segments import Image
 
     starts = [beginning(ROOT.literal((Image(data), "What is it?"))) for data in (DARK, LIGHT, DARK)]
     assert starts[0] == starts[2] != starts[1]

@@ -10,7 +10,7 @@ import pytest
 import lmc
 from lmc.backend.api.sglang import SGLangStream
 from lmc.backend.base import Hints
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Planted
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve

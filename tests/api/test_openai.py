@@ -16,7 +16,7 @@ import pytest
 import lmc
 from lmc.backend.api.bodies import growing_out_of_object, in_object, out_of_object
 from lmc.backend.base import Backend, Handle
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.api.http import Answer, Planted, Server
 from tests.api.openai_server import VLLM
 from tests.api.text_model import TextModel
@@ -485,6 +485,6 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 def _turn(name):
-    from lmc.prompt import Mark
+    from lmc.segments import Mark
 
     return Text((Mark("user", "begin"), name, Mark("user", "end"), Mark("assistant", "begin"))), Gen(SamplingParams(), name=name), Text((Mark("assistant", "end"),))

@@ -9,7 +9,7 @@ import pytest
 import lmc
 from lmc.backend.api.place import Rest
 from lmc.backend.api.speculation import follow
-from lmc.prompt import Gen, SamplingParams
+from lmc.segments import Gen, SamplingParams
 from tests.api.http import Planted
 from tests.api.text_model import TextModel
 

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 import lmc
-from lmc.prompt import Special
+from lmc.segments import Special
 
 URL = os.environ.get("TEST_VLLM_URL", "")
 pytestmark = [pytest.mark.api, pytest.mark.skipif(not URL, reason="no vLLM server: TEST_VLLM_URL has no URL (docs/apis.md says how to start one)")]

@@ -13,7 +13,7 @@ from lmc.backend.mock import Mock
 from lmc.backend.mock_answers import Ask
 from lmc.backend.mock_samples import member_of
 from lmc.chat import ChatTemplate
-from lmc.prompt import Gen, Select
+from lmc.segments import Gen, Select
 
 _WORDS = "ab ba do go hi in no of so to we un ve mi la ru".split()
 _ENDS = (" ", " ", " ", " ", " ", ", ", ".\n", "\n", '"', "; ")

@@ -24,7 +24,7 @@ from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.tokens import TokenAutomaton
-from lmc.prompt import Part, Special, Text
+from lmc.segments import Part, Special, Text
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 SPECIALS = {"<s>": BOS, "</s>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}

@@ -9,7 +9,7 @@ import pytest
 from lmc.backend.api.verify import matching
 from lmc.errors import SchemaWarning
 from lmc.fsm.json_schema import compile_schema
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 
 
 def test_what_is_checked_when_an_answer_ends_is_checked() -> None:

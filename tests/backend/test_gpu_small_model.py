@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import lmc  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text  # noqa: E402
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine.model_fixtures import all_logits  # noqa: E402
 
 PROMPTS = [

@@ -29,7 +29,7 @@ from lmc.errors import (
     ProgramError,
     PromptTooLongError,
 )
-from lmc.prompt import ChoicesMethod, Constraint, Gen, Given, Mark, SamplingParams, Select, Special, Text
+from lmc.segments import ChoicesMethod, Constraint, Gen, Given, Mark, SamplingParams, Select, Special, Text
 from tests.backend.engine_fakes import (
     BOS,
     EOS,
@@ -834,7 +834,7 @@ def in_a_process(code: str, *, interrupt_after: float | None = None) -> tuple[in
     """Exit status and standard error of a Python process that runs `code` with an `engine` whose `ask` takes minutes."""
     prelude = (
         "from tests.backend.engine_fakes import *\n"
-        "from lmc.prompt import *\n"
+        "from lmc.segments import *\n"
         "import time\n"
         "class Slow(FakeRunner):\n"
         "    def run(self, work):\n"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmc.backend.local import Engine
-from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Special, Text
+from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Special, Text
 
 pytestmark = pytest.mark.model
 

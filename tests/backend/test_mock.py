@@ -35,18 +35,7 @@ from lmc.errors import (
 )
 from lmc.fsm.recognise import allows
 from lmc.fsm.regex import parse
-from lmc.prompt import (
-    ChoicesMethod,
-    Constraint,
-    Frames,
-    Gen,
-    Image,
-    Mark,
-    SamplingParams,
-    Select,
-    Special,
-    Text,
-)
+from lmc.segments import ChoicesMethod, Constraint, Frames, Gen, Image, Mark, SamplingParams, Select, Special, Text
 from tests.fsm.schemas import RECURSIVE
 from tests.fsm.schemas import SCHEMAS as ALL_SCHEMAS
 from tests.fsm.test_json_schema import is_valid, validator

@@ -10,7 +10,7 @@ import lmc
 from lmc.backend.base import Hints
 from lmc.backend.mock import Mock
 from lmc.backend.pins import LIMIT, Pins
-from lmc.prompt import Text
+from lmc.segments import Text
 from tests.backend.engine_fakes import backend
 
 

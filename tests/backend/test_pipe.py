@@ -30,7 +30,7 @@ from lmc.errors import (
     PromptTooLongError,
     Refused,
 )
-from lmc.prompt import ChoicesMethod, Constraint, Gen, Given, Image, Mark, SamplingParams, Select, Special, Text
+from lmc.segments import ChoicesMethod, Constraint, Gen, Given, Image, Mark, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through

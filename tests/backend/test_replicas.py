@@ -23,7 +23,7 @@ from lmc.backend.pipe.client import PipeBackend
 from lmc.backend.pipe.server import PipeServer
 from lmc.backend.replicas.backend import Replicas
 from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadError, ParameterError
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Special, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through

@@ -18,7 +18,8 @@ from lmc.durable.groups import first_line
 from lmc.durable.journal import JournalFile
 from lmc.durable.run import RunJournal
 from lmc.errors import CancelledError, JournalError
-from lmc.prompt import Gen, Prompt
+from lmc.prompt import Prompt
+from lmc.segments import Gen
 from tests.durable.resuming import journal_of, lay
 from tests.searching import size
 

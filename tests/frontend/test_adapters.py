@@ -11,7 +11,7 @@ import lmc
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.durable import checks
 from lmc.errors import ArgumentError, JournalError, ParameterError, UnsupportedOpError
-from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select
+from lmc.segments import ChoicesMethod, Gen, SamplingParams, Select
 
 WITHOUT = replace(CAPABILITIES, adapters=())
 WITH_TWO = replace(CAPABILITIES, adapters=("sql", "tone"))

@@ -23,7 +23,7 @@ from lmc.chat import get_chat_template
 from lmc.errors import ArgumentError, BackendError, CancelledError, ParameterError, ProgramError, UnsupportedOpError
 from lmc.frontend.interpreter import Function, State
 from lmc.frontend.primitives import Expr, VarScopeEnd
-from lmc.prompt import SamplingParams, derive_seed
+from lmc.segments import SamplingParams, derive_seed
 from tests.backend.gated import Gated
 
 

@@ -11,7 +11,7 @@ from lmc.errors import ArgumentError, ConstraintError, LmcError, ParameterError
 from lmc.frontend import primitives as p
 from lmc.frontend.capture.values import Unknown
 from lmc.frontend.primitives import GenExpr, Lit, RoleBegin, RoleEnd, SelectExpr, Seq
-from lmc.prompt import ChoicesMethod
+from lmc.segments import ChoicesMethod
 
 
 def here(offset: int = 0) -> tuple[str, int]:

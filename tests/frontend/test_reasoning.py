@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import lmc
-import lmc.prompt
 from lmc import Mock, gen, separate_reasoning
 from lmc.frontend.reasoning import FORMATS, reasoning_format
+from lmc.segments import Select
 from tests.conformance.harness import conform, effect
 
 ANSWER = "<think>\nTwo cities.\n</think>\n\nBern."
@@ -187,7 +187,7 @@ def branches(s, q):
 
 
 def thinks(prompt, ask):
-    if isinstance(ask, lmc.prompt.Select):
+    if isinstance(ask, Select):
         return None
     if ask.name == "d":
         return "deep</think>draft"

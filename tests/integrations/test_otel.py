@@ -12,7 +12,7 @@ import lmc
 from lmc import observing
 from lmc.backend.base import Result
 from lmc.errors import BackendError
-from lmc.prompt import Gen
+from lmc.segments import Gen
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 

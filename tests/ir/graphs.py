@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lmc.errors import Loc
 from lmc.ir.builder import Builder
 from lmc.ir.core import DEFAULT, Graph, Op, Symbol, Value
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 texts = st.one_of(
     st.sampled_from(

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmc.chat import CHATML, ChatTemplate
 from lmc.ir.core import DEFAULT, Graph, Op, Value, exact
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 
 def digest(x: object) -> int:

@@ -22,7 +22,7 @@ from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
 from lmc.ir import Builder
 from lmc.passes.manager import PassManager, Target, parse_pipeline
-from lmc.prompt import Mark, plain
+from lmc.segments import Mark, plain
 from tests.searching import TIMES, some
 
 SPECIALS = (

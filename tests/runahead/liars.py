@@ -9,8 +9,9 @@ from typing import Any
 
 from lmc.backend.base import Result
 from lmc.frontend.live import Run
-from lmc.prompt import Gen, Mark, Prompt, Select, Special
+from lmc.prompt import Prompt
 from lmc.runahead.ledger import Address, Ledger
+from lmc.segments import Gen, Mark, Select, Special
 
 Known = tuple[Address, Prompt, Gen | Select]
 """A request that an honest run made: where, at which prompt, what."""

@@ -12,8 +12,8 @@ from lmc.backend.base import Beyond, Hints
 from lmc.errors import Loc
 from lmc.ir import Graph, parse, print_graph
 from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for
-from lmc.prompt import Mark, Special
 from lmc.runahead.annotations import NOTHING, Annotations, Covered, Pin, annotate
+from lmc.segments import Mark, Special
 
 
 def planned(body: str, passes: str | None = None, params: str = "%essay: str", kind: str = "tokens") -> Graph:

@@ -13,7 +13,7 @@ import lmc
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, Family
-from lmc.prompt import Text
+from lmc.segments import Text
 from tests.backend.engine.test_host_tier import ask, gen
 from tests.backend.engine.test_runs import drain
 from tests.backend.engine_fakes import FakeRunner, FakeWords, automata, backend, stepped

@@ -11,7 +11,7 @@ import lmc
 from lmc.backend.engine.chat_template import WholeTemplate, whole
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, WrittenCall, family_of
 from lmc.errors import ProgramError
-from lmc.prompt import Special, plain
+from lmc.segments import Special, plain
 from tests.serve.serving import chat, events
 
 pytestmark = pytest.mark.api

@@ -37,7 +37,7 @@ from lmc.backend.api.wire import (
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.config import log
 from lmc.errors import IncompleteAnswer, ParameterError, UnsupportedOpError
-from lmc.prompt import Constraint, Gen, SamplingParams, Select
+from lmc.segments import Constraint, Gen, SamplingParams, Select
 from lmc.tools import Call, call_of
 
 _TAKEN = frozenset({"max_new_tokens", "n", "stop", "stop_regex", "temperature", "top_p", "top_k"})

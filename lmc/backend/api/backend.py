@@ -59,7 +59,7 @@ from lmc.errors import (
     UnsupportedOpError,
 )
 from lmc.forking import belongs_here
-from lmc.prompt import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
+from lmc.segments import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
 
 Feed = Callable[[str], None]
 _NO_HINTS = Hints()

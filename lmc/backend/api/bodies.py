@@ -12,7 +12,7 @@ from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
 from lmc.backend.base import Usage
 from lmc.errors import IncompleteAnswer
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 from lmc.tools import Call, call_of
 
 

@@ -47,7 +47,7 @@ from lmc.backend.base import Beyond, Capabilities, Output, Prices
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
-from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select
+from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 
 # -- parameters beyond OpenAI's own -----------------------------------------------------------------------------
 

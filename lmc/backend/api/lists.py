@@ -26,7 +26,7 @@ from lmc.backend.api.redaction import redacted
 from lmc.backend.base import Usage
 from lmc.config import log
 from lmc.errors import BackendError, CancelledError, LmcError
-from lmc.prompt import Gen, Given, Text
+from lmc.segments import Gen, Given, Text
 
 _MOST = 256  # most requests of a list
 _REFUSED = 3  # refused lists in a row, after which no more are tried

@@ -10,7 +10,7 @@ from lmc.backend.api.place import PromptNode
 from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import UnsupportedOpError
 from lmc.images import data_url
-from lmc.prompt import DOCUMENT, Image, Mark, Part, Special, plain
+from lmc.segments import DOCUMENT, Image, Mark, Part, Special, plain
 from lmc.tools import with_calls
 
 Message = dict[str, Any]

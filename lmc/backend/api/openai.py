@@ -36,7 +36,7 @@ from lmc.chat import ChatTemplate, get_chat_template
 from lmc.compat import TokenUsage
 from lmc.config import log
 from lmc.errors import ArgumentError, ParameterError, UnsupportedOpError
-from lmc.prompt import Gen, Select
+from lmc.segments import Gen, Select
 
 _CHAT = "/chat/completions"
 _PATHS = (_CHAT, "/completions", responses.PATH)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmc.prompt import Image, Mark, Part, SamplingParams
+from lmc.segments import Image, Mark, Part, SamplingParams
 
 Blocks = Sequence[Mapping[str, Any]]
 

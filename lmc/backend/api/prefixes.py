@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from lmc.backend.api.place import PromptNode
 from lmc.images import digest
-from lmc.prompt import Image
+from lmc.segments import Image
 
 BLOCK = 64
 """Tokens that are compared together."""

@@ -37,7 +37,7 @@ from lmc.errors import (
     ProgramError,
     PromptTooLongError,
 )
-from lmc.prompt import Gen, Part, Select
+from lmc.segments import Gen, Part, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol

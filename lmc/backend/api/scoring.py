@@ -20,7 +20,7 @@ from lmc.backend.api.place import PromptNode
 from lmc.backend.api.tokens import Tokens
 from lmc.backend.base import Output
 from lmc.backend.engine.choices import decide
-from lmc.prompt import ChoicesMethod, Select
+from lmc.segments import ChoicesMethod, Select
 
 Ids = tuple[int, ...]
 

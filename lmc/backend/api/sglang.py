@@ -26,7 +26,7 @@ from lmc.config import log
 from lmc.errors import BackendError, LmcError, UnsupportedOpError
 from lmc.fsm.sources import ebnf_of
 from lmc.images import data_url
-from lmc.prompt import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select
+from lmc.segments import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lmc.backend.api.place import Rest
-from lmc.prompt import Gen, Image, Part, SamplingParams
+from lmc.segments import Gen, Image, Part, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

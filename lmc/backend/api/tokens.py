@@ -14,7 +14,7 @@ from lmc.chat import CHATML, ChatTemplate, get_chat_template
 from lmc.config import log
 from lmc.errors import ModelLoadError
 from lmc.extras import require
-from lmc.prompt import Image, Part, Special, plain
+from lmc.segments import Image, Part, Special, plain
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol

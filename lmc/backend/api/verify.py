@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.sources import check_of, machine_of
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 
 VERIFIABLE = frozenset({"regex", "json_schema"})
 

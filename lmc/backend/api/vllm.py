@@ -23,7 +23,7 @@ from lmc.backend.base import Capabilities, Output, Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError
-from lmc.prompt import Gen, Select
+from lmc.segments import Gen, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmc.errors import ConstraintError, Loc
 from lmc.fsm.regex import shown
 from lmc.fsm.search import finder
-from lmc.prompt import Constraint, Part, SamplingParams
+from lmc.segments import Constraint, Part, SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.engine.constraint import Matcher

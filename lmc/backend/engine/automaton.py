@@ -34,7 +34,7 @@ from lmc.fsm.sources import Check, begun, check_of, machine_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import TokenAutomaton, TokenRow
 from lmc.fsm.vocabulary import Vocabulary
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 
 _LIMIT = 512 << 20  # bytes of cached automata, rows not counted; the least recently used are evicted
 _MOST_LAZY = 8 << 20  # assumed bytes of one built on demand: few become larger

@@ -22,7 +22,7 @@ from lmc.backend.engine.template_sandbox import OverLimit, Sandbox, TemplateRefu
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
-from lmc.prompt import Part, Special, plain
+from lmc.segments import Part, Special, plain
 
 log = logging.getLogger("lmc.chat")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmc.prompt import ChoicesMethod
+from lmc.segments import ChoicesMethod
 
 Rows = Sequence[Sequence[float]]  # by choice, log-probability of each of its tokens
 

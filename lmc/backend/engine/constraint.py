@@ -10,7 +10,7 @@ import numpy as np
 
 from lmc.errors import Loc
 from lmc.fsm.tokens import TokenAutomaton, TokenRow
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 
 KINDS = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
 

@@ -30,7 +30,7 @@ from lmc.errors import ModelLoadError
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
     from lmc.backend.engine.models.loader import LoadedModel
-    from lmc.prompt import SamplingParams
+    from lmc.segments import SamplingParams
 
 _CONTEXTS = 8  # of which the pool holds the tokens, if it may be so large
 _MOST_SLOTS = 1 << 14

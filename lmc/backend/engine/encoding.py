@@ -13,7 +13,7 @@ from lmc.backend.engine.answer import Words
 from lmc.backend.engine.eyes import Placed, PromptPicture, written
 from lmc.chat import ChatTemplate
 from lmc.errors import ParameterError
-from lmc.prompt import Mark, Part, Special
+from lmc.segments import Mark, Part, Special
 
 NO_IDS = np.empty(0, np.int32)
 _WHOLE = 192  # characters: a shorter piece is not worth a cut

@@ -30,7 +30,7 @@ from lmc.backend.base import Counters
 from lmc.backend.engine.request import PICTURE
 from lmc.errors import BackendError, LmcError, ParameterError, UnsupportedOpError
 from lmc.images import decoded, is_remote
-from lmc.prompt import Frames, Image, Mark, Part
+from lmc.segments import Frames, Image, Mark, Part
 from lmc.videos import Film
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 
 from lmc.backend.engine.request import PENDING, Drafted, Request, Sampled
 from lmc.backend.engine.transfer import to_device
-from lmc.prompt import SamplingParams
+from lmc.segments import SamplingParams
 
 _LEAST = 8  # answers that there is room for from the start; twice as many each time that there are more
 

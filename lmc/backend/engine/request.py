@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from lmc.backend.engine.choice_trie import NO_CHOICES, ChoiceTrie, Continuation, trie
-from lmc.prompt import SamplingParams
+from lmc.segments import SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun

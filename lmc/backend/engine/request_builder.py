@@ -23,7 +23,7 @@ from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder
-from lmc.prompt import ChoicesMethod, Gen, Given, Image, Part, SamplingParams, Segment, Select
+from lmc.segments import ChoicesMethod, Gen, Given, Image, Part, SamplingParams, Segment, Select
 
 if TYPE_CHECKING:
     from lmc.backend.engine.radix_cache import Node

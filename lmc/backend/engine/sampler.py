@@ -23,7 +23,7 @@ from lmc.backend.engine.penalties import Penalties, penalise
 from lmc.backend.engine.request import BROKEN, STUCK, Sampled, TokenLogprob
 from lmc.backend.engine.transfer import to_device, to_host
 from lmc.fsm.tokens import FEW
-from lmc.prompt import SamplingParams
+from lmc.segments import SamplingParams
 
 _MASK = (1 << 64) - 1
 

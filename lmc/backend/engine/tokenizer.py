@@ -20,7 +20,7 @@ from lmc.backend.engine.models.claims import Claims
 from lmc.backend.engine.models.gguf_keys import check_tokenizer
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.fsm.canonical import Canonical, Cuts, merges_of
-from lmc.prompt import Part, Special
+from lmc.segments import Part, Special
 
 _REPLACEMENT = "\ufffd"
 

@@ -20,7 +20,7 @@ from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import REMEDY, belongs_here
-from lmc.prompt import Constraint, Gen, Part, SamplingParams, Segment, Select
+from lmc.segments import Constraint, Gen, Part, SamplingParams, Segment, Select
 
 _KNOWN = 1024  # constraints that are remembered as accepted
 

@@ -19,21 +19,7 @@ from lmc import codec, videos
 from lmc.backend.base import Beyond, Capabilities, Hints, Output, Prices, Scored, Usage
 from lmc.errors import BackendError, Loc
 from lmc.images import data_url
-from lmc.prompt import (
-    ChoicesMethod,
-    Constraint,
-    Frames,
-    Gen,
-    Given,
-    Image,
-    Mark,
-    Part,
-    SamplingParams,
-    Segment,
-    Select,
-    Special,
-    Text,
-)
+from lmc.segments import ChoicesMethod, Constraint, Frames, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Special, Text
 
 VERSION = 4
 Message = list[Any]

@@ -30,7 +30,7 @@ from lmc.backend.replicas.process import Process
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import belongs_here
-from lmc.prompt import Gen, Given, Image, Mark, Segment, Select, Special, Text
+from lmc.segments import Gen, Given, Image, Mark, Segment, Select, Special, Text
 
 log = logging.getLogger("lmc.engine")
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol
 from lmc.frontend.capture.values import Object, Unknown
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import Expr
-from lmc.prompt import ChoicesMethod
+from lmc.segments import ChoicesMethod
 
 ATOMS: set[type] = {
     str, int, float, bool, bytes, complex, type(None), range, type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, ChoicesMethod,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmc.constraints import dtype_constraint
 from lmc.errors import LmcError, Loc
 from lmc.frontend.capture.values import Deps, Unknown
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored, Taken
@@ -15,7 +16,8 @@ from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.ir.builder import Builder
 from lmc.ir.core import Attr, Operand, Type, Value
-from lmc.prompt import Special, dtype_constraint, fixed
+from lmc.parameters import fixed
+from lmc.segments import Special
 
 if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation

@@ -22,23 +22,14 @@ from lmc import images, observing
 from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage, seed_of
 from lmc.chat import conversation
 from lmc.config import default_backend
+from lmc.constraints import make_constraint
 from lmc.errors import ConstraintError, LmcError, ParameterError, PromptTooLongError, UnsupportedOpError
 from lmc.frontend.state import State
 from lmc.integrations.dspy.fields import COMPLETED, HEADER, STOPS, Field
 from lmc.integrations.dspy.followed import ask
-from lmc.prompt import (
-    Constraint,
-    Gen,
-    Image,
-    Part,
-    Prompt,
-    SamplingParams,
-    Segment,
-    derive_seed,
-    make_constraint,
-    sampling,
-    segments_of,
-)
+from lmc.parameters import sampling
+from lmc.prompt import Prompt, segments_of
+from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, derive_seed
 
 MAX_TOKENS = 1024
 """Default token limit of an answer, or of each output field."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.policy import OWN, Policy
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine_fakes import stepped
 
 

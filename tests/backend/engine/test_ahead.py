@@ -12,7 +12,7 @@ import pytest
 
 from lmc.backend.base import Hints
 from lmc.errors import BackendError
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
     EOS,
     FakeAheadRunner,

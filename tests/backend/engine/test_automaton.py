@@ -14,7 +14,7 @@ from lmc.errors import ConstraintError, Loc, SchemaWarning
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.store import Store
 from lmc.fsm.vocabulary import Vocabulary
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 
 EOS, SPECIAL = 256, 257
 TOKENS = [bytes([i]) for i in range(256)] + [b"</s>", b"<|im_start|>", b"at", b"ab", "é".encode()]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmc.backend.engine.choice_trie import TOP, Continuation, trie
-from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select, Text
+from lmc.segments import ChoicesMethod, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, FakeWords, logprob, stepped
 from tests.searching import examples, search
 

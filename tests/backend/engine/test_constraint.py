@@ -10,7 +10,7 @@ import pytest
 from benchmarks.xgrammar_oracle import normalise_regex
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.errors import ConstraintError, Loc
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 from tests.searching import some
 
 REGEXES = [

@@ -176,7 +176,7 @@ def test_one_step_ahead_gives_the_same_answers(tmp_path, monkeypatch):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     import lmc
-    from lmc.prompt import Constraint, Gen, SamplingParams, Text
+    from lmc.segments import Constraint, Gen, SamplingParams, Text
 
     monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", 1.0)  # also where much is forced
     raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(map(chr, range(33, 33 + 96)))}, merges=[]))

@@ -6,7 +6,7 @@ import pytest
 
 import lmc
 from lmc.errors import ModelLoadError, ParameterError
-from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select, Text
+from lmc.segments import ChoicesMethod, Gen, SamplingParams, Select, Text
 
 pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")

@@ -20,7 +20,7 @@ from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Request, RequestK
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.sources import automaton_of
 from lmc.fsm.tokens import TokenAutomaton
-from lmc.prompt import Constraint, Gen, SamplingParams, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Text
 from tests.backend.engine_fakes import FakeWords
 from tests.fsm.patterns import ASCII
 from tests.fsm.small_vocabulary import EOS, small, trained

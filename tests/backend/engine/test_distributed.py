@@ -25,7 +25,7 @@ from lmc.backend.engine.models import loader  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
 from lmc.errors import BackendError, ModelLoadError, ParameterError  # noqa: E402
-from lmc.prompt import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Text  # noqa: E402
+from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine.model_fixtures import PlainKV, batch  # noqa: E402
 from tests.backend.engine.test_models import FAMILIES, saved  # noqa: E402, F401
 
@@ -442,7 +442,7 @@ def test_rank_0_that_fails_in_a_pass_ends_all(tiny, monkeypatch):
 LEADER = """
 import sys, time
 from lmc.backend.local import Engine
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 engine = Engine(sys.argv[1], dtype="float32", device="cpu", max_tokens=400, tp=2)
 print(*engine._core._runner._crew.processes, flush=True)
 if sys.argv[2] == "decode":

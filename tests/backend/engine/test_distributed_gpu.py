@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from lmc.backend.engine.distributed.start import start  # noqa: E402
 from lmc.backend.local import Engine, LocalBackend  # noqa: E402
-from lmc.prompt import Gen, SamplingParams, Text  # noqa: E402
+from lmc.segments import Gen, SamplingParams, Text  # noqa: E402
 
 OPTIONS = {"dtype": None, "parse_special": False, "load_format": "auto"}
 PROMPTS = [f"The capital of {c} is" for c in ("France", "Italy", "Japan", "Peru")] + ["Once upon a time, " * 60 + "a king"]

@@ -15,7 +15,7 @@ import lmc
 from lmc.backend.base import Hints
 from lmc.backend.engine.drafts import Costs, Drafts
 from lmc.errors import BackendError, ModelLoadError, ParameterError
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.test_ahead import WORDS, gen, random_ask, seen_of
 from tests.backend.engine_fakes import LETTERS, Copies, CopiesAhead, automata, next_token, run_cancelling, stepped
 from tests.searching import size

@@ -10,8 +10,8 @@ import pytest
 from lmc.backend.base import Hints
 from lmc.backend.engine import drafts as drafting
 from lmc.backend.engine.drafts import Costs, Odds, occurrence
-from lmc.errors import ParameterError
-from lmc.prompt import Gen, Loc, Text
+from lmc.errors import Loc, ParameterError
+from lmc.segments import Gen, Text
 from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
 from tests.backend.engine_fakes import Copies, CopiesAhead, automata, backend, run_cancelling, stepped
 from tests.searching import TIMES, apart, some

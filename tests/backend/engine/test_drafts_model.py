@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmc.prompt import Constraint, Gen, SamplingParams, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Text
 from tests.backend.engine.test_device_automata import CONSTRAINTS, ahead_runner, folder, k
 
 pytestmark = pytest.mark.model

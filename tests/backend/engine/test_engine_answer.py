@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.request import TokenLogprob
-from lmc.prompt import Constraint, SamplingParams
+from lmc.segments import Constraint, SamplingParams
 from tests.backend.engine_fakes import EOS, FIRST_MERGE, MERGES, FakeWords, automata, ids_of
 
 WORDS = FakeWords()

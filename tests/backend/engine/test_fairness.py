@@ -10,7 +10,7 @@ import pytest
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.pace import Pace
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock
 from tests.backend.engine_fakes import FakeRunner, stepped
 

@@ -11,7 +11,7 @@ pytest.importorskip("PIL")
 
 import lmc  # noqa: E402
 from lmc.backend.engine.models import loader, vision  # noqa: E402
-from lmc.prompt import ChoicesMethod, Gen, Image, SamplingParams, Select, Text  # noqa: E402
+from lmc.segments import ChoicesMethod, Gen, Image, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
 from tests.backend.engine.seeing import ASK, PROMPTS, TOKENS, A, B, Pair, prompt  # noqa: E402
 

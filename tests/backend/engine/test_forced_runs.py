@@ -20,7 +20,7 @@ from lmc.backend.local import LocalBackend
 from lmc.errors import CancelledError
 from lmc.fsm.forced import _common_prefix
 from lmc.fsm.regex import parse
-from lmc.prompt import Constraint, Gen, SamplingParams, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Text
 from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, logprob, stepped
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import CHARACTER, JUDGE, word_of

@@ -10,7 +10,7 @@ import pytest
 
 from lmc.backend.engine.models.quantization import is_fp8
 from lmc.errors import ModelLoadError
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.test_device_automata import folder
 
 __all__ = ["folder"]  # a fixture

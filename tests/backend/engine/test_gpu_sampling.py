@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from lmc.backend.engine.sampler import Sampler  # noqa: E402
-from lmc.prompt import SamplingParams  # noqa: E402
+from lmc.segments import SamplingParams  # noqa: E402
 from tests.backend.engine import test_penalties  # noqa: E402
 from tests.backend.engine.test_penalties import request  # noqa: E402
 

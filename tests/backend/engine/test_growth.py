@@ -19,7 +19,7 @@ from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.sources import begun, machine_of
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
-from lmc.prompt import Constraint
+from lmc.segments import Constraint
 from tests.fsm.schemas import SCHEMAS
 from tests.fsm.test_canonical import canonical_of, encode, words
 from tests.searching import apart

@@ -14,7 +14,7 @@ from hypothesis.stateful import rule
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.policy import Policy, host_size
 from lmc.errors import ParameterError, PromptTooLongError
-from lmc.prompt import Gen, SamplingParams, Text
+from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_runs import AnythingInTheRoomOfOthers, AnythingTalked, drain
 from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped

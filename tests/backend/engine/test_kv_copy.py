@@ -13,7 +13,7 @@ from lmc.backend.engine import kv_copy  # noqa: E402
 from lmc.backend.engine.kv_copy import KVMover  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool, LayerShape  # noqa: E402
 from lmc.errors import ParameterError  # noqa: E402
-from lmc.prompt import Gen, SamplingParams, Text  # noqa: E402
+from lmc.segments import Gen, SamplingParams, Text  # noqa: E402
 
 LAYERS = [LayerShape(2, 4, 4), LayerShape(1, 6, 3)]  # not alike
 

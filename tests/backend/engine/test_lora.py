@@ -13,7 +13,7 @@ import pytest
 import lmc
 from lmc.backend.base import Hints
 from lmc.errors import ModelLoadError, ParameterError, UnsupportedOpError
-from lmc.prompt import ChoicesMethod, Gen, SamplingParams, Select, Text
+from lmc.segments import ChoicesMethod, Gen, SamplingParams, Select, Text
 from tests.backend.engine import adapters
 from tests.backend.engine.adapters import ATTENTION, MLP
 

@@ -12,7 +12,7 @@ from lmc.backend.engine.eyes import written as with_pictures
 from lmc.backend.engine.template_sandbox import Sandbox
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ProgramError
-from lmc.prompt import Mark, Special, plain
+from lmc.segments import Mark, Special, plain
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<image>"]
 ALTERNATE = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"

@@ -9,7 +9,7 @@ import pytest
 import lmc
 from lmc.backend.engine.radix_cache import RadixCache, common_prefix
 from lmc.backend.engine.waiting import WaitingQueue
-from lmc.prompt import Constraint, Gen, SamplingParams, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Text
 from tests.backend.engine_fakes import FakeWords, automata, backend, reference_ids, stepped
 
 WORDS = FakeWords()

@@ -9,7 +9,7 @@ import pytest
 
 from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
-from lmc.prompt import SamplingParams
+from lmc.segments import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 
 pytestmark = pytest.mark.model

@@ -8,7 +8,7 @@ import pytest
 
 from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.reservations import most_preemptions
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
     EOS,
     FakeAheadRunner,

@@ -20,7 +20,7 @@ from lmc.backend.engine.load import Load
 from lmc.backend.engine.policy import Policy
 from lmc.backend.engine.runs import Runs
 from lmc.errors import Loc, ParameterError, PromptTooLongError
-from lmc.prompt import Gen, SamplingParams, Select, Text
+from lmc.segments import Gen, SamplingParams, Select, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_scheduler import Anything
 from tests.backend.engine_fakes import FakeAheadRunner, backend, stepped

@@ -12,7 +12,7 @@ from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.request import BROKEN, STUCK, Request, RequestKind
 from lmc.errors import ConstraintError
 from lmc.fsm.tokens import TokenRow
-from lmc.prompt import SamplingParams
+from lmc.segments import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 
 pytestmark = pytest.mark.model

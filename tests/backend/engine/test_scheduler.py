@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lmc.backend.base import Hints
 from lmc.backend.engine.request import RequestKind
 from lmc.errors import BackendError, CancelledError, PromptTooLongError
-from lmc.prompt import Constraint, Gen, SamplingParams, Select, Text
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
     Copies,
     CopiesAhead,

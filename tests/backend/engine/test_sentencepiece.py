@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from lmc.backend.engine.encoding import Encoder
 from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
 from lmc.errors import ModelLoadError
-from lmc.prompt import Special
+from lmc.segments import Special
 
 CORPUS = """The cat and the other cat sat in the hat, then that cat ran to the other hat and sat there. "Don't!" said the hat; 12 cats
 cannot sit in 1 hat.  There were    spaces, aaaaaaaa lot of aaa's, and banana bandanas. naïve café: déjà vu. 世界和平世界."""

@@ -14,7 +14,7 @@ from lmc.backend.engine import tokenizer
 from lmc.backend.engine.encoding import Encoder
 from lmc.backend.engine.tokenizer import Tokenizer, from_file, from_gguf
 from lmc.errors import ModelLoadError, ProgramError
-from lmc.prompt import Mark, Special
+from lmc.segments import Mark, Special
 
 MIXED = "Hello  world\n\tdef f(x): return x1234 + 0.5 # naïve café — 世界 🙂👩‍👩‍👧 Ünïcödé e\u0301 \u200b\x00 ١٢٣ don't I'LL\r\n"
 

@@ -17,7 +17,7 @@ pytest.importorskip("num2words")
 import lmc  # noqa: E402
 from lmc.backend.engine.eyes import Shown  # noqa: E402
 from lmc.backend.engine.models import frames as rules  # noqa: E402
-from lmc.prompt import Frames, Gen, Image, SamplingParams, Text  # noqa: E402
+from lmc.segments import Frames, Gen, Image, SamplingParams, Text  # noqa: E402
 from lmc.videos import Film  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
 from tests.backend.engine.seeing import ASK, TOKENS, A, Pair  # noqa: E402

@@ -15,7 +15,7 @@ from lmc.frontend.interpreter import Function
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import Symbolic
-from lmc.prompt import Special, plain
+from lmc.segments import Special, plain
 
 Address = tuple[str, int]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lmc.errors import ModelLoadError
-from lmc.prompt import Frames
+from lmc.segments import Frames
 from lmc.videos import Film
 
 _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")

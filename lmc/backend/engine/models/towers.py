@@ -26,7 +26,7 @@ from lmc.backend.engine.eyes import Shown, Surroundings
 from lmc.backend.engine.models import frames
 from lmc.errors import ModelLoadError
 from lmc.extras import require
-from lmc.prompt import Frames, Part, Special
+from lmc.segments import Frames, Part, Special
 from lmc.videos import Film
 
 if TYPE_CHECKING:

@@ -1,0 +1,47 @@
+"""Checks of what a program passes: each returns the value as requests hold it, or raises an error that names the parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import index
+from typing import Any
+
+from lmc.errors import ArgumentError, ParameterError
+
+Check = Callable[[str, Any], Any]  # (name of the parameter, value) -> the value as SamplingParams holds it
+
+
+def wrong_type(name: str, value: Any, wanted: str) -> ArgumentError:
+    return ArgumentError(f"{name}={value!r}: must be {wanted}")
+
+
+def integer(low: int, also: int | None = None) -> Check:
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool):
+            raise wrong_type(name, value, "a whole number")
+        try:
+            value = index(value)
+        except TypeError:
+            raise wrong_type(name, value, "a whole number") from None
+        if value < low and value != also:
+            raise ParameterError(f"{name}={value}: must be at least {low}" + (f" or {also}" if also is not None else ""))
+        return value
+
+    return check
+
+
+def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
+    def check(name: str, value: Any) -> float:
+        if isinstance(value, (str, bytes, bool)):
+            raise wrong_type(name, value, "a number")
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            raise wrong_type(name, value, "a number") from None
+        if not low <= value <= high or (above and value == low):
+            end = f"and at most {high:g}" if high < math.inf else ""
+            raise ParameterError(f"{name}={value:g}: must be {'above' if above else 'at least'} {low:g} {end}".rstrip())
+        return value
+
+    return check
