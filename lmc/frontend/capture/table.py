@@ -355,6 +355,13 @@ def _cached(ev: Evaluation, fn: Any) -> Any:
     return Partial(lambda args, kwargs: ev.cached(fn, args, kwargs))
 
 
+def _copy(ev: Evaluation, x: Any) -> Any:
+    if type(x) in op.CONTAINERS or type(x) in op.ATOMS:
+        return op.apply(ev, "copy", copy.copy, x)
+    ev.hand_over([x])  # what is done to an unknown copy is done to what the two share, such as a state
+    return Unknown(None)
+
+
 def deep_copy(ev: Evaluation, x: Any) -> Any:
     """A copy of a value of the evaluation and all that it holds; unknown things stay as they are."""
     return Unknown(None) if op.need(ev, x) is None and not isinstance(x, Unknown) else op.native(copy.deepcopy, x)
@@ -442,8 +449,7 @@ _SHORT: Mapping[Any, Rule] = {
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
-    copy.copy: lambda ev, args, kwargs:
-        op.apply(ev, "copy", copy.copy, args[0]) if type(args[0]) in op.CONTAINERS or type(args[0]) in op.ATOMS else Unknown(None),
+    copy.copy: lambda ev, args, kwargs: _copy(ev, args[0]),
     copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, lambda _: False),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
@@ -832,3 +833,23 @@ def test_views_of_dicts_are_sets(known):
     python = run_python(compares_keys, {"q": "one"})
     asked, outcome = run_evaluation(compares_keys, {"q": "one"}, python.answers if known else {})
     assert outcome.raised is None and [p for _, _, p in asked if p is not None] == [p for i, (_, _, p) in enumerate(python.asked) if known or i != 2]
+
+
+class Holder:
+    def __init__(self, s):
+        self.s = s
+
+    def go(self, text):
+        self.s += text + lmc.gen("held")
+
+
+@lmc.function
+def copies_an_object(s, q):
+    copied = copy.copy(Holder(s))
+    copied.go(q)
+    s += "end" + lmc.gen("x")
+
+
+def test_what_a_copy_shares_is_unknown_behind_it():
+    asked, _ = run_evaluation(copies_an_object, {"q": "q"}, {})
+    assert [prompt for _, _, prompt in asked] == [None]
