@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from lmc import config as _config
 from lmc.errors import ParameterError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.primitives": (
