@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -29,10 +30,13 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.distributed.group import RankGroup, without_multicast
+from lmc.backend.engine.distributed.peer_memory import Part
 from lmc.backend.local import Engine
 from lmc.segments import Gen, SamplingParams, Text
 
 SIZES = (8 << 10, 512 << 10, 16 << 20)  # bytes
+ROWS = (1, 8, 64, 128, 256, 512, 1024)
+_COLUMNS, _SUMS = 4096, 32  # of the sums with residual and norm; how many in a graph
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def sums(device: str, ranks: int) -> list[Row]:
         said = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit("a rank failed; what it printed is above")
-    return [Row(f"sum of {int(size) >> 10} kB", f"tp={ranks}", seconds * 1e6, 0.0, "µs") for size, seconds in json.loads(said[0]).items()]
+    return [Row(case, f"tp={ranks}", seconds * 1e6, 0.0, "µs") for case, seconds in json.loads(said[0]).items()]
 
 
 def measure_sums(folder: str, ranks: str, device: str, rank: str) -> None:
@@ -66,10 +70,55 @@ def measure_sums(folder: str, ranks: str, device: str, rank: str) -> None:
     torch.set_num_threads(1)
     group = RankGroup(int(rank), int(ranks), 60.0)
     group.connect(Path(folder) / "store", here)
-    found = group.measure(here, SIZES)
+    found = {f"sum of {size >> 10} kB": seconds for size, seconds in group.measure(here, SIZES).items()}
+    if device != "cpu":
+        found |= measure_norms(group, here)
     if rank == "0":
         print(json.dumps(found), flush=True)
     os._exit(0)
+
+
+def measure_norms(group: RankGroup, device: torch.device) -> dict[str, float]:
+    """Seconds of a sum, the residual addition and the norm in a graph: NCCL's, lmc's, and the norm alone."""
+    from lmc.backend.engine.kernels.norm import add_rms_norm
+
+    group.share_memory(max(ROWS), _COLUMNS, device)
+    weight, found = torch.ones(_COLUMNS, dtype=torch.bfloat16, device=device), dict[str, float]()
+    for rows in ROWS:
+        x, residual = (torch.randn(rows, _COLUMNS, device=device).bfloat16() for _ in range(2))
+        ways: dict[str, Callable[[int], Any]] = {
+            "NCCL and norm": lambda _, x=x, rest=residual: group.begin_sum(x).add_rms_norm(rest, weight, 1e-5),
+            "norm alone": lambda _, x=x, rest=residual: add_rms_norm(x, rest, weight, 1e-5),
+        }
+        if (peers := group.peers) is not None:
+            ways["lmc's kernel"] = lambda turn, x=x, rest=residual, peers=peers: Part(peers, turn, x).add_rms_norm(rest, weight, 1e-5)
+        for name, way in ways.items():
+            found[f"{rows} × {_COLUMNS}, {name}"] = _in_graph(way)
+    return found
+
+
+def _in_graph(way: Callable[[int], Any]) -> float:
+    """Seconds of one of many calls in a graph; calls take turns 0 and 1."""
+    with torch.inference_mode():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            way(0), way(1)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(_SUMS):
+                way(i % 2)
+        times = []
+        for _ in range(20):
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            graph.replay()
+            ended.record()
+            ended.synchronize()
+            times.append(began.elapsed_time(ended) / 1e3 / _SUMS)
+    return statistics.median(times)
 
 
 # -- engines ------------------------------------------------------------------------------------------------------------------

@@ -23,21 +23,37 @@ def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, e
 
 
 @triton.jit
+def norm_row(total, weight, out, row, at, columns, eps):
+    """Write the norm of a row, `total` [BLOCK] as it is stored."""
+    inside = at < columns
+    total = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total * total, 0) / columns + eps)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + at, (total * scale * w).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_to_row(x, residual, row, at, columns):
+    """Add `x` [BLOCK] float32 to a row in place; return it as it is stored."""
+    inside = at < columns
+    total = tl.load(residual + row * columns + at, mask=inside, other=0.0).to(tl.float32) + x
+    total = total.to(residual.dtype.element_ty)  # rounded as stored, as others read it
+    tl.store(residual + row * columns + at, total, mask=inside)
+    return total
+
+
+@triton.jit
 def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         after()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < columns
-    total = tl.load(residual + row * columns + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
-        total += tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-        total = total.to(residual.dtype.element_ty)  # rounded as stored, as others read it
-        tl.store(residual + row * columns + at, total, mask=inside)
-        total = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(total * total, 0) / columns + eps)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + at, (total * scale * w).to(out.dtype.element_ty), mask=inside)
+        total = add_to_row(tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32), residual, row, at, columns)
+    else:
+        total = tl.load(residual + row * columns + at, mask=inside, other=0.0)
+    norm_row(total, weight, out, row, at, columns, eps)
 
 
 def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

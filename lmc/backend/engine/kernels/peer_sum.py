@@ -1,6 +1,6 @@
 """The sum of all ranks' rows, fused with the residual addition and the RMSNorm after it: one launch in place of three.
 
-A program a row writes this rank's row to the memory of the others' GPUs, waits until theirs have come to its own, and
+Each program writes its rows to the memory of the others' GPUs, waits until theirs have come to its own, and
 adds them in the order of ranks: all ranks get the same bits. There are no flags and no fences: places are cleared to
 a number that no row holds, -0, and a row has come when none is left of it (as in the "Lamport" kernels of TensorRT-LLM).
 
@@ -9,8 +9,7 @@ a number that no row holds, -0, and a row has come when none is left of it (as i
 A rank that writes in round r has ended round r - 1, so that all others have begun it, and ended r - 2, in which they
 cleared what is written to now.
 
-For few rows: 4 µs for one and 8 for 128 on two H200s, where NCCL and the norm take 12 and 19. From 256 on programs that
-wait crowd out what they wait for.
+For few rows: 4 µs for one and 8 for 128 on two H200s, where NCCL and the norm take 12 and 19.
 """
 
 from __future__ import annotations
@@ -21,30 +20,20 @@ import triton.language as tl
 from torch import Tensor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
+from lmc.backend.engine.kernels.norm import add_to_row, norm_row
 
 PLACES = 3
 EMPTY = -(1 << 15)
 """The bits of -0 in bfloat16 and float16, as int16: what a place holds that nobody has written to."""
 
+_PROGRAMS = 224  # at most: all run at once, so that none that waits keeps another from writing
 _POLLS = 64  # between looks at whether the ranks have been given up
 
 
 @triton.jit
-def _sum_add_rms_norm(
-    x, places, stop, rounds, residual, weight, out, count, columns, eps, most,
-    TURN: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr, POLLS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    if EARLY:
-        after()
-    row = tl.program_id(0).to(tl.int64)
-    now = tl.load(rounds + TURN)
-    before = tl.load(rounds + 3 - TURN)  # rows of the round before
-    if row == 0:
-        tl.store(rounds + 1 - TURN, (now + 1) % 3)
-        tl.store(rounds + 2 + TURN, count)
-    at = tl.arange(0, BLOCK)
+def _send(x, places, row, at, columns, now, size, RANK: tl.constexpr, RANKS: tl.constexpr, NONE: tl.constexpr):
+    """Write a row of `x` to the places of the others; return it."""
     inside = at < columns
-    size = most * columns  # of a place: the rows of one rank in one round
     mine = tl.load(x + row * columns + at, mask=inside, other=0.0)
     bits = mine.to(tl.int16, bitcast=True)
     bits = tl.where(bits == NONE, 0, bits)
@@ -52,15 +41,14 @@ def _sum_add_rms_norm(
         if peer != RANK:
             there = tl.load(places + peer).to(tl.pointer_type(tl.int16)) + (now * RANKS + RANK) * size
             tl.store(there + row * columns + at, bits, mask=inside)
-    here = tl.load(places + RANK).to(tl.pointer_type(tl.int16))
-    cleared = row
-    while cleared < before:
-        for peer in tl.static_range(RANKS):  # pyright: ignore[reportGeneralTypeIssues]
-            if peer != RANK:
-                old = here + ((now + 2) % 3 * RANKS + peer) * size
-                tl.store(old + cleared * columns + at, tl.full([BLOCK], NONE, tl.int16), mask=inside)
-        cleared += count
-    summed = tl.zeros([BLOCK], tl.float32)
+    return mine
+
+
+@triton.jit
+def _receive(mine, here, stop, row, at, columns, now, size, RANK: tl.constexpr, RANKS: tl.constexpr, NONE: tl.constexpr, POLLS: tl.constexpr):
+    """Return the sum of all ranks' rows in float32, in the order of ranks, once they have come."""
+    inside = at < columns
+    summed = tl.zeros_like(at).to(tl.float32)
     for peer in tl.static_range(RANKS):  # pyright: ignore[reportGeneralTypeIssues]
         if peer == RANK:
             summed += mine.to(tl.float32)
@@ -73,15 +61,45 @@ def _sum_add_rms_norm(
                 polls += 1
                 if polls % POLLS == 0:  # noqa: SIM102  # pyright: ignore[reportOperatorIssue]  (Triton has no short circuit)
                     if tl.load(stop, volatile=True) != 0:
-                        bits = tl.zeros([BLOCK], tl.int16)
-            summed += bits.to(x.dtype.element_ty, bitcast=True).to(tl.float32)
-    total = tl.load(residual + row * columns + at, mask=inside, other=0.0).to(tl.float32) + summed
-    total = total.to(residual.dtype.element_ty)  # rounded as stored, as others read it
-    tl.store(residual + row * columns + at, total, mask=inside)
-    total = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(total * total, 0) / columns + eps)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + at, (total * scale * w).to(out.dtype.element_ty), mask=inside)
+                        bits = tl.zeros_like(bits)
+            summed += bits.to(mine.dtype, bitcast=True).to(tl.float32)
+    return summed
+
+
+@triton.jit
+def _sum_add_rms_norm(
+    x, places, stop, rounds, residual, weight, out, count, columns, eps, most,
+    TURN: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr, POLLS: tl.constexpr, ONE: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        after()
+    first, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    now = tl.load(rounds + TURN)
+    before = tl.load(rounds + 3 - TURN)  # rows of the round before
+    if first == 0:
+        tl.store(rounds + 1 - TURN, (now + 1) % 3)
+        tl.store(rounds + 2 + TURN, count)
+    at = tl.arange(0, BLOCK)
+    inside = at < columns
+    size = most * columns  # of a place: the rows of one rank in one round
+    here = tl.load(places + RANK).to(tl.pointer_type(tl.int16))
+    mine = _send(x, places, first, at, columns, now, size, RANK, RANKS, NONE)
+    if not ONE:
+        for row in range(first + step, count, step):
+            _send(x, places, row, at, columns, now, size, RANK, RANKS, NONE)
+    for row in range(first, before, step):
+        for peer in tl.static_range(RANKS):  # pyright: ignore[reportGeneralTypeIssues]
+            if peer != RANK:
+                old = here + ((now + 2) % 3 * RANKS + peer) * size
+                tl.store(old + row * columns + at, tl.full([BLOCK], NONE, tl.int16), mask=inside)
+    summed = _receive(mine, here, stop, first, at, columns, now, size, RANK, RANKS, NONE, POLLS)
+    norm_row(add_to_row(summed, residual, first, at, columns), weight, out, first, at, columns, eps)
+    if not ONE:
+        for row in range(first + step, count, step):
+            mine = tl.load(x + row * columns + at, mask=inside, other=0.0)
+            summed = _receive(mine, here, stop, row, at, columns, now, size, RANK, RANKS, NONE, POLLS)
+            norm_row(add_to_row(summed, residual, row, at, columns), weight, out, row, at, columns, eps)
 
 
 def sum_add_rms_norm(
@@ -98,7 +116,8 @@ def sum_add_rms_norm(
     if count:
         block = triton.next_power_of_2(columns)
         warps = min(16, max(1, block // 512))
-        constants = (turn, rank, len(places), block, EMPTY, _POLLS)
+        programs = min(count, _PROGRAMS)
+        constants = (turn, rank, len(places), block, EMPTY, _POLLS, programs == count)
         given = x, places, stop, rounds, residual, weight, out, count, columns, eps, most
-        launch(_sum_add_rms_norm, (count,), *given, *constants, warps=warps)
+        launch(_sum_add_rms_norm, (programs,), *given, *constants, warps=warps)
     return out
