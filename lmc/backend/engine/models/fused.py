@@ -5,13 +5,13 @@ Same weights, same layout; `LlamaModel.forward` is the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import KVStore, PictureRows
-from lmc.backend.engine.distributed.group import Summed
+from lmc.backend.engine.distributed.group import Sum, Summed
 from lmc.backend.engine.distributed.peer_memory import Part
 from lmc.backend.engine.kernels.activation import silu_mul
 from lmc.backend.engine.kernels.embedding import embed
@@ -23,6 +23,13 @@ from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, keys, values of a layer) → like q
+
+
+_TWO_PARTS = 1024
+"""Rows of a pass over ranks from which it is computed in two halves: while the sums of one are under way, the other is
+multiplied. GEMMs of half as many rows are about as fast, and there are twice the launches."""
+
+_TILE = 128  # rows of a GEMM's tile
 
 
 class FusedLlama:
@@ -66,32 +73,44 @@ class FusedLlama:
             if seen.axes is not None:
                 table, positions = self._turned(positions, seen.rows, seen.axes)
         following = [layer.input_norm for layer in m.layers[1:]] + [m.norm]
-        x = add_rms_norm(None, residual, m.layers[0].input_norm, eps)
+        parts = self._parts(len(residual))
+        residuals = [residual[part] for part in parts]
+        xs = [add_rms_norm(None, x, m.layers[0].input_norm, eps) for x in residuals]
         for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else table
-            q = rope_append(times(index, "qkv", layer.qkv, x, mask), positions, slots, turns, keys, values, _norms(layer), eps)
-            attended = attend(q, keys, values).view(len(x), -1)
+            qs = [
+                rope_append(times(index, "qkv", layer.qkv, x, mask), positions[part], slots[part], turns, keys, values, _norms(layer), eps)
+                for x, part in zip(xs, parts, strict=True)
+            ]
+            attended = attend(_joined(qs), keys, values).view(len(ids), -1)
             if wanted is not None and layer is m.layers[-1]:
-                attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
+                attended, parts, residuals = attended.index_select(0, wanted), [slice(None)], [residual.index_select(0, wanted)]
                 mask = None if mask is None else mask.index_select(0, wanted)
-            x = _add_rms_norm(self._summed(index, "o", layer.o, attended, mask), residual, layer.post_norm, eps)
-            x = self._mlp(index, x, mask)
+            sums = [self._summed(index, "o", layer.o, attended[part], mask) for part in parts]
+            sums = [self._mlp(index, _add_rms_norm(x, rest, layer.post_norm, eps), mask) for x, rest in zip(sums, residuals, strict=True)]
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
-            x = _add_rms_norm(x, residual, next_norm, eps)
-        return x
+            xs = [_add_rms_norm(x, rest, next_norm, eps) for x, rest in zip(sums, residuals, strict=True)]
+        return _joined(xs)
+
+    def _parts(self, rows: int) -> list[slice]:
+        """Return the parts in which so many rows are computed."""
+        if rows < _TWO_PARTS or not isinstance(self._model.layers[0].o, Summed):
+            return [slice(None)]
+        half = rows // 2 // _TILE * _TILE
+        return [slice(half), slice(half, None)]
 
     def _times(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor:
         """A product with a matrix, and what the rows' adapters add."""
         y = self._multiply(matrix, x)
         return y if mask is None or self.adapters is None else self.adapters.add(index, kind, x, y, mask)
 
-    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor | Part:
+    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor | Sum | Part:
         """The same with a matrix whose columns may be sharded; then there are no adapters."""
         return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, mask)
 
-    def _mlp(self, index: int, x: Tensor, mask: Tensor | None) -> Tensor | Part:
+    def _mlp(self, index: int, x: Tensor, mask: Tensor | None) -> Tensor | Sum | Part:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
             return self._summed(index, "down", down, silu_mul(self._times(index, "gate_up", gate_up, x, mask)), mask)
@@ -115,8 +134,12 @@ class FusedLlama:
         return self._model.head(hidden).float()
 
 
-def _add_rms_norm(x: Tensor | Part, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x.add_rms_norm(residual, weight, eps) if isinstance(x, Part) else add_rms_norm(x, residual, weight, eps)
+def _add_rms_norm(x: Tensor | Sum | Part, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return add_rms_norm(x, residual, weight, eps) if isinstance(x, Tensor) else x.add_rms_norm(residual, weight, eps)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _norms(layer: Layer) -> tuple[Tensor, Tensor] | None:
