@@ -289,6 +289,15 @@ def memory(n: int) -> str:
         return "\n".join([f"{one.name}: {pool.apply(peak, (one.name, n)):.0f} MiB for {n} items" for one in host_overhead()])
 
 
+def _count(given: str) -> Callable[[int], int]:
+    """How many items a workload has, of its own number."""
+    if given.endswith("x"):
+        factor = float(given[:-1])
+        return lambda own: max(1, round(factor * own))
+    count = int(given)
+    return lambda own: count
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="mock", help="mock, smollm2, a model's path, or a server: sglang:URL, vllm:URL, openai:MODEL@URL")
@@ -303,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ablate", action="store_true", help="compiled, on an engine of each policy: " + ", ".join(POLICIES))
     parser.add_argument("--max-tokens", type=int, help="size of the engine's KV pool (default: its own), to make memory short")
     parser.add_argument("--reference", action="store_true", help="this is the reference machine and model: print limits and goals beside")
-    parser.add_argument("--n", type=int, help="items per workload (default: its own)")
+    parser.add_argument("--n", type=_count, help="items per workload (default: its own), or a factor on its own: 0.25x, 2x")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths of prompts and answers")
     parser.add_argument("--reps", type=int, default=5, help="timed repetitions")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic text; each repetition has its own")
@@ -327,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for workload in choose(options.workloads, Size(options.scale)):
                 print(f"{policy} {workload.name}: {workload.shape} …".lstrip(), file=sys.stderr, flush=True)
-                found = bench(workload, backend, ["compiled"] if policy else modes, options.n or workload.n, options.reps, options.seed)
+                found = bench(workload, backend, ["compiled"] if policy else modes, options.n(workload.n) if options.n else workload.n, options.reps, options.seed)
                 rows += [replace(row, mode=policy or row.mode) for row in found]
         finally:
             backend.close()
