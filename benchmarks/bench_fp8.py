@@ -3,7 +3,7 @@
     python -m benchmarks.bench_fp8                      # the shapes of Llama-3.1-8B; --hidden 576 --intermediate 1536 --kv 192: SmolLM2
 
 Each shape's products in a CUDA graph over as many matrices as do not fit the cache, µs a product: torch's bfloat16, FP8 with a scale a row and an
-output (CUTLASS), FP8 with one scale (cuBLASLt) and the scales in a kernel behind it, each without and with fast accumulation; and the
+output (CUTLASS) and by lmc's kernel for few rows, FP8 with one scale (cuBLASLt) and the scales in a kernel behind it, each without and with fast accumulation; and the
 quantization of the rows alone. *error* is FP8's distance from float32 products of the same e4m3 numbers, over their norm.
 """
 
@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import product, starmap
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.bench_programs import where
+from lmc.backend.engine.kernels.few_rows import MOST, Cut, FewRows
 from lmc.backend.engine.kernels.quantize import quantize
-from lmc.backend.engine.models.fp8 import LARGEST, SMALLEST, Fp8, fp8
+from lmc.backend.engine.models.fp8 import Fp8, fp8
 
 _CACHE = 200 << 20  # bytes of matrices that are multiplied in turns
 
@@ -44,7 +46,7 @@ def microseconds(work: Callable[[], object], products: int) -> float:
 
 
 def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -> dict[str, Callable[[], object]]:
-    rows, scales = quantize(x, LARGEST, SMALLEST)
+    rows, scales = quantize(x)
     one = torch.ones((), device=x.device)
 
     def by_row(fast: bool) -> Callable[[], object]:
@@ -53,10 +55,21 @@ def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -
     def by_one(fast: bool) -> Callable[[], object]:
         return lambda: [torch._scaled_mm(rows, m.weight.t(), scale_a=one, scale_b=one, out_dtype=x.dtype, use_fast_accum=fast).mul_(scales * m.scale) for m in small]
 
+    few = FewRows(x.device)
     return {
+        "few": lambda: [few.multiply(rows, scales, m.weight, m.scale, x.dtype) for m in small] if len(x) <= MOST else [],
         "bf16": lambda: [F.linear(x, w) for w in dense], "row": by_row(False), "row fast": by_row(True), "one": by_one(False), "one fast": by_one(True),
-        "quantize": lambda: [quantize(x, LARGEST, SMALLEST) for _ in small],
+        "quantize": lambda: [quantize(x) for _ in small],
     }  # fmt: skip
+
+
+def cuts(x: torch.Tensor, small: Sequence[Fp8]) -> list[str]:
+    (rows, scales), few, times = quantize(x), FewRows(x.device), dict[Cut, float]()
+    for cut in starmap(Cut, product((32, 64, 128), (128, 256, 512), (3, 4, 6), (1, 2, 4, 8), (4, 8))):
+        if cut.stages * cut.columns * (cut.outputs + 64) > 200_000 or cut.split * cut.columns > x.shape[1] or (cut.warps == 8 and cut.outputs < 128):
+            continue
+        times[cut] = microseconds(lambda cut=cut: [few.multiply(rows, scales, m.weight, m.scale, x.dtype, cut) for m in small], len(small))
+    return [f"{times[c]:.1f} µs {c.outputs}·{c.columns} stages {c.stages} split {c.split} warps {c.warps}" for c in sorted(times, key=times.__getitem__)[:8]]
 
 
 def main() -> None:
@@ -64,21 +77,25 @@ def main() -> None:
     for name, value in (("hidden", 4096), ("intermediate", 14336), ("q", 0), ("kv", 1024)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--rows", default="1,8,64,256,2048")
+    parser.add_argument("--cuts", action="store_true", help="instead, how lmc's kernel for few rows is best cut: the fastest eight of each size")
     options = parser.parse_args()
     hidden, inner, q = options.hidden, options.intermediate, options.q or options.hidden
     shapes = {"qkv": (q + 2 * options.kv, hidden), "o": (hidden, q), "gate_up": (2 * inner, hidden), "down": (hidden, inner)}
     print("  ".join(f"{k}: {v}" for k, v in (where() | {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}).items()))
-    titles = ("bf16", "row", "row fast", "one", "one fast", "quantize")
-    print(f"| matrix | rows | {' | '.join(f'{t} µs' for t in titles)} | error row | error row fast | error one fast |\n{'|---' * 11}|")
+    titles = ("bf16", "few", "row", "row fast", "one", "one fast", "quantize")
+    print(f"| matrix | rows | {' | '.join(f'{t} µs' for t in titles)} | error few | error row | error row fast | error one fast |\n{'|---' * 13}|")
     for name, (n, k) in shapes.items():
         count = max(2, min(16, _CACHE // (n * k) + 1))
         dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
         small = [m for w in dense if (m := fp8(w)) is not None]
         for rows in map(int, options.rows.split(",")):
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+            if options.cuts:
+                print(f"{name} {n} × {k}, {rows} rows: {'; '.join(cuts(x, small))}", flush=True)
+                continue
             found = {way: microseconds(work, count) for way, work in ways(x, dense, small).items()}
             right = small[0].reference(x.float())
-            errors = [float((work()[0].float() - right).norm() / right.norm()) for way, work in ways(x, dense[:1], small[:1]).items() if way in ("row", "row fast", "one fast")]  # pyright: ignore[reportIndexIssue]
+            errors = [float((work()[0].float() - right).norm() / right.norm()) for way, work in ways(x, dense[:1], small[:1]).items() if way in ("few", "row", "row fast", "one fast") and (way != "few" or rows <= MOST)]  # pyright: ignore[reportIndexIssue]
             print(f"| {name} {n} × {k} | {rows} | {' | '.join(f'{found[t]:.1f}' for t in titles)} | {' | '.join(f'{e:.1e}' for e in errors)} |", flush=True)
 
 

@@ -1,4 +1,5 @@
-"""GEMM autotuning: each size is multiplied by the cuBLAS algorithm that was measured to be fastest here.
+"""GEMM autotuning: each size is multiplied by the cuBLAS algorithm that was measured to be fastest here; in FP8 few rows by
+lmc's kernel.
 
 Measured when a graph of the size is first captured, and kept on disk by GPU and version, so that all processes with the
 same cache use the same algorithms. Without measurements PyTorch uses its default.
@@ -15,14 +16,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lmc.backend.engine.kernels.cublas import Cublas, CublasError
+from lmc.backend.engine.models.fp8 import Fp8, Quantized
 from lmc.backend.engine.models.linear import Dense, Linear
 from lmc.config import cache_dir
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.kernels.few_rows import FewRows
 
 log = logging.getLogger("lmc.engine")
 
@@ -45,6 +51,7 @@ class TunedGemm:
 
     def __init__(self, cublas: Cublas, path: Path | None) -> None:
         self._cublas, self._path = cublas, path
+        self._few: FewRows | None = None  # of matrices in FP8
         self._ways: dict[Size, bytes | None] = _read(path)  # None: PyTorch's own
 
     @classmethod
@@ -58,8 +65,11 @@ class TunedGemm:
         name = "".join(c if c.isalnum() else "-" for c in torch.cuda.get_device_name(device))
         return cls(cublas, _folder_file(f"{name}-{cublas.version}-{str(dtype).removeprefix('torch.')}.json"))
 
-    def __call__(self, matrix: Linear, x: Tensor) -> Tensor:
+    def __call__(self, matrix: Linear, x: Tensor | Quantized) -> Tensor:
         """Return x [rows, columns] times a matrix."""
+        if isinstance(matrix, Fp8):
+            return self._in_fp8(matrix, matrix.quantized(x) if isinstance(x, Tensor) else x)
+        assert isinstance(x, Tensor)
         if isinstance(matrix, Dense) and matrix.bias is None:
             n, k = matrix.weight.shape
             way = self._ways.get((len(x), n, k))
@@ -68,6 +78,15 @@ class TunedGemm:
                 self._cublas.multiply(way, x, matrix.weight, y)
                 return y
         return matrix(x)
+
+    def _in_fp8(self, matrix: Fp8, x: Quantized) -> Tensor:
+        from lmc.backend.engine.kernels.few_rows import MOST, FewRows
+
+        if len(x) > MOST:
+            return matrix.multiply(x)
+        self._few = self._few or FewRows(x.rows.device)
+        y = self._few.multiply(x.rows, x.scales, matrix.weight, matrix.scale, x.dtype)
+        return y if matrix.bias is None else y + matrix.bias
 
     def measure(self, matrices: Iterable[Linear], sizes: Sequence[int]) -> None:
         """Find the algorithms for GEMMs of so many rows by these matrices, unless they are known."""

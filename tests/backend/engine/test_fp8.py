@@ -47,14 +47,14 @@ def test_the_kernel_equals_the_reference(f8, columns):
     from lmc.backend.engine.kernels.quantize import quantize
 
     x = torch.cat((noise(5, columns), torch.zeros(1, columns), noise(1, columns) * 1e5)).to(f8.device)
-    rows, scales = quantize(x, f8.LARGEST, f8.SMALLEST)
+    rows, scales = quantize(x)
     right, same = f8.quantize_reference(x)
     assert torch.equal(scales, same)
     differs = rows.view(torch.uint8) != right.view(torch.uint8)
     if f8.device == "cpu":  # the interpreter forgets the carry where a number is rounded up to a power of two
         differs &= torch.frexp(right.float().abs())[0] != 0.5
     assert not bool(differs.any())
-    assert quantize(x[:0], f8.LARGEST, f8.SMALLEST)[0].shape == (0, columns)
+    assert quantize(x[:0])[0].shape == (0, columns)
 
 
 @pytest.mark.model
@@ -63,11 +63,50 @@ def test_torchs_products_equal_the_reference(f8, rows):
     x, weight = noise(rows, 96), noise(64, 96, seed=1)
     matrix = f8.fp8(weight.to(f8.device))
     quantized = f8.quantize_reference(x.to(f8.device))
-    found = matrix.multiply(*quantized, torch.bfloat16).float()
+    found = matrix.multiply(f8.Quantized(*quantized, torch.bfloat16)).float()
     right = matrix.reference(x.to(f8.device))
     torch.testing.assert_close(found, right, atol=2e-2, rtol=1e-2)
     exact = x @ weight.T
     assert float((right.cpu() - exact).norm() / exact.norm()) < 0.06
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("split", [1, 2, 4])
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(1, 64, 512), (5, 160, 528), (17, 96, 1040), (64, 80, 256)])
+def test_products_of_few_rows_equal_the_reference(f8, rows, outputs, columns, split):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels.few_rows import Cut, FewRows, cut_of
+
+    few = FewRows(torch.device(f8.device))
+    matrix = f8.fp8(noise(outputs, columns, seed=1).to(f8.device))
+    for seed in (2, 3):  # counters are 0 again after each product
+        x = noise(rows, columns, seed=seed).to(f8.device)
+        for cut in (Cut(64, 128, 3, split), cut_of(rows, outputs, columns)):
+            found = few.multiply(*f8.quantize_reference(x), matrix.weight, matrix.scale, torch.float32, cut)
+            torch.testing.assert_close(found, matrix.reference(x), atol=2e-3 if f8.device == "cuda" else 1e-4, rtol=1e-3)
+    assert few.multiply(*f8.quantize_reference(x[:0]), matrix.weight, matrix.scale, torch.float32).shape == (0, outputs)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_are_quantized_as_they_would_be_stored(f8, dtype):
+    """By the norm and the activation before a product."""
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
+    from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_quantized
+    from lmc.backend.engine.kernels.quantize import quantize
+
+    dtype = getattr(torch, dtype)
+    x, residual, weight = (noise(*shape, seed=i).to(f8.device, dtype) for i, shape in enumerate(((5, 96), (5, 96), (96,))))
+    for added in (x, None):
+        first, second = residual.clone(), residual.clone()
+        expected = quantize(add_rms_norm(added, first, weight, 1e-5))
+        found = add_rms_norm_quantized(added, second, weight, 1e-5)
+        assert torch.equal(first, second) and torch.equal(found[1], expected[1])
+        assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
+    found, expected = silu_mul_quantized(x), quantize(silu_mul(x))
+    assert torch.equal(found[1], expected[1]) and torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
+    assert len(silu_mul_quantized(x[:0])[0]) == len(add_rms_norm_quantized(None, residual[:0], weight, 1e-5)[0]) == 0
 
 
 @pytest.mark.model

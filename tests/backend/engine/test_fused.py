@@ -71,6 +71,44 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path, monkeyp
     assert len(fused.matrices) == config.num_layers * (2 if config.num_experts else 4)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.models import fp8
+    from lmc.backend.engine.models import fused as module
+    from lmc.backend.engine.models.fused import FusedLlama
+
+    if DEVICE == "cpu":  # the interpreter's conversion is wrong for some numbers (test_fp8.py)
+        monkeypatch.setattr(module, "add_rms_norm_quantized", lambda *given: fp8.quantize_reference(module.add_rms_norm(*given)))
+        monkeypatch.setattr(module, "silu_mul_quantized", lambda x: fp8.quantize_reference(module.silu_mul(x)))
+    config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
+    weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
+    small = lambda n, m: m if n == "head" else fp8.fp8(m.weight)
+    model = llama.build(weights, config, wrap=small)
+    quantized, multiplied = [], []
+    monkeypatch.setattr(fp8.Fp8, "quantized", staticmethod(lambda x: quantized.append(len(x)) or fp8.Quantized(*fp8.quantize_reference(x), x.dtype)))
+
+    def multiply(matrix, x):
+        if isinstance(matrix, fp8.Fp8):
+            x = fp8.Fp8.quantized(x) if isinstance(x, torch.Tensor) else x
+            multiplied.append(len(x))
+            return F.linear(x.rows.float() * x.scales, matrix.weight.float() * matrix.scale.t())
+        return matrix(x)
+
+    shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
+    ours, theirs = (KVPool(*shape, torch.float32, DEVICE) for _ in range(2))
+    ids, at = torch.randint(0, 80, (rows,), generator=generator).to(DEVICE), torch.arange(rows, device=DEVICE)
+    with monkeypatch.context() as patch:
+        patch.setattr(fp8.Fp8, "__call__", fp8.Fp8.reference)
+        expected = model.forward(ForwardBatch(ids, at, at, (Span(0, rows, at),), at), theirs)
+    fused = FusedLlama(model, multiply)
+    with torch.inference_mode():
+        found = fused.logits(fused.hidden((ids.int(), at.int(), at.int()), torch.zeros(1, dtype=torch.int32, device=DEVICE), ours, causal))
+    assert float((found - expected).norm() / expected.norm()) < 0.03, "e4m3 rounds sums of other orders apart"
+    assert len(multiplied) == 4 * config.num_layers
+    assert len(quantized) == config.num_layers, "of the outputs of attention; the others by the norm and the activation before"
+
+
 def test_sums_of_one_half_are_waited_for_after_the_other_is_multiplied(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     from lmc.backend.engine.distributed import group as module

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.distributed.peer_memory import Part, PeerMemory
+from lmc.backend.engine.models.fp8 import Quantized
 from lmc.backend.engine.models.linear import Linear
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -184,7 +185,7 @@ class Summed:
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.sum(self.local(x).contiguous())
 
-    def product(self, x: Tensor, multiply: Callable[[Linear, Tensor], Tensor]) -> Sum | Part:
+    def product(self, x: Tensor | Quantized, multiply: Callable[[Linear, Tensor | Quantized], Tensor]) -> Sum | Part:
         """Return x times the matrix, whose sum has begun; where GPUs write to each other's memory, the part of few rows, to
         be summed by whoever reads it."""
         part, peers = multiply(self.local, x).contiguous(), self._group.peers

@@ -9,6 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
+from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
+from lmc.backend.engine.kernels.quantize import quantize_row, quantized_like
 
 _BLOCK = 1024
 
@@ -38,3 +40,26 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if rows:
         launch(_silu_mul, (rows, triton.cdiv(width, _BLOCK)), gate_up, out, width, _BLOCK, warps=4)
     return out
+
+
+@triton.jit
+def _silu_mul_quantized(gate_up, out, scales, width, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        after()
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
+    values = (gate * tl.sigmoid(gate) * up).to(gate_up.dtype.element_ty)  # rounded as `silu_mul` stores it
+    quantize_row(values, out, scales, row, at, width, LARGEST, SMALLEST)
+
+
+def silu_mul_quantized(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the same → e4m3 [T, I] and scales [T, 1] (quantize.py)."""
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    out, scales = quantized_like(gate_up[:, :width])
+    if rows:
+        block = triton.next_power_of_2(width)
+        launch(_silu_mul_quantized, (rows,), gate_up, out, scales, width, LARGEST, SMALLEST, block, warps=min(16, max(1, block // 512)))
+    return out, scales

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
+from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
+from lmc.backend.engine.kernels.quantize import quantize_row, quantized_like
 
 
 def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -33,6 +35,18 @@ def norm_row(total, weight, out, row, at, columns, eps):
 
 
 @triton.jit
+def _norm_row_quantized(
+    total, weight, out, scales, row, at, columns, eps, LARGEST: tl.constexpr, SMALLEST: tl.constexpr
+):  # fmt: skip
+    """The same, rounded as `norm_row` stores it and quantized."""
+    inside = at < columns
+    wide = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    quantize_row((wide * scale * w).to(total.dtype), out, scales, row, at, columns, LARGEST, SMALLEST)
+
+
+@triton.jit
 def add_to_row(x, residual, row, at, columns):
     """Add `x` [BLOCK] float32 to a row in place; return it as it is stored."""
     inside = at < columns
@@ -43,7 +57,10 @@ def add_to_row(x, residual, row, at, columns):
 
 
 @triton.jit
-def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _add_rms_norm(
+    x, residual, weight, out, scales, columns, eps, ADDS: tl.constexpr, QUANTIZES: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     if EARLY:
         after()
     row = tl.program_id(0).to(tl.int64)
@@ -53,17 +70,31 @@ def _add_rms_norm(x, residual, weight, out, columns, eps, ADDS: tl.constexpr, BL
         total = add_to_row(tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32), residual, row, at, columns)
     else:
         total = tl.load(residual + row * columns + at, mask=inside, other=0.0)
-    norm_row(total, weight, out, row, at, columns, eps)
+    if QUANTIZES:
+        _norm_row_quantized(total, weight, out, scales, row, at, columns, eps, LARGEST, SMALLEST)
+    else:
+        norm_row(total, weight, out, row, at, columns, eps)
 
 
 def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return norm(residual + x) [T, C]; `residual` becomes the sum in place. All contiguous, one dtype."""
-    rows, columns = residual.shape
     out = torch.empty_like(residual)
+    _launch(x, residual, weight, eps, out, None)
+    return out
+
+
+def add_rms_norm_quantized(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the same as e4m3 [T, C] and scales [T, 1] (quantize.py)."""
+    out, scales = quantized_like(residual)
+    _launch(x, residual, weight, eps, out, scales)
+    return out, scales
+
+
+def _launch(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None) -> None:
+    rows, columns = residual.shape
     if rows:
         block = triton.next_power_of_2(columns)
         warps = min(16, max(1, block // 512))
         given = residual if x is None else x
-        adds = x is not None
-        launch(_add_rms_norm, (rows,), given, residual, weight, out, columns, eps, adds, block, warps=warps)
-    return out
+        constants = x is not None, scales is not None, LARGEST, SMALLEST, block
+        launch(_add_rms_norm, (rows,), given, residual, weight, out, weight if scales is None else scales, columns, eps, *constants, warps=warps)

@@ -18,11 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
 from lmc.errors import ModelLoadError
 
 E4M3 = torch.float8_e4m3fn
-LARGEST = 448.0  # of e4m3
-SMALLEST = 1e-12  # scale: of a row of zeros
 _STEP = 16  # rows and columns of a matrix come in so many
 
 
@@ -31,6 +30,18 @@ def quantize_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     wide = x.float()
     scales = (wide.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(SMALLEST)
     return (wide / scales).to(E4M3), scales
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """Rows in FP8, in place of rows of `dtype`: e4m3 [T, in], scales [T, 1] float32."""
+
+    rows: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,16 +56,20 @@ class Fp8:
     scale: Tensor
     bias: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if not x.is_cuda:
-            return self.reference(x)
-        rows, scales = _kernel()(x.contiguous(), LARGEST, SMALLEST)
-        y = self.multiply(rows, scales, x.dtype)
-        return y if self.bias is None else y + self.bias
+    def __call__(self, x: Tensor | Quantized) -> Tensor:
+        if isinstance(x, Quantized):
+            return self.multiply(x)
+        return self.multiply(self.quantized(x)) if x.is_cuda else self.reference(x)
 
-    def multiply(self, rows: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        """Multiply rows [T, in] e4m3 with scales [T, 1] by the matrix, without the bias."""
-        return torch._scaled_mm(rows, self.weight.t(), scale_a=scales, scale_b=self.scale, out_dtype=dtype, use_fast_accum=False)
+    @staticmethod
+    def quantized(x: Tensor) -> Quantized:
+        """Quantize x [T, in] on its GPU."""
+        return Quantized(*_kernel()(x.contiguous()), x.dtype)
+
+    def multiply(self, x: Quantized) -> Tensor:
+        """Return the product of rows that are quantized already."""
+        y = torch._scaled_mm(x.rows, self.weight.t(), scale_a=x.scales, scale_b=self.scale, out_dtype=x.dtype, use_fast_accum=False)
+        return y if self.bias is None else y + self.bias
 
     def reference(self, x: Tensor) -> Tensor:
         """Return the same result computed in float32."""

@@ -13,11 +13,12 @@ from torch import Tensor
 from lmc.backend.engine.attention.base import KVStore, PictureRows
 from lmc.backend.engine.distributed.group import Sum, Summed
 from lmc.backend.engine.distributed.peer_memory import Part
-from lmc.backend.engine.kernels.activation import silu_mul
+from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
 from lmc.backend.engine.kernels.embedding import embed
-from lmc.backend.engine.kernels.norm import add_rms_norm
+from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_quantized
 from lmc.backend.engine.kernels.rope import rope_append
 from lmc.backend.engine.models.experts import Grouped
+from lmc.backend.engine.models.fp8 import Fp8, Quantized
 from lmc.backend.engine.models.linear import Linear, local
 from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
@@ -35,12 +36,12 @@ _TILE = 128  # rows of a GEMM's tile
 class FusedLlama:
     """The fused model. Holds no state of its own but the table of rotations.
 
-    multiply    x [rows, in] times a matrix (gemm_tuning.py)
+    multiply    x [rows, in] times a matrix (gemm_tuning.py); None: as the matrix does
     """
 
-    def __init__(self, model: LlamaModel, multiply: Callable[[Linear, Tensor], Tensor] = lambda matrix, x: matrix(x)) -> None:
+    def __init__(self, model: LlamaModel, multiply: Callable[[Linear, Tensor | Quantized], Tensor] | None = None) -> None:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self._model, self._multiply = model, multiply
+        self._model, self._multiply = model, multiply or _plain
         self._experts = [None if layer.experts is None else self._grouped(layer.experts) for layer in model.layers]
         self.adapters = None if model.adapters is None else model.adapters.stacked()
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
@@ -64,7 +65,7 @@ class FusedLlama:
         adapters  [T] int32, the number of each row's adapter, 0 for none; None: no row has one
         """
         ids, positions, slots = rows
-        m, eps, times = self._model, self.config.norm_eps, self._times
+        m, times, normed = self._model, self._times, self._normed
         mask = None if adapters is None or self.adapters is None else self.adapters.mask(adapters, self.dtype)
         residual = embed(ids, sampled, m.embed)
         table, deeper = self._turns, ()
@@ -72,15 +73,15 @@ class FusedLlama:
             residual[seen.rows], deeper = seen.features.to(residual.dtype), seen.deeper
             if seen.axes is not None:
                 table, positions = self._turned(positions, seen.rows, seen.axes)
-        following = [layer.input_norm for layer in m.layers[1:]] + [m.norm]
+        following = [(layer.input_norm, layer.qkv) for layer in m.layers[1:]] + [(m.norm, None)]
         parts = self._parts(len(residual))
         residuals = [residual[part] for part in parts]
-        xs = [add_rms_norm(None, x, m.layers[0].input_norm, eps) for x in residuals]
-        for index, (layer, next_norm) in enumerate(zip(m.layers, following, strict=True)):
+        xs = [normed(None, x, m.layers[0].input_norm, m.layers[0].qkv, mask) for x in residuals]
+        for index, (layer, (next_norm, reader)) in enumerate(zip(m.layers, following, strict=True)):
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else table
             qs = [
-                rope_append(times(index, "qkv", layer.qkv, x, mask), positions[part], slots[part], turns, keys, values, _norms(layer), eps)
+                rope_append(times(index, "qkv", layer.qkv, x, mask), positions[part], slots[part], turns, keys, values, _norms(layer), self.config.norm_eps)
                 for x, part in zip(xs, parts, strict=True)
             ]
             attended = attend(_joined(qs), keys, values).view(len(ids), -1)
@@ -88,11 +89,11 @@ class FusedLlama:
                 attended, parts, residuals = attended.index_select(0, wanted), [slice(None)], [residual.index_select(0, wanted)]
                 mask = None if mask is None else mask.index_select(0, wanted)
             sums = [self._summed(index, "o", layer.o, attended[part], mask) for part in parts]
-            sums = [self._mlp(index, _add_rms_norm(x, rest, layer.post_norm, eps), mask) for x, rest in zip(sums, residuals, strict=True)]
+            sums = [self._mlp(index, normed(x, rest, layer.post_norm, layer.gate_up, mask), mask) for x, rest in zip(sums, residuals, strict=True)]
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
-            xs = [_add_rms_norm(x, rest, next_norm, eps) for x, rest in zip(sums, residuals, strict=True)]
-        return _joined(xs)
+            xs = [normed(x, rest, next_norm, reader, mask) for x, rest in zip(sums, residuals, strict=True)]
+        return _joined([x for x in xs if isinstance(x, Tensor)])
 
     def _parts(self, rows: int) -> list[slice]:
         """Return the parts in which so many rows are computed."""
@@ -101,19 +102,30 @@ class FusedLlama:
         half = rows // 2 // _TILE * _TILE
         return [slice(half), slice(half, None)]
 
-    def _times(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _normed(self, x: Tensor | Sum | Part | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
+        """Return norm(residual + x), as the matrix that reads it is best given it; `residual` becomes the sum in place."""
+        eps = self.config.norm_eps
+        if isinstance(x, Sum | Part):
+            return x.add_rms_norm(residual, weight, eps)
+        if mask is None and _in_fp8(reader):
+            return Quantized(*add_rms_norm_quantized(x, residual, weight, eps), residual.dtype)
+        return add_rms_norm(x, residual, weight, eps)
+
+    def _times(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor:
         """A product with a matrix, and what the rows' adapters add."""
         y = self._multiply(matrix, x)
-        return y if mask is None or self.adapters is None else self.adapters.add(index, kind, x, y, mask)
+        return y if mask is None or self.adapters is None or isinstance(x, Quantized) else self.adapters.add(index, kind, x, y, mask)
 
-    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor, mask: Tensor | None) -> Tensor | Sum | Part:
+    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Sum | Part:
         """The same with a matrix whose columns may be sharded; then there are no adapters."""
         return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, mask)
 
-    def _mlp(self, index: int, x: Tensor, mask: Tensor | None) -> Tensor | Sum | Part:
+    def _mlp(self, index: int, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Sum | Part:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
-            return self._summed(index, "down", down, silu_mul(self._times(index, "gate_up", gate_up, x, mask)), mask)
+            both = self._times(index, "gate_up", gate_up, x, mask)
+            inner = Quantized(*silu_mul_quantized(both), both.dtype) if mask is None and _in_fp8(down) else silu_mul(both)
+            return self._summed(index, "down", down, inner, mask)
         assert experts is not None
         return self._summed(index, "experts", experts, x, mask)
 
@@ -134,8 +146,12 @@ class FusedLlama:
         return self._model.head(hidden).float()
 
 
-def _add_rms_norm(x: Tensor | Sum | Part, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return add_rms_norm(x, residual, weight, eps) if isinstance(x, Tensor) else x.add_rms_norm(residual, weight, eps)
+def _plain(matrix: Linear, x: Tensor | Quantized) -> Tensor:
+    return matrix(x)  # pyright: ignore[reportArgumentType]  (only matrices in FP8 are given rows in FP8)
+
+
+def _in_fp8(matrix: Linear | None) -> bool:
+    return matrix is not None and isinstance(local(matrix), Fp8)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
