@@ -49,7 +49,7 @@ def _multiply_few(
     given = p + row[None, :] * columns + at[:, None]
     there, is_row = (out < outputs)[:, None], (row < rows)[None, :]
     summed = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):
+    for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         inside = k + at < columns
         a = tl.load(weights + k, mask=there & inside[None, :], other=0.0)
         b = tl.load(given + k, mask=is_row & inside[:, None], other=0.0)
@@ -65,7 +65,7 @@ def _multiply_few(
             tl.store(ended + tile, 0)  # for the next product
             every = parts + tile.to(tl.int64) * SPLIT * OUTPUTS * ROWS + within
             summed = tl.load(every, cache_modifier=".cg")
-            for i in tl.static_range(1, SPLIT):
+            for i in tl.static_range(1, SPLIT):  # pyright: ignore[reportGeneralTypeIssues]
                 summed += tl.load(every + i * OUTPUTS * ROWS, cache_modifier=".cg")
             _scale(summed, scales, scale, y, row, out, rows, outputs)
 
