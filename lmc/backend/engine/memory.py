@@ -23,6 +23,11 @@ def free_memory(device: torch.device) -> int:
 
         torch.cuda.empty_cache()  # memory that earlier engines left with the allocator
         return int(torch.cuda.mem_get_info(device)[0])
+    return free_host()
+
+
+def free_host() -> int:
+    """Return the free bytes of this machine, or of what its control groups leave this process."""
     return min(_free_of_machine(), *_free_of_groups())
 
 
@@ -38,22 +43,30 @@ def _free_of_machine() -> int:
 
 
 def _free_of_groups() -> Iterator[int]:
-    """Yield what each limit of this process's control groups, version 2, leaves; cached files can be dropped for
-    more."""
+    """Yield what each limit of this process's control groups leaves; cached files can be dropped for more."""
     yield sys.maxsize
     try:
-        own = next((line[3:] for line in _OWN.read_text().splitlines() if line.startswith("0::")), "/")
+        lines = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
     except OSError:
         return  # not Linux
+    v2 = next((path for number, _, path in lines if number == "0"), "/")
+    v1 = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
+    yield from _left(_GROUPS, v2, "memory.max", "memory.current", "")
+    if v1 is not None:
+        yield from _left(_GROUPS / "memory", v1, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+def _left(groups: Path, own: str, limit: str, usage: str, total: str) -> Iterator[int]:
+    """Yield what the limits of a group and those above it leave. A container sees none of the groups above its own."""
     for name in (own, *map(str, PurePosixPath(own).parents)):
-        folder = _GROUPS / name.lstrip("/")
+        folder = groups / name.lstrip("/")
         try:
-            limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+            most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         except OSError:
-            continue  # the root has no limit; a container sees none of the groups above its own
-        if limit != "max":
-            yield max(0, int(limit) - used + int(stat["inactive_file"]) + int(stat["active_file"]))
+            continue  # the root of version 2 has no limit
+        if most != "max":
+            yield max(0, int(most) - used + int(stat[f"{total}inactive_file"]) + int(stat[f"{total}active_file"]))
 
 
 _ROOM = 0.85  # of a GPU's free memory: share for sharded weights, leaving some to KV and passes
@@ -100,8 +113,7 @@ def default_pool(device: torch.device, per_token: int, ranks: int = 1) -> int:
 
 def check_host(size: int) -> None:
     """Refuse a host tier of so many bytes if this machine has not as much free."""
-    free = min(_free_of_machine(), *_free_of_groups()) if size else 0
-    if size > free:
+    if size and size > (free := free_host()):
         raise ParameterError(f"Engine: host_memory of {size / _GIB:.1f} GiB, and this machine has {free / _GIB:.1f} GiB free")
 
 

@@ -53,6 +53,16 @@ def test_the_tightest_limit_counts_and_cached_files_are_free(groups):
     assert free() == 0
 
 
+def test_limits_of_the_first_version_of_groups_count(groups, tmp_path):
+    (tmp_path / "own").write_text("9:name=systemd:/\n4:cpu,memory:/a\n0::/\n")
+    folder = tmp_path / "memory" / "a"
+    folder.mkdir(parents=True)
+    for name, said in (("limit_in_bytes", 3000 * MIB), ("usage_in_bytes", 1000 * MIB)):
+        (folder / f"memory.{name}").write_text(f"{said}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {100 * MIB}\ntotal_active_file {100 * MIB}\n")
+    assert free() == 2200
+
+
 def test_a_pool_without_room_is_refused_with_what_has(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: 3 << 30)
     memory.check_pool(3 << 20, 1024, CPU)  # type: ignore[arg-type]
