@@ -1,7 +1,7 @@
 """Replays agents whose tools take time in a pool that is too small for them: what memory that belongs to programs is worth, beside plain LRU.
 
-    python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda            # a quarter of an hour on one H200
-    python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda --policies own,lru --window 40 --warm-up 12      # below eight minutes
+    python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda            # half an hour on one H200
+    python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda --policies own:1:2:4:8,lru:1:4 --window 34 --warm-up 12      # below six minutes
     python -m benchmarks.bench_agents --scale 64 --pool 12500 --window 30 --costs h200 --seeds 11,12,13                      # on a clock of its own, no model
 
 A closed loop: so many agents are in flight that their final contexts need `over` times the pool, and when one ends the next begins. Those that fit begin in the
@@ -37,16 +37,16 @@ from benchmarks.bench_programs import where
 from benchmarks.stepped import SteppedCore, stepped
 from lmc.backend.engine.engine import EngineCore, PassOutput
 from lmc.backend.engine.forward_batch import Pass
-from lmc.backend.engine.policy import Policy
+from lmc.backend.engine.policy import Policy, host_size
 from lmc.backend.local import LocalBackend
 from lmc.errors import LmcError
 from lmc.frontend.fibers import Fibers
 from lmc.waiting import Signal
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "own": {}, "fit": {"admission": "fit"}, "own+host": {"host_memory": "16GB"}, "lru": {"schedule": "lpm", "eviction": "lru"},
+    "own": {}, "device": {"host_memory": 0}, "fit": {"admission": "fit", "host_memory": 0}, "lru": {"schedule": "lpm", "eviction": "lru"},
 }  # fmt: skip
-"""lmc's own way, the same where only runs begin that fit, the own way with a host tier, and requests by themselves with plain LRU."""
+"""lmc's own way as on a GPU, the same without a host tier, without one and only with runs that fit, and requests by themselves with plain LRU."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Row:
     held_back: int  # requests, at the end
     broken: int  # leases
     host_in: int  # tokens
+    on_host: int  # tokens, at the end
     of_best: float | None = None  # jobs per hour, of the policy's best point with the seed
 
 
@@ -97,7 +98,7 @@ class Log:
         jobs = sum(share for at, share in self.events if begin < at <= end)
         more = lambda name: int(now.get(name, 0)) - int(then.get(name, 0))
         return Row(policy, over, seed, agents, seconds, 3600 * jobs / seconds if seconds else 0.0, sum(begin < at <= end for at in self.ended), spent.prefill_optimality,
-                   spent.prefilled_tokens, spent.unique_tokens, spent.generated_tokens, now["held_back"], more("broken_leases"), more("host_in"))  # fmt: skip
+                   spent.prefilled_tokens, spent.unique_tokens, spent.generated_tokens, now["held_back"], more("broken_leases"), more("host_in"), int(now.get("host_tokens", 0)))  # fmt: skip
 
 
 def in_flight(pool: int, scale: float, over: float) -> int:
@@ -181,14 +182,24 @@ _TOKEN = 42
 
 
 class NullMover:
-    """Copies of nothing, at 20 GB/s of an 8B shape's KV."""
+    """Copies of nothing, at 20 GB/s of an 8B shape's KV, to memory of which a GB is pinned in a second."""
 
     token_bytes = 1 << 17
-    _RATE = 150_000.0  # tokens per second
+    _RATE, _PINNED = 150_000.0, 8_000.0  # tokens per second
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = self.ready = capacity
+        self.capacity, self._ready, self._wanted, self._at = capacity, 0.0, 0, 0.0
         self.clock: VirtualCore | None = None
+
+    @property
+    def ready(self) -> int:
+        now = self.clock.now if self.clock is not None else 0.0
+        self._ready = min(max(self._ready, self._wanted), self._ready + self._PINNED * (now - self._at))
+        self._at = now
+        return int(self._ready)
+
+    def want(self, slots: int) -> None:
+        self._wanted = max(self.ready, min(slots, self.capacity))
 
     def out(self, device: np.ndarray, host: np.ndarray) -> NullCopy:
         assert self.clock is not None
@@ -267,15 +278,17 @@ class VirtualCore(SteppedCore):
         self._fail_all(LmcError("the window has ended"))
 
 
-def null_engine(pool: int, cost: Cost, *, host_memory: object = None, **policy: Any) -> LocalBackend:
-    """A backend with the small model's tokenizer and no model."""
+def null_engine(pool: int, cost: Cost, *, host_memory: int | str | None = None, **given: Any) -> LocalBackend:
+    """A backend with the small model's tokenizer and no model. host_memory: None is room for four times the pool."""
     from lmc.backend.engine.models.loader import load
 
     words = load("smollm2")
-    mover = NullMover(8 * pool) if host_memory is not None else None
+    policy = Policy(**given)
+    size = host_size(host_memory, policy)
+    host = size // NullMover.token_bytes if size is not None else 4 * pool
     return LocalBackend(
         name="null", vocabulary=words.tokenizer, chat_template=words.chat_template, runner=NullRunner(cost), compiler=None,
-        max_tokens=pool, max_context=pool, max_batch=512, chunk=4096, policy=Policy(**policy), mover=mover,
+        max_tokens=pool, max_context=pool, max_batch=512, chunk=4096, policy=policy, mover=NullMover(host) if host else None,
     )  # fmt: skip
 
 
@@ -322,6 +335,7 @@ COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("jobs/h", 8, lambda r: f"{r.jobs_per_hour:.0f}"), ("of best", 8, lambda r: "" if r.of_best is None else f"{r.of_best:.0%}"), ("ended", 6, lambda r: str(r.ended)),
     ("optimality", 11, lambda r: f"{r.optimality:.4f}"), ("prefilled", 10, lambda r: str(r.prefilled)), ("unique", 10, lambda r: str(r.unique)),
     ("generated", 10, lambda r: str(r.generated)), ("held back", 10, lambda r: str(r.held_back)), ("broken", 7, lambda r: str(r.broken)), ("host in", 9, lambda r: str(r.host_in)),
+    ("on host", 8, lambda r: str(r.on_host)),
 )  # fmt: skip
 
 
@@ -354,8 +368,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool", type=int, default=100_000, help="tokens of the KV pool")
     parser.add_argument("--scale", type=float, default=8.0, help="what tokens and seconds of the traces are divided by")
     parser.add_argument("--over", default="1,2,4,8", help="over-subscriptions, separated by commas")
-    parser.add_argument("--policies", default="own,fit,lru,own+host", help="of " + ", ".join(POLICIES))
-    parser.add_argument("--host-memory", default="16GB", help="of the host tier")
+    parser.add_argument("--policies", default="own,device,fit,lru", help="of " + ", ".join(POLICIES) + "; own:1:4 for other over-subscriptions than --over")
+    parser.add_argument("--host-memory", help="of the host tier (default: as on a GPU; without a model, room for four times the pool)")
     parser.add_argument("--window", type=float, default=60.0, help="seconds of a point")
     parser.add_argument("--warm-up", type=float, default=15.0, help="seconds before it")
     parser.add_argument("--costs", default="flat", choices=("flat", "h200"), help="without a model: what a pass takes")
@@ -364,23 +378,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0", help="of the traces, separated by commas")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
-    policies = options.policies.split(",")
+    policies = {name: [float(over) for over in overs or options.over.split(",")] for name, *overs in (one.split(":") for one in options.policies.split(","))}
     if unknown := [name for name in policies if name not in POLICIES]:
         parser.error(f"unknown policy {unknown[0]!r}; there are {', '.join(POLICIES)}")
-    overs, seeds = [float(over) for over in options.over.split(",")], [int(seed) for seed in options.seeds.split(",")]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
     info = {**where(), "model": options.model or "none", "pool": str(options.pool), "scale": f"{options.scale:g}", "costs": options.costs}
     print("  ".join(f"{k}: {v}" for k, v in info.items()))
     print(" ".join(name.rjust(width) for name, width, _ in COLUMNS), flush=True)
     rows: list[Row] = []
-    for policy in policies:
-        given = {key: options.host_memory if key == "host_memory" else value for key, value in POLICIES[policy].items()}
+    for policy, overs in policies.items():
+        given = {"host_memory": options.host_memory} if policy == "own" else POLICIES[policy]
         if options.model is None:  # each point begins with what nobody has learned from another
             for over, seed in itertools.product(overs, seeds):
                 with null_engine(options.pool, h200 if options.costs == "h200" else flat(options.pass_ms / 1e3, options.row_us / 1e6), **given) as engine:
                     rows.append(_point(engine, policy, over, seed, options))
                 print(line(rows[-1]), flush=True)
             continue
+        began = time.monotonic()
         with lmc.Engine(options.model, device=options.device, load_format=options.load_format, max_tokens=options.pool, **given) as engine:
+            print(f"# {policy}: the engine started in {time.monotonic() - began:.1f} s", flush=True)
             for over, seed in itertools.product(overs, seeds):
                 rows.append(_point(engine, policy, over, seed, options))
                 print(line(rows[-1]), flush=True)

@@ -19,7 +19,7 @@ WARM_UP, WINDOW = 7.5, 30.0
     "memory", "How many agents an hour, when they need more memory than there is?", Plot("Jobs an hour", "over-subscription", "jobs/h", "policy", kind="lines"),
     Plot("Prompt tokens that were new, over those computed", "over-subscription", "optimality", "policy", kind="lines"),
     reads="A closed loop of agents with recorded lengths and tool times (median 23 to 43 turns, tools 0.1 to 30 s). On a CPU no model runs: passes cost what they do on an H200, "
-    "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes; fit: only those begin that fit; lru: requests by themselves.",
+    "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes, and a host tier; device: without that; fit: only those begin that fit; lru: requests by themselves.",
     lacks={"percentiles to the first token": "agents have no end in the window, which counts shares of jobs", "percentiles to the last answer": "agents have no end in the window, which counts shares of jobs",
            "accuracy": "no model runs: answers have recorded lengths, and no text"},
 )  # fmt: skip

@@ -750,7 +750,8 @@ class Engine(LocalBackend):
     admission    "cost": a run begins that does not fit beside the open ones, if what those that are away have to compute again for it costs less than
                  another run in flight gains. To compare with: "fit" (only those begin that fit)
     host_memory  bytes (an int, or "16GB", "8GiB") of the host's memory for KV that has to leave the device while a run is away, and that comes
-                 back when it goes on, where that is faster than computing it again; None: none. Needs schedule="program" and cache="tree"
+                 back when it goes on, where that is faster than computing it again. It is allocated when it is needed. None: on a GPU as much as
+                 leaves the same to everything else on the machine, 0 on a CPU. Needs schedule="program", cache="tree" and one device (tp=1)
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to re-encode answers with the following text
@@ -842,7 +843,7 @@ class Engine(LocalBackend):
 
         source = str(model_path or model)
         options = {"dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization, "deterministic": deterministic}
-        check_host(host_bytes)
+        check_host(host_bytes or 0)
         started = None
         small = None if draft_model is None else _load_small(str(draft_model), device, options, tp)
         if tp > 1:
@@ -859,6 +860,8 @@ class Engine(LocalBackend):
 
                 lora.load(adapters, loaded)
             pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
+        if host_bytes is None and (tp > 1 or loaded.device.type != "cuda"):
+            host_bytes = 0
         config, words = loaded.config, loaded.tokenizer
         of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
         encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
@@ -890,7 +893,7 @@ class Engine(LocalBackend):
             seam=seam,
             policy=policy,
             pace=_pace(chunk or rows, pass_seconds, loaded.device),
-            mover=KVMover(pool, loaded.layers, host_bytes) if host_bytes else None,
+            mover=None if host_bytes == 0 else KVMover(pool, loaded.layers, host_bytes),
             drafts=drafts,
             draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
             draft_model=None if small is None else _guesses(small, loaded, slots, chunk or rows),

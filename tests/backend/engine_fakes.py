@@ -298,17 +298,22 @@ class FakeFlight:
 class FakeMover:
     """Copies what a FakeRunner's slots hold at the last moment, when a copy is done: after it was looked at `late` times.
 
-    fail: what the next copies raise
+    fail: what the next copies raise;  is_slow: no more memory comes
     """
 
     token_bytes = 8
+    is_slow = False
 
     def __init__(self, runner: FakeRunner, capacity: int) -> None:
-        self.runner, self.capacity, self.ready = runner, capacity, capacity
+        self.runner, self.capacity, self.ready = runner, capacity, 0
         self.rows = [np.full((capacity,), -2, np.int64) for _ in range(4)]
         self.late = 0
         self.fail: BaseException | None = None
         self.begun: list[FakeCopy] = []
+
+    def want(self, slots: int) -> None:
+        if not self.is_slow:
+            self.ready = min(max(self.ready, slots), self.capacity)
 
     def _stores(self) -> list[np.ndarray]:
         r = self.runner

@@ -30,6 +30,7 @@ log = logging.getLogger("lmc.engine")
 
 LEAST = 16  # least tokens worth a copy in; out goes everything, or a parked prefix would have to be recomputed in part
 _IN_USE = 0.5  # share of the pool in use below which nothing is saved
+_AHEAD = 2  # room that is wanted, in multiples of what is used
 _REMEMBERED = 4096  # remembered prefix ends, saved once the pool fills up
 
 
@@ -47,15 +48,21 @@ class Copy(Protocol):
 class Mover(Protocol):
     """Copies KV between slots of the device and of the host, in the order of calls, after all launched passes.
 
-    capacity  final number of host slots;  ready: number of leading slots available by now
+    capacity     number of host slots that there will be, as far as can be told;  ready: of leading ones available by now
     token_bytes  of one token's KV
     """
 
-    capacity: int
     token_bytes: int
 
     @property
+    def capacity(self) -> int: ...
+
+    @property
     def ready(self) -> int: ...
+
+    def want(self, slots: int) -> None:
+        """Make so many host slots available, as far as there is memory; beside passes, so it takes a while."""
+        ...
 
     def out(self, device: np.ndarray, host: np.ndarray) -> Copy: ...
 
@@ -122,17 +129,15 @@ class HostTier:
 
     saved, fetched   tokens copied out, and in
     ahead            copies in made before a request arrived
-    failed           copies without room, or that could not be made: their tokens are recomputed
+    failed           copies that could not be made: their tokens are recomputed
     """
 
     def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: CopyRates, promises: Reservations) -> None:
         self._mover, self._tree, self._pool, self.rates, self._promises = mover, tree, pool, rates, promises
-        self._host, self._slots = RadixCache(), SlotAllocator(mover.capacity)
-        self._slots.alloc(mover.capacity)  # none is there before the mover says so
-        self._ready = 0
+        self._host, self._slots = RadixCache(), SlotAllocator(mover.ready)
         self._copies: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()  # of nodes of the device's tree
         self._kept: Counter[Node] = Counter()  # copies that are locked for runs
-        self._unsaved: dict[Node, str] = {}  # unsaved while there is room for all
+        self._unsaved: dict[Node, tuple[str, bool]] = {}  # unsaved while there is room for all
         self._saves: list[Save] = []
         self._fetches: list[Fetch] = []
         self.saved = self.fetched = self.saves = self.fetches = self.failed = self.ahead = 0
@@ -143,8 +148,8 @@ class HostTier:
 
     @property
     def capacity(self) -> int:
-        """Return the tokens that it has room for by now."""
-        return self._mover.ready
+        """Return the tokens that it has room for, or will have."""
+        return self._mover.capacity
 
     @property
     def size(self) -> int:
@@ -153,48 +158,57 @@ class HostTier:
 
     # -- out ---------------------------------------------------------------------------------------------------
 
-    def save(self, node: Node, space: str) -> None:
+    def save(self, node: Node, space: str, *, leased: bool) -> None:
         """Begin to copy the prefix that ends at `node`, as far as the host lacks it; as soon as enough of the pool is
-        in use."""
+        in use: by leases and requests, or if it is not leased, by anything."""
         if not self.rates.favour_copies:
             return
-        self._unsaved[node] = space
-        if self._pool.free_count <= (1 - _IN_USE) * self._pool.num_slots:
-            unsaved, self._unsaved = self._unsaved, {}
-            for node, space in unsaved.items():
-                if node.parent is not None:
-                    self._save(node, space)
-        elif len(self._unsaved) > _REMEMBERED:
+        self._unsaved[node] = space, leased
+        if len(self._unsaved) > _REMEMBERED:
             self._unsaved.pop(next(iter(self._unsaved)))
+        room = self._promises.unreserved if leased else self._pool.free_count
+        if room > (1 - _IN_USE) * self._pool.num_slots:
+            return
+        while self._unsaved:
+            node, (space, leased) = next(iter(self._unsaved.items()))
+            is_needed = node.parent is not None and (node.locks > 0 or not leased)
+            if is_needed and not self._save(node, space):
+                return  # until there is more room
+            del self._unsaved[node]
 
-    def _save(self, node: Node, space: str) -> None:
+    def _save(self, node: Node, space: str) -> bool:
+        """Return whether there was room for it."""
         ids = self._tree.ids_to(node)
         found = self._host.match(ids, namespace=space)
         n = len(ids) - found.end
         if not n:
             self._copies[node] = found
-            return
+            return True
         if any(save.node is node for save in self._saves):
-            return
+            return True
         if self._tree.unlocked(node) > self._promises.unreserved:  # what was promised may have to go where it is
-            return
+            return True
         self._host.lock(found)
         slots = self._alloc(n)
         copy = self._begun(self._mover.out, self._tree.slots_to(node)[found.end :], slots) if slots is not None else None
-        if copy is None:
-            if slots is not None:
-                self._slots.free(slots)
+        if slots is None or copy is None:
+            self._host.unlock(found)
+            if slots is None:
+                return False
+            self._slots.free(slots)
             self.failed += 1
-            return self._host.unlock(found)
+            return True
         self._tree.lock(node)
-        self._saves.append(Save(copy, node, found, ids, slots))  # pyright: ignore[reportArgumentType]
+        self._saves.append(Save(copy, node, found, ids, slots))
         self.saves += 1
         self.saved += n
+        return True
 
     def _alloc(self, n: int) -> np.ndarray | None:
-        if self._ready < self._mover.ready:
-            self._slots.free(np.arange(self._ready, self._mover.ready, dtype=np.int64))
-            self._ready = self._mover.ready
+        used = self._slots.num_slots - self._slots.free_count
+        self._mover.want(_AHEAD * (used + n))
+        if self._slots.num_slots < self._mover.ready:
+            self._slots.extend(self._mover.ready)
         if self._slots.free_count < n:
             if self._slots.free_count + self._host.evictable < n:
                 return None
@@ -348,7 +362,7 @@ class HostTier:
         """Raise AssertionError if a host slot leaks or is owned twice."""
         self._host.check()
         owned = [n.slots for n in self._host.nodes()] + [save.slots for save in self._saves]
-        self._slots.check([*owned, np.arange(self._ready, self._mover.capacity, dtype=np.int64)])
+        self._slots.check(owned)
         holders = Counter(self._kept)
         holders.update(save.found for save in self._saves)
         holders.update(fetch.found for fetch in self._fetches)

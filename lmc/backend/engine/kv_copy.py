@@ -5,64 +5,101 @@ pool, scattered slots ──gather──► staging ──copy stream──► p
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
+import math
+import mmap
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from lmc.backend.engine.kv_pool import KVPool, LayerShape
+from lmc.backend.engine.memory import free_host
+from lmc.backend.engine.transfer import to_device
 
 log = logging.getLogger("lmc.engine")
 
-_PIECE = 256 << 20  # bytes of host memory allocated, and pinned, at a time
+_PIECE = 32 << 20  # bytes of host memory allocated, and pinned, at a time
 _STAGE = 64 << 20  # bytes gathered at a time
+_PAUSE = 2.0  # pinning pauses for so many times as long as it took: the driver launches nothing meanwhile
+_AGAIN = 1.0  # seconds after which a machine that had no more memory may have some
 
 
 class KVMover:
-    """A `Mover` (host_tier.py) of a pool. host_bytes: the host memory that it may use.
+    """A `Mover` (host_tier.py) of a pool. host_bytes: the host memory that it may use; None: as much as it leaves free
+    to all others, by what the machine shows at that time.
 
-    A host row holds K and V of all layers of one token. Memory is allocated by a thread, in pieces: on a GPU it is
-    pinned, which takes seconds for some GiB. If a piece cannot be allocated, it keeps those it has.
+    A host row holds K and V of all layers of one token. Memory is allocated in pieces when it is wanted, on a GPU by a
+    thread that pins it. If a piece cannot be allocated, it keeps those it has.
     """
 
-    def __init__(self, pool: KVPool, layers: Sequence[LayerShape], host_bytes: int) -> None:
-        self._pool, self._layers = pool, layers
-        first = pool.key(0)
-        self._device, self._dtype = first.device, first.dtype
+    def __init__(self, pool: KVPool, layers: Sequence[LayerShape], host_bytes: int | None) -> None:
+        self._stores = [store for i in range(len(layers)) for store in (pool.key(i), pool.value(i))]
+        self._device, self._dtype = self._stores[0].device, self._stores[0].dtype
         self._width = sum(layer.size for layer in layers)
-        self.token_bytes = self._width * first.element_size()
-        self._rows = max(1, min(_PIECE, host_bytes) // self.token_bytes)  # of a piece
-        self.capacity = host_bytes // self.token_bytes
+        self.token_bytes = self._width * self._stores[0].element_size()
+        self._shares = host_bytes is None
+        self._rows = max(1, min(_PIECE, host_bytes or _PIECE) // self.token_bytes)  # of a piece
         self._pieces: list[torch.Tensor] = []
+        self.ready = self._wanted = 0
+        self._growing = threading.Lock()
+        self._refused = -math.inf  # when there was no more memory
+        self.capacity = self._share() if host_bytes is None else host_bytes // self.token_bytes
+        self._gather, self._scatter = partial(gather_reference, self._stores), partial(scatter_reference, self._stores)
         if self._device.type == "cuda":
-            self._stage = torch.empty((max(16, _STAGE // self.token_bytes), self._width), dtype=self._dtype, device=self._device)
-            self._stream = torch.cuda.Stream(self._device)
-            threading.Thread(target=_grow, args=(weakref.ref(self),), name="lmc-host-memory", daemon=True).start()
-        else:
+            from lmc.backend.engine.kernels.kv_gather import Packing
+
+            packing = Packing.of(self._stores)
+            self._gather, self._scatter = packing.gather, packing.scatter
+            self._stage = torch.empty((16 * max(1, _STAGE // 16 // self.token_bytes), self._width), dtype=self._dtype, device=self._device)
+            with torch.cuda.device(self._device):
+                self._stream = torch.cuda.Stream()
+                nothing = torch.tensor([pool.scratch], device=self._device)
+                for copy in (self._gather, self._scatter):  # compiled now, and not beside a pass
+                    copy(nothing, self._stage[:1])
+            weakref.finalize(self, unpin, self._pieces, self._stream).atexit = False  # the system does it then
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def want(self, slots: int) -> None:
+        self._wanted = slots if self._shares else min(slots, self.capacity)
+        if self.ready >= self._wanted or time.monotonic() < self._refused + _AGAIN:
+            return
+        if self._device.type != "cuda":
             while self.grow():
                 pass
+        elif self._growing.acquire(blocking=False):
+            threading.Thread(target=_grow, args=(weakref.ref(self), self._growing), name="lmc-host-memory", daemon=True).start()
+
+    def _share(self) -> int:
+        """Return the slots, in whole pieces, that leave as much memory free as they take."""
+        return max(self.ready, (self.ready + free_host() // self.token_bytes) // 2 // self._rows * self._rows)
 
     def grow(self) -> bool:
-        """Allocate one more piece; return False if all exist."""
-        at = self.ready
-        if at >= self.capacity:
+        """Allocate one more piece; return False if there are enough, or no more."""
+        if self._shares:
+            self.capacity = self._share()
+        rows = min(self._rows, self.capacity - self.ready)
+        if rows <= 0:
+            self._refused = time.monotonic()
+        if rows <= 0 or self.ready >= self._wanted:
             return False
         try:
-            piece = torch.empty((min(self._rows, self.capacity - at), self._width), dtype=self._dtype, pin_memory=self._device.type == "cuda")
-        except (RuntimeError, MemoryError) as error:
-            log.warning("host memory for KV: %d of %d tokens could be had: %s", at, self.capacity, error)
+            shape = rows, self._width
+            piece = torch.empty(shape, dtype=self._dtype) if self._device.type != "cuda" else pinned(shape, self._dtype, self._device)
+        except (RuntimeError, MemoryError, OSError) as error:
+            log.warning("host memory for KV: %d of %d tokens could be had: %s", self.ready, self.capacity, error)
+            self.capacity, self._shares = self.ready, False
             return False
         self._pieces.append(piece)
+        self.ready += rows
         return True
-
-    @property
-    def ready(self) -> int:
-        return sum(map(len, self._pieces.copy()))
 
     @torch.inference_mode()
     def out(self, device: np.ndarray, host: np.ndarray) -> Copied:
@@ -78,43 +115,31 @@ class KVMover:
 
     # -- pieces ------------------------------------------------------------------------------------------------
 
-    def _copied(self, device: np.ndarray, host: np.ndarray, copy: object) -> Copied:
+    def _copied(self, device: np.ndarray, host: np.ndarray, copy: Callable[[torch.Tensor, np.ndarray, torch.Tensor], None]) -> Copied:
         if self._device.type != "cuda":
             began = time.perf_counter()
-            stage = torch.empty((len(device), self._width), dtype=self._dtype)
-            copy(torch.from_numpy(device), host, stage)  # pyright: ignore
+            copy(torch.from_numpy(device), host, torch.empty((len(device), self._width), dtype=self._dtype))
             return Copied(time.perf_counter() - began)
         begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))  # passes that use these slots have been launched
         with torch.cuda.stream(self._stream):
             begun.record()
-            most = len(self._stage)
+            slots, most = to_device(device, self._stage), len(self._stage)
             for at in range(0, len(device), most):
-                slots = torch.from_numpy(device[at : at + most]).pin_memory().to(self._device, non_blocking=True)
-                copy(slots, host[at : at + most], self._stage[: len(slots)])  # pyright: ignore
+                part = slots[at : at + most]
+                copy(part, host[at : at + most], self._stage[: len(part)])
             ended.record()
         return CopiedByDevice(begun, ended)
 
     def _out(self, slots: torch.Tensor, host: np.ndarray, stage: torch.Tensor) -> None:
-        for part, store in self._columns(stage):
-            part.copy_(store.index_select(0, slots))
+        self._gather(slots, stage)
         for rows, a, b in self._runs(host):
             rows.copy_(stage[a:b], non_blocking=True)
 
     def _back(self, slots: torch.Tensor, host: np.ndarray, stage: torch.Tensor) -> None:
         for rows, a, b in self._runs(host):
             stage[a:b].copy_(rows, non_blocking=True)
-        for part, store in self._columns(stage):
-            store.index_copy_(0, slots, part)
-
-    def _columns(self, stage: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield, for each K and V of each layer, its part of the rows, and the pool's."""
-        at = 0
-        for i, layer in enumerate(self._layers):
-            for store, dim in ((self._pool.key(i), layer.key_dim), (self._pool.value(i), layer.value_dim)):
-                width = layer.num_kv_heads * dim
-                yield stage[:, at : at + width].unflatten(1, (layer.num_kv_heads, dim)), store
-                at += width
+        self._scatter(slots, stage)
 
     def _runs(self, host: np.ndarray) -> Iterator[tuple[torch.Tensor, int, int]]:
         """Yield consecutive host rows, and their positions among those that are copied."""
@@ -124,10 +149,55 @@ class KVMover:
             yield self._pieces[piece][row : row + b - a], a, b
 
 
-def _grow(mover: weakref.ref[KVMover]) -> None:
-    """Allocate until all pieces exist, or it is no longer needed."""
-    while (found := mover()) is not None and found.grow():
-        del found
+def gather_reference(stores: Sequence[torch.Tensor], slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write `slots` [T] int64 of each of the stores [num_slots, …] to `rows` [T, width of all], in their order."""
+    for store, part in _parts(stores, rows):
+        part.copy_(store.index_select(0, slots))
+
+
+def scatter_reference(stores: Sequence[torch.Tensor], slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write `rows` to `slots` of the stores."""
+    for store, part in _parts(stores, rows):
+        store.index_copy_(0, slots, part)
+
+
+def _parts(stores: Sequence[torch.Tensor], rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    widths = [store[0].numel() for store in stores]
+    for store, part in zip(stores, rows.split(widths, 1), strict=True):
+        yield store, part.unflatten(1, store.shape[1:])
+
+
+def _grow(mover: weakref.ref[KVMover], growing: threading.Lock) -> None:
+    """Allocate what is wanted, or until it is no longer needed."""
+    try:
+        while (found := mover()) is not None:
+            began = time.monotonic()
+            if not found.grow():
+                return
+            del found
+            time.sleep(_PAUSE * (time.monotonic() - began))
+    finally:
+        growing.release()
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return host memory of pages of its own, pinned, until `unpin`. The pages are made before, which takes longer, and
+    which no launch waits for."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    found = torch.frombuffer(memory, dtype=dtype).view(shape)
+    ctypes.memset(found.data_ptr(), 0, size)  # without the interpreter's lock
+    with torch.cuda.device(device):
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0))
+    return found
+
+
+def unpin(pieces: list[torch.Tensor], stream: torch.cuda.Stream) -> None:
+    """Return pinned memory to the system."""
+    stream.synchronize()
+    while pieces:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(pieces[-1].data_ptr()))
+        pieces.pop()
 
 
 class Copied:

@@ -30,6 +30,12 @@ class SlotAllocator:
     def free_count(self) -> int:
         return self._count
 
+    def extend(self, num_slots: int) -> None:
+        """Grow to so many slots; the new ones are free."""
+        new = np.arange(self.num_slots, num_slots, dtype=np.int64)
+        self.num_slots, self._stack = num_slots, np.append(self._stack, new)
+        self.free(new)
+
     def alloc(self, n: int) -> np.ndarray:
         """Return `n` free slots [n] int64, in ascending order if they were freed so; the caller owns them."""
         assert n <= self._count, f"KV pool exhausted: {n} slots wanted, {self._count} free"

@@ -45,16 +45,21 @@ class Policy:
         """Return whether runs keep the prefixes that they will use again."""
         return self.schedule == "program" and self.eviction == "next-use" and self.cache != "off"
 
+    @property
+    def hosts(self) -> bool:
+        """Return whether there may be a host tier."""
+        return self.leases and self.cache == "tree"
+
 
 OWN = Policy()
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 
 
-def host_size(said: int | str | None, policy: Policy) -> int:
-    """Return bytes of the configured host tier: a number, or one with a unit; 0: none."""
+def host_size(said: int | str | None, policy: Policy) -> int | None:
+    """Return bytes of the configured host tier: a number, or one with a unit; 0: none. None: by the device."""
     if said is None:
-        return 0
+        return None if policy.hosts else 0
     found = _SIZE.fullmatch(said.strip()) if isinstance(said, str) else None
     if found is not None:
         unit = found[2].lower()
@@ -62,9 +67,7 @@ def host_size(said: int | str | None, policy: Policy) -> int:
     elif isinstance(said, int) and not isinstance(said, bool) and said >= 0:
         number = said
     else:
-        raise ParameterError(f"Engine: host_memory is {said!r}; it must be a number of bytes, or one with a unit: '16GB', '8GiB'")
-    if number and not policy.leases:
+        raise ParameterError(f"Engine: host_memory is {said!r}; it must be a number of bytes, or one with a unit: '16GB', '8GiB'; 0 is none")
+    if number and not policy.hosts:
         raise ParameterError('Engine: host_memory needs schedule="program", cache="tree" and eviction="next-use": it belongs to runs')
-    if number and policy.cache != "tree":
-        raise ParameterError('Engine: host_memory needs cache="tree"')
     return number

@@ -82,7 +82,7 @@ class SlotOwnership:
         """Preempt it: KV of `ids[:keep]` goes to the tree, the rest is freed."""
         node = self._detach(req, keep)
         if self.host is not None:
-            self.host.save(node, req.space)
+            self.host.save(node, req.space, leased=req.owner is not None)
         self.tree.unlock(node)
         self.runs.interrupted(req)
 
@@ -115,8 +115,9 @@ class SlotOwnership:
             self.tree.lengthen(node, winner)
             node = winner
         self.runs.finished(req, node)
-        if self.host is not None and req.kind is not RequestKind.PREFILL and (req.owner is None or node in req.owner.leases):
-            self.host.save(node, req.space)
+        leased = req.owner is not None and node in req.owner.leases
+        if self.host is not None and req.kind is not RequestKind.PREFILL and (leased or req.owner is None):
+            self.host.save(node, req.space, leased=leased)
         req.done = True
         if not self.running:
             self.pool.tidy()

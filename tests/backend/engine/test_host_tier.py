@@ -199,7 +199,37 @@ def test_a_host_that_computes_faster_than_it_copies_does_not_copy():
     assert handles and engine.stats()["host_out"] == 0
 
 
-@pytest.mark.parametrize(("said", "size"), [(None, 0), (0, 0), (123, 123), ("16GB", 16 * 10**9), ("1.5 GiB", 3 << 29), ("2kb", 2000)])
+def test_no_memory_is_taken_before_something_may_have_to_leave():
+    """Cached KV that nobody will use again has no right to the host; leases do."""
+    engine, core = stepped(300, host=1000, max_context=250)
+    mover, run = mover_of(core), ProgramRun("agent")
+    for i in range(6):
+        over = ProgramRun("short")
+        ask(engine, core, f"{i}" + "o" * 80, run=over)
+        over.end()
+        drain(core)
+    assert engine.stats()["free_slots"] < 100 and mover.ready == 0
+    first = ask(engine, core, "a" * 100, run=run)
+    assert mover.ready == 0 and engine.stats()["host_out"] == 0
+    second = ask(engine, core, "b" * 100, run=run)
+    assert mover.ready > 0 and engine.stats()["host_out"] >= 200 and first and second
+    engine.check()
+
+
+def test_what_found_no_room_is_copied_when_there_is_some():
+    """Memory comes while passes run: until then what waits for it is neither copied nor forgotten."""
+    engine, core = stepped(300, host=1000, max_context=250)
+    mover, run = mover_of(core), ProgramRun("agent")
+    mover.is_slow = True
+    kept = [ask(engine, core, name * 80, run=run) for name in "ab"]
+    assert engine.stats()["host_out"] == engine.stats()["host_failed"] == 0
+    mover.is_slow = False
+    kept.append(ask(engine, core, "c" * 80, run=run))
+    assert engine.stats()["host_out"] > 240 and engine.stats()["host_tokens"] > 240
+    engine.check()
+
+
+@pytest.mark.parametrize(("said", "size"), [(None, None), (0, 0), ("0GB", 0), (123, 123), ("16GB", 16 * 10**9), ("1.5 GiB", 3 << 29), ("2kb", 2000)])
 def test_sizes(said, size):
     assert host_size(said, Policy()) == size
 
@@ -212,6 +242,7 @@ def test_sizes_that_are_none(said):
 
 @pytest.mark.parametrize("policy", [Policy(cache="off"), Policy(cache="table"), Policy(schedule="lpm"), Policy(eviction="lru")])
 def test_it_belongs_to_runs(policy):
+    assert host_size(None, policy) == host_size(0, policy) == 0
     with pytest.raises(ParameterError, match="host_memory needs"):
         host_size(1 << 30, policy)
 

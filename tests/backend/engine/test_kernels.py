@@ -176,3 +176,26 @@ def test_no_rows_is_no_launch(k):
     empty = torch.empty(0, 64, device=DEVICE)
     assert k.add_rms_norm(None, empty, torch.ones(64, device=DEVICE), 1e-5).shape == (0, 64)
     assert k.silu_mul(empty).shape == (0, 32)
+
+
+@pytest.mark.parametrize("shapes", [[(2, 8)] * 4, [(2, 4), (2, 4), (1, 6), (1, 3)], [(1, 3), (8, 300)]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # bits are copied
+def test_scattered_slots_of_all_layers_are_packed_and_unpacked(shapes, dtype):
+    """Shapes that are alike, that are not, and one of which a program copies in several steps."""
+    from lmc.backend.engine.kernels.kv_gather import Packing
+    from lmc.backend.engine.kv_copy import gather_reference, scatter_reference
+
+    stores = [noise(20, *shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
+    slots, others = torch.tensor([3, 9, 4, 0, 19], device=DEVICE), torch.tensor([1, 2, 8, 11, 12], device=DEVICE)
+    width = sum(heads * dim for heads, dim in shapes)
+    rows, expected = torch.empty(6, width, dtype=dtype, device=DEVICE), torch.empty(5, width, dtype=dtype, device=DEVICE)
+    rows[5] = 7.0
+    packing = Packing.of(stores)
+    packing.gather(slots, rows[:5])
+    gather_reference(stores, slots, expected)
+    assert torch.equal(rows[:5], expected) and bool((rows[5] == 7.0).all())
+    copies = [store.clone() for store in stores]
+    packing.scatter(others, rows[:5])
+    scatter_reference(copies, others, expected)
+    assert all(torch.equal(store, copy) for store, copy in zip(stores, copies, strict=True))
+    assert torch.equal(stores[0][others], stores[0][slots])
