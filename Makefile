@@ -59,7 +59,7 @@ house: $(VENV)/.engine  ## draws which packages import which (docs/pictures/hous
 	$(PY) docs/make_house.py
 
 clients: $(VENV)-api/.ready  ## tests of the server with the clients that people use, of DSPy, and of published programs; in an environment of its own, since litellm pins old packages
-	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py tests/test_elsewhere.py
+	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py tests/api/test_frontends.py tests/test_elsewhere.py
 
 bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/README.md
 	$(PY) -m benchmarks.bench_programs --backend mock

@@ -65,10 +65,10 @@ class PrefixCache:
     """How many tokens of prompts were read before, by blocks of 16."""
 
     def __init__(self, on: bool) -> None:
-        self._on, self._read = on, set[tuple[int, ...]]()
+        self.on, self._read = on, set[tuple[int, ...]]()
 
     def cached(self, ids: Sequence[int]) -> int:
-        if not self._on:
+        if not self.on:
             return 0
         beginnings = [tuple(ids[:n]) for n in range(16, len(ids) + 1, 16)]
         known = next((i for i, b in enumerate(beginnings) if b not in self._read), len(beginnings))
@@ -84,7 +84,8 @@ class SGLangModel:
         self._cache = PrefixCache(caches)
         self.model, self.takes_ids, self.lacks, self.scored = model, takes_ids, lacks, 0
         self._mock = Mock(answers=model.answer)
-        self.get: dict[str, Body] = {"/model_info": {"model_path": path, "tokenizer_path": path, "is_generation": True}}
+        info = {"model_path": path, "tokenizer_path": path, "is_generation": True}
+        self.get: dict[str, Body] = {"/model_info": info, "/get_model_info": info}
         self.texts: list[str] = []
         self.seen: list[tuple[str, list[str]]] = []  # prompts with pictures, and those
         self._chat = OpenAIModel(model, name="*", extra=_SGLANG_CHAT, template=get_chat_template("chatml"))
@@ -92,6 +93,9 @@ class SGLangModel:
     def handle(self, path: str, body: Body) -> Answer:
         if path == "/v1/chat/completions":
             return self._chat.handle(path, body)
+        if path == "/flush_cache":
+            self._cache = PrefixCache(self._cache.on)
+            return Answer({}, counted=False)
         if path != "/generate":
             return Answer({"error": {"message": f"no {path}"}}, 404)
         given = body.get("text", body.get("input_ids"))
@@ -141,6 +145,8 @@ class SGLangModel:
             rows = [[lp, token, show(token)] for lp, token in zip(every, [*ids, *out])]
             meta["input_token_logprobs"] = [[None, *row[1:]] if i == 0 else row for i, row in enumerate(rows[start : len(ids)])] if start >= 0 else []
             meta["output_token_logprobs"] = rows[len(ids) :]
+            if asked_of := [row[0] for row in meta["input_token_logprobs"] if row[0]]:
+                meta["normalized_prompt_logprob"] = sum(asked_of) / len(asked_of)  # older servers
         return {"text": text, "output_ids": [*out, *ended], "meta_info": meta}
 
     def _events(self, items: list[Body], bodies: list[Body]) -> list[Body]:
