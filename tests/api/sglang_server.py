@@ -32,10 +32,11 @@ _REQUEST = {
 def answer(model: TextModel, mock: Mock, prompt: str, params: Body) -> list[tuple[str, Body]]:
     """The n texts of a prompt, each with how it ended."""
     stop = params.get("stop") or ()
+    tokens = {shown([token]): token for token in params.get("stop_token_ids") or ()}
     wanted = SamplingParams(
         max_new_tokens=params.get("max_new_tokens", 128),
         n=params.get("n", 1),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=((stop,) if isinstance(stop, str) else tuple(stop)) + tuple(tokens),
         stop_regex=tuple(params.get("stop_regex") or ()),
         temperature=params.get("temperature", 1.0),
         ignore_eos=params.get("ignore_eos", False),
@@ -43,7 +44,8 @@ def answer(model: TextModel, mock: Mock, prompt: str, params: Body) -> list[tupl
     kind = next((k for k in ("regex", "json_schema") if params.get(k) is not None), None)
     constraint = Constraint(kind, params[kind]) if kind else None  # type: ignore[arg-type]
     output = mock.submit(None, (Text((prompt,)), Gen(wanted, constraint, params.get("sampling_seed", 0)))).results[0].output()
-    return [(text, dict(meta["finish_reason"])) for text, meta in zip(output.texts, output.metas)]
+    ends = [dict(meta["finish_reason"]) for meta in output.metas]
+    return [(text, {**end, "matched": tokens.get(end["matched"], end["matched"])} if end["type"] == "stop" else end) for text, end in zip(output.texts, ends)]
 
 
 def prompt_ids(prompt: str | Sequence[int]) -> list[int]:
@@ -131,8 +133,8 @@ class SGLangModel:
     def _item(self, ids: list[int], text: str, finish: Body, body: Body, cached: int) -> Body:
         out = WORDS.encode((text,))
         ended = [EOS] if finish["type"] == "stop" and finish.get("matched") is None else []
-        if finish.get("matched") and text:
-            ended = WORDS.encode((finish["matched"],))
+        if (matched := finish.get("matched")) is not None:
+            ended = [matched] if isinstance(matched, int) else WORDS.encode((matched,)) if text else []
         meta: Body = {"id": "sg-1", "finish_reason": finish, "prompt_tokens": len(ids), "completion_tokens": len(out), "cached_tokens": cached}
         if body.get("return_logprob"):
             every = scored(self.model, [*ids, *out])

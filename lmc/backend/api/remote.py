@@ -37,7 +37,7 @@ from lmc.errors import (
     ProgramError,
     PromptTooLongError,
 )
-from lmc.segments import Gen, Part, Select
+from lmc.segments import Gen, Part, Select, Special
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
@@ -252,6 +252,14 @@ class Prompts:
         """Switch to text: the server does not take ids."""
         self.tokens, self.why = None, why
         log("backend", f"{target} gets prompts as text: {why}")
+
+    def stop_ids(self) -> dict[str, int]:
+        """Return the template's stops that are special tokens, with their ids; empty if the tokenizer is not known
+        here."""
+        if self.tokens is None:
+            return {}
+        words = self.tokens.words
+        return {stop: words.id_of(stop) for stop in self.template.stop if words.split_specials(stop) == (Special(stop),)}
 
     def write(self, place: PromptNode, target: str) -> str | list[int]:
         """Write a prompt. Raises PromptTooLongError for one that leaves no room for an answer, if that is known

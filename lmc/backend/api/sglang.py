@@ -88,6 +88,7 @@ class SGLang(RemoteBackend):
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         self._sees = info.get("has_image_understanding") is not False  # older servers do not report it
         patience = patience or Patience(retries=retries, timeout=timeout)
+        self._stop_ids = prompts.stop_ids()
         fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
         super().__init__(
             f"SGLang({model})", model, lambda: fleet, chat=False, template=prompts.template,
@@ -206,15 +207,18 @@ class SGLang(RemoteBackend):
         params = ask.params
         return params.temperature > 0 and params.n == 1 and "sampling_seed" not in self._cannot  # n answers of one seed would be one
 
-    @staticmethod
-    def _sampled_alike(ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
-        """Return the parameters without the seed."""
+    def _sampled_alike(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
+        """Return the parameters without the seed. Stops of the template that are tokens are sent as such: for text, the
+        server would decode the end of every answer after every token."""
         params = ask.params
         body = dict(_written(params))
         body["max_new_tokens"] += 0 if beyond is None else beyond.tokens
+        by_id = {} if beyond is not None else {stop: token for stop, token in self._stop_ids.items() if stop in stops and stop not in params.stop}
         body.pop("stop", None)
-        if stops:
-            body["stop"] = list(stops)
+        if texts := [stop for stop in stops if stop not in by_id]:
+            body["stop"] = texts
+        if by_id:
+            body["stop_token_ids"] = sorted({*params.stop_token_ids, *by_id.values()})
         if params.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
         return {**body, **(_constrained(ask.constraint) if ask.constraint is not None else {})}
