@@ -186,7 +186,7 @@ def _row(case: str, ranks: str, values: list[float], unit: str) -> Row:
 
 
 def _numbers(listed: str) -> list[int]:
-    return [int(number) for number in listed.split(",")]
+    return [number for number in map(int, listed.split(",")) if number]
 
 
 def _machine() -> str:
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tp", type=_numbers, default=[1, 2])
-    parser.add_argument("--dp", type=_numbers, default=[1, 2])
+    parser.add_argument("--dp", type=_numbers, default=[1, 2], help="0: none")
     parser.add_argument("--batches", type=_numbers, default=[1, 64])
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=4096)
