@@ -1,24 +1,31 @@
-"""Times programs on pictures on an engine of a named shape with random weights, beside transformers' own `generate`.
+"""Times programs on pictures on an engine of a named shape with random weights, beside transformers' own `generate` and SGLang.
 
     python -m benchmarks.bench_pictures --shape llava-1.5-7b --device cuda --beside 16      # 64 pictures × 6 questions by fork
     python -m benchmarks.bench_pictures --shape smolvlm-256m                                # on a CPU: one picture, whole and in tiles
     python -m benchmarks.bench_pictures --shape tiny --n 8 --beside 2                       # seconds, to try it
+    python -m benchmarks.bench_pictures --shape llava-1.5-7b --write DIR                    # what a server of SGLang's needs; prints its command
+    python -m benchmarks.bench_pictures --shape llava-1.5-7b --sglang URL                   # the same programs on it, by lmc and by SGLang's frontend
 
 The shape's configuration, tokenizer (letters, and words without a meaning) and processor are made here by transformers' classes, and no
 weights are read: speeds of a model do not depend on what it has learned. Both sides get the same prompts, greedily, with answers of
 fixed length; transformers in batches, each prompt with its picture, as it has neither forks nor a cache over prompts. Equal tokens are
 a matter of the tests (tests/backend/engine/test_vision.py), where weights are.
+
+SGLang (0.5.15) serves LLaVA-1.5 with CLIP by its class for the format of LLaVA's authors only, and makes the tower where it reads weights:
+what `--write` makes is that format's config.json, and a package with the same class that makes its tower beforehand, so that
+`--load-format dummy` fills it.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +35,7 @@ import torch
 
 import lmc
 from benchmarks.bench_programs import where
-from benchmarks.workloads import QUESTIONS, Size, pictures
+from benchmarks.workloads import QUESTIONS, Item, Size, pictures
 
 LLAVA_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
@@ -57,7 +64,7 @@ class Measured:
     programs_per_s: float
     answers_per_s: float
     images_per_s: float  # pictures that programs have, not that a tower looked at
-    tower_runs: int
+    tower_runs: int | None = None
     tower_s: float | None = None
     optimality: float | None = None  # image and text tokens that had to be computed, by those that were
 
@@ -126,7 +133,40 @@ def folder(shape: str, path: Path) -> Path:
     return path
 
 
-# -- the two sides -----------------------------------------------------------------------------------------------------
+WITH_TOWER = '''"""SGLang's class for LLaVA, whose tower it makes only while it reads weights, with one for random weights."""
+
+from sglang.srt.models import llava
+from transformers import CLIPVisionModel
+
+
+class LlavaLlamaForCausalLM(llava.LlavaLlamaForCausalLM):
+    def __init__(self, config, quant_config=None, prefix=""):
+        super().__init__(config, quant_config, prefix)
+        self.vision_tower = CLIPVisionModel(config.vision_config).eval()
+        self.load_weights(())  # reads the settings of mm_*
+
+
+EntryClass = LlavaLlamaForCausalLM
+'''
+
+
+def for_sglang(shape: str, path: Path) -> str:
+    """A directory with what SGLang's server needs for a LLaVA shape, and the command that starts it."""
+    config = folder(shape, path / "llava").joinpath("config.json")
+    hf = json.loads(config.read_text())
+    text, vision = hf["text_config"], hf["vision_config"]
+    own = {"architectures": ["LlavaLlamaForCausalLM"], "hidden_size": text["hidden_size"], "mm_hidden_size": vision["hidden_size"],
+           "mm_vision_tower": "of vision_config", "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch", "mm_patch_merge_type": "flat", "image_aspect_ratio": "pad", "torch_dtype": "float16"}  # fmt: skip
+    config.write_text(json.dumps({**text, **hf, **own}, indent=1))
+    package = path / "with_tower"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "llava.py").write_text(WITH_TOWER)
+    return (f"PYTHONPATH={path.resolve()}:$PYTHONPATH SGLANG_EXTERNAL_MODEL_PACKAGE=with_tower python3 -m sglang.launch_server --model-path {config.parent.resolve()} "
+            "--load-format dummy --attention-backend flashinfer --sampling-backend flashinfer")  # fmt: skip
+
+
+# -- the sides ---------------------------------------------------------------------------------------------------------
 
 
 def on_engine(engine: lmc.Engine, items: list[dict[str, Any]], size: Size, reps: int) -> list[Measured]:
@@ -150,13 +190,14 @@ def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: 
     import io
 
     from PIL import Image
-    from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     config = AutoConfig.from_pretrained(path)
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype).eval()
-    processor = AutoImageProcessor.from_pretrained(path, backend="pil")
+    processor = CLIPImageProcessorPil.from_pretrained(path)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"), padding_side="left", pad_token="<unk>", bos_token="<s>")
     picture = "<image>" * config.image_seq_length
     prompts = [(item, f"<s>USER: {picture}\n{item['caption']}\n{question} ASSISTANT:") for item in items for question in QUESTIONS]
@@ -177,6 +218,86 @@ def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: 
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     return Measured(f"transformers, batches of {batch}", len(items), seconds, len(items) / seconds, len(prompts) / seconds, len(items) / seconds, len(prompts))
+
+
+def prompts_of(item: Item) -> tuple[str, list[str]]:
+    """What the programs ask on one picture: the common beginning, and what the questions append."""
+    return f"USER: <image>\n{item['caption']}", [f"\n{question} ASSISTANT:" for question in QUESTIONS]
+
+
+def needed(items: Sequence[Item], image_tokens: int) -> int:
+    """Prompt tokens that differ: a letter is a token, and each prompt begins with <s>."""
+    begun = [prompts_of(item) for item in items]
+    return sum(1 + len(start) - len("<image>") + image_tokens + sum(map(len, ends)) for start, ends in begun)
+
+
+def on_sglang(url: str, items: list[Item], size: Size, reps: int, image_tokens: int) -> list[Measured]:
+    """The programs compiled on a server of SGLang's."""
+    rows = []
+    with tempfile.TemporaryDirectory() as made, closing(lmc.SGLang(url, tokenizer=str(folder("tiny", Path(made))), image_token="<image>\n")) as backend:
+        workload = pictures(size)
+        program = lmc.compile(workload.program, backend=backend)
+        program.batch(workload.items(2, -1), temperature=0)
+        for _ in range(reps):
+            _flush(backend.flush_cache)
+            before, start = backend.counters(), time.perf_counter()
+            for state in program.batch(items, temperature=0):
+                state.sync()
+            seconds, spent = time.perf_counter() - start, backend.counters() - before
+            optimality = needed(items, image_tokens) / (spent.prompt_tokens - spent.cached_tokens)
+            rows.append(_served("SGLang, lmc's frontend", items, seconds, optimality))
+    return rows
+
+
+def on_its_frontend(url: str, items: list[Item], size: Size, reps: int, image_tokens: int) -> list[Measured]:
+    """The same program in SGLang's own frontend, where it is installed. What the request reads by which `fork` fills the
+    server's cache is not reported: it counts as its whole prompt."""
+    import sglang
+    from sglang.lang.chat_template import ChatTemplate, register_chat_template
+
+    roles = {"system": ("SYSTEM: ", " "), "user": ("USER: ", " "), "assistant": ("ASSISTANT:", " ")}
+    register_chat_template(ChatTemplate(name="letters", default_system_prompt=None, role_prefix_and_suffix=roles, image_token="<image>\n"))
+    backend, length = sglang.RuntimeEndpoint(url, chat_template_name="letters"), size.tokens(64)
+
+    @sglang.function
+    def ask(s, picture, caption):
+        s += sglang.user_begin() + sglang.image(picture) + caption
+        forks = s.fork(len(QUESTIONS))
+        for f, question in zip(forks, QUESTIONS, strict=True):
+            f += "\n" + question + sglang.user_end() + sglang.assistant_begin()
+            f += sglang.gen("answer", max_tokens=length, ignore_eos=True)
+        forks.join()
+        s.set_var("read", [f.get_meta_info("answer")["prompt_tokens"] - f.get_meta_info("answer")["cached_tokens"] for f in forks])
+        s.set_var("made", [f.get_meta_info("answer")["completion_tokens"] for f in forks])
+
+    rows = []
+    ask.run_batch(pictures(size).items(2, -1), backend=backend, temperature=0, num_threads=2)
+    begun = sum(1 + len(prompts_of(item)[0]) - len("<image>") + image_tokens for item in items)
+    for _ in range(reps):
+        _flush(backend.flush_cache)
+        start = time.perf_counter()
+        states = ask.run_batch(items, backend=backend, temperature=0, num_threads=len(items))
+        seconds = time.perf_counter() - start
+        assert all(made == length for state in states for made in state["made"])
+        rows.append(_served("SGLang, its frontend", items, seconds, needed(items, image_tokens) / (begun + sum(sum(state["read"]) for state in states))))
+    return rows
+
+
+def _served(who: str, items: Sequence[Item], seconds: float, optimality: float) -> Measured:
+    each = len(items) / seconds
+    return Measured(who, len(items), seconds, each, each * len(QUESTIONS), each, optimality=optimality)
+
+
+def _flush(flush: Callable[[], Any]) -> None:
+    """A server may still end requests after their answers have come, and flushes nothing until then."""
+    for left in range(20, -1, -1):
+        try:
+            flush()
+            return
+        except (lmc.BackendError, RuntimeError):
+            if not left:
+                raise
+            time.sleep(0.25)
 
 
 def on_a_cpu(engine: lmc.Engine) -> list[str]:
@@ -208,10 +329,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--beside", type=int, default=0, metavar="N", help="also by transformers' generate, N of the pictures")
     parser.add_argument("--batch", type=int, default=48, help="prompts that transformers gets together")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="only write a directory for SGLang's server, and print the command that starts it")
+    parser.add_argument("--sglang", metavar="URL", help="only on this server, by lmc and, if it is installed, by SGLang's frontend")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
+    if options.write or options.sglang:
+        parser.error("SGLang is for the shapes of LLaVA") if options.shape.startswith("smolvlm") else None
+    if options.write:
+        print(for_sglang(options.shape, options.write))
+        return 0
     size, rows, lines = Size(options.scale), list[Measured](), list[str]()
     items = pictures(size).items(options.n, 0)
+    if options.sglang:
+        image_tokens = SHAPES[options.shape]()[0].image_seq_length
+        rows = on_sglang(options.sglang, items, size, options.reps, image_tokens)
+        if importlib.util.find_spec("sglang"):
+            rows += on_its_frontend(options.sglang, items, size, options.reps, image_tokens)
+        return report(options, rows, lines)
     with tempfile.TemporaryDirectory() as made:
         path, sees_tiles = folder(options.shape, Path(made) / options.shape), options.shape.startswith("smolvlm")
         if options.beside and not sees_tiles:  # first: an engine takes the memory that is left
@@ -223,12 +357,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lines = on_a_cpu(engine)
             else:
                 rows += on_engine(engine, items, size, options.reps)
-    device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    return report(options, rows, lines)
+
+
+def report(options: argparse.Namespace, rows: Sequence[Measured], lines: Sequence[str]) -> int:
+    device = torch.cuda.get_device_name() if options.device == "cuda" else options.sglang or "cpu"
     print("  ".join(f"{k}: {v}" for k, v in {**where(), "shape": options.shape, "device": device}.items()))
     for row in rows:
-        more = "" if row.optimality is None else f", in the tower {row.tower_s:.2f} s, optimality {row.optimality:.4f}"
+        more = "" if row.tower_runs is None else f"; {row.tower_runs} pictures through the tower"
+        more += "" if row.tower_s is None else f" in {row.tower_s:.2f} s"
+        more += "" if row.optimality is None else f"; optimality {row.optimality:.4f}"
         print(f"{row.who}: {row.programs} pictures × {len(QUESTIONS)} questions in {row.seconds:.2f} s: {row.images_per_s:.2f} images/s, "
-              f"{row.programs_per_s:.2f} programs/s, {row.answers_per_s:.1f} answers/s; {row.tower_runs} pictures through the tower{more}")  # fmt: skip
+              f"{row.programs_per_s:.2f} programs/s, {row.answers_per_s:.1f} answers/s{more}")  # fmt: skip
     print("\n".join(lines))
     if options.json:
         options.json.write_text(json.dumps({**where(), "rows": [asdict(row) for row in rows], "lines": lines}, indent=1) + "\n")

@@ -104,12 +104,14 @@ class MissingTemplate:
 
 def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool = False) -> ChatTemplate:
     """Cut the template into constant pieces, or return a MissingTemplate with the reason. Logs lossy parts. `in_parts`:
-    contents are lists of texts and images, as templates of vision models may require."""
+    contents are lists of texts and images, as templates of vision models may require; they are tried, too, if texts are
+    not written one after the other."""
     if not source:
         return MissingTemplate(name, "has none (it may be a base model)")
     sandbox = _sandbox(source, tokenizer)
+    renders = (_in_parts(sandbox.render),) if in_parts else (sandbox.render, _in_parts(sandbox.render))
     try:
-        found = _Cutter(_in_parts(sandbox.render) if in_parts else sandbox.render, tokenizer, name, *sandbox.open()).cut()
+        found = _first_cut([_Cutter(render, tokenizer, name, *sandbox.open()) for render in renders])
     except (_NotCuttable, OverLimit) as reason:
         log.warning("the chat template of %s cannot be cut: %s", name, reason)
         what = "that cannot be run" if isinstance(reason, OverLimit) else "that does not write messages one after the other"
@@ -119,6 +121,18 @@ def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool =
     for note in found.notes:
         log.info("the chat template of %s %s", name, note)
     return found
+
+
+def _first_cut(cutters: Sequence[_Cutter]) -> CutTemplate:
+    """Return what the first of them finds that finds anything. Raises the first one's reason if none does."""
+    reason: _NotCuttable | None = None
+    for cutter in cutters:
+        try:
+            return cutter.cut()
+        except _NotCuttable as why:
+            reason = reason or why
+    assert reason is not None
+    raise reason
 
 
 class _NotCuttable(Exception):

@@ -212,6 +212,11 @@ def test_pictures_are_written_as_the_template_writes_them(tokens, kind):
     sandbox.close()
 
 
+def test_a_template_that_writes_parts_only_is_cut_for_text_as_well(cut_it):
+    template = cut_it(SEEING["behind each picture"])
+    assert written(template, ("user", "Hi"), ("assistant", "So."), ("user", "And?")) == "USER: Hi ASSISTANT:So. USER: And? ASSISTANT:"
+
+
 def test_another_template_s_prefix_stays_whole(tokens):
     surroundings = around(SEEING["instead of a space"], tokens, "<image>", "image")
     picture = Placed((Special("<image>"),), surroundings)
