@@ -21,8 +21,6 @@ import json
 import statistics
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,21 +91,20 @@ def in_sglang(workload: Workload, sgl: SimpleNamespace) -> Any:
 # -- timing ------------------------------------------------------------------------------------------------------------
 
 
-def flush(url: str, patience: float = 60.0) -> None:
+def flush(backend: lmc.SGLang, patience: float = 60.0) -> None:
     """Empty the server's cache; it refuses while a request still runs."""
     end = time.monotonic() + patience
     while True:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url.rstrip("/") + "/flush_cache", data=b"", method="POST")):
-                return
-        except urllib.error.HTTPError as error:
+            return backend.flush_cache()
+        except lmc.BackendError:
             if time.monotonic() > end:
-                raise SystemExit(f"the server does not flush its cache: {error.code} {error.read()[:200]!r}") from None
+                raise
             time.sleep(0.05)
 
 
-def measure(run: Callable[[list[Any]], list[Any]], items: list[Any], url: str) -> Timed:
-    flush(url)
+def measure(run: Callable[[list[Any]], list[Any]], items: list[Any], backend: lmc.SGLang) -> Timed:
+    flush(backend)
     gc.collect()
     start, cpu = time.perf_counter(), time.process_time()
     states = run([dict(item) for item in items])  # SGLang's frontend changes what it is given
@@ -123,14 +120,14 @@ def runners(workload: Workload, backend: Any, endpoint: Any, sgl: SimpleNamespac
     }
 
 
-def bench(workload: Workload, url: str, run: Mapping[str, Callable[[list[Any]], list[Any]]], n: int, reps: int, seed: int) -> Row:
+def bench(workload: Workload, backend: lmc.SGLang, run: Mapping[str, Callable[[list[Any]], list[Any]]], n: int, reps: int, seed: int) -> Row:
     for one in run.values():
-        measure(one, workload.items(min(n, 2), seed - 1), url)
+        measure(one, workload.items(min(n, 2), seed - 1), backend)
     found: dict[str, list[Timed]] = {name: [] for name in run}
     for rep in range(reps):
         items = workload.items(n, seed + rep)
         for name in run if rep % 2 == 0 else reversed(list(run)):
-            found[name].append(measure(run[name], items, url))
+            found[name].append(measure(run[name], items, backend))
             print(f"{workload.name}: {name} {found[name][-1].seconds:.2f} s", file=sys.stderr, flush=True)
     mine, theirs = found["lmc"], found["sglang"]
     pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.texts, b.texts, strict=True)]
@@ -170,12 +167,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     endpoint = sgl.RuntimeEndpoint(options.url)
     threads = int(options.threads) if options.threads.isdigit() else options.threads
     rows: list[Row] = []
-    print("  ".join(f"{k}: {v}" for k, v in where().items()))
+    fast = {name: "yes" if importlib.util.find_spec(name) else "no" for name in ("orjson", "uvloop")}  # which lmc uses, if they are there
+    print("  ".join(f"{k}: {v}" for k, v in {**where(), **fast}.items()))
     print(HEAD, flush=True)
     with lmc.SGLang(options.url, tokenizer=options.tokenizer) as backend:
         for workload in choose(options.workloads, Size(options.scale)):
             run = runners(workload, backend, endpoint, sgl, threads)
-            rows.append(bench(workload, options.url, run, options.n or workload.n, options.reps, options.seed))
+            rows.append(bench(workload, backend, run, options.n or workload.n, options.reps, options.seed))
             print(line(rows[-1]), flush=True)
             if options.json:
                 options.json.write_text(json.dumps({**where(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")

@@ -160,6 +160,25 @@ def test_a_prefix_is_computed_before_its_forks_are_asked_if_it_is_long(sglang, w
     assert len(stand_in.texts) == 9 + first, "what the server has read it need not read again"
 
 
+def test_the_prefix_of_a_batch_is_computed_again_when_the_server_has_lost_it(sglang):
+    @lmc.function
+    def program(s, q):
+        s += "A long beginning that all of them share. " * 200 + q + lmc.gen("a", max_tokens=4)
+
+    backend, stand_in, _ = sglang(TextModel())
+    fast = lmc.compile(program)
+    fast.planner.prepare(backend, True)
+    for flushed in (False, False, True):
+        if flushed:
+            backend.flush_cache()
+        before = len(stand_in.texts)
+        fast.batch([{"q": q} for q in "abc"], backend=backend, temperature=0)
+        asked = stand_in.texts[before:]
+        first = not before or flushed
+        assert len(asked) == 3 + first + (not before), "whether ids are taken, once; the prefix; an answer each"
+        assert not first or all(text.startswith(asked[-4]) for text in asked[-3:])
+
+
 def test_vllm_shares_what_a_pass_computes(vllm):
     @lmc.function
     def program(s):

@@ -64,6 +64,7 @@ class Prefixes:
         self._capacity = capacity
         self._sent: OrderedDict[int, int] = OrderedDict()
         self._read: dict[int, int] = {}
+        self.losses = 0  # how often a server's cache was lost
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -88,6 +89,7 @@ class Prefixes:
 
     def forget(self, server: int) -> None:
         """Forget a server that is gone, with its cache."""
+        self.losses += 1
         for table in (self._sent, self._read):
             for key in [key for key, servers in table.items() if servers >> server & 1]:
                 table[key] &= ~(1 << server)

@@ -14,6 +14,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from lmc.backend.api.backend import ApiHandle, Submission
 from lmc.backend.api.bodies import usage_of
 from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
@@ -25,7 +26,7 @@ from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import ProxiedWire, parsed, proxied, refused
-from lmc.backend.base import Capabilities, Hints, Usage
+from lmc.backend.base import Capabilities, Handle, Hints, Usage
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
 from lmc.errors import (
@@ -37,7 +38,7 @@ from lmc.errors import (
     ProgramError,
     PromptTooLongError,
 )
-from lmc.segments import Gen, Part, Select, Special
+from lmc.segments import Gen, Part, Segment, Select, Special
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
@@ -345,6 +346,7 @@ class RemoteBackend(Listed):
 
         self._prompts, self._fleet = prompts, Fleet(urls, wire, timeout=patience.timeout)
         self._given = {addressed(url): url for url in urls}
+        self._prefilled = weakref.WeakKeyDictionary[Submission, int]()
         self._routed = is_router(urls[0], headers) if router is None else router
         return self._fleet
 
@@ -390,7 +392,18 @@ class RemoteBackend(Listed):
             status, said = told(self._given[server.url], self.flush, self._auth)
             if (problem := self._flushed(status, said)) is not None:
                 raise BackendError(f"{self.name}: {server.url} did not flush its cache: {problem}")
+            self._fleet.prefixes.losses += 1  # at once: what is submitted next reads its prefix again
             self._loop.post(self._fleet.prefixes.forget, server.bit)
+
+    def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ApiHandle:
+        handle = super().prefill(parent, segments, hints)
+        self._prefilled[handle.ticket.work] = self._fleet.prefixes.losses
+        return handle
+
+    def holds(self, handle: Handle) -> bool:
+        """Return whether no cache was lost since the handle's prompt was prefilled."""
+        assert isinstance(handle, ApiHandle)
+        return self._prefilled.get(handle.ticket.work) == self._fleet.prefixes.losses
 
     def _flushed(self, status: int, said: str) -> str | None:
         """Return what kept a server from flushing its cache."""
