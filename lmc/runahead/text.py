@@ -81,25 +81,6 @@ def is_text(parts: Iterable[object]) -> bool:
 
 def without(tail: Sequence[object], head: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
     """Return the text `head` and the parts that follow it in `tail`; None if the tail begins differently."""
-    i = at = 0  # the part of the tail, and how much of its text is consumed
-    for piece in head:
-        left = piece
-        while left != "":
-            part = tail[i] if i < len(tail) else None
-            if isinstance(part, str) and at == len(part):
-                i, at = i + 1, 0
-            elif part == left and not at:
-                i, left = i + 1, ""
-            elif not isinstance(part, str) or not isinstance(left, str):
-                return None
-            elif part.startswith(left, at):
-                at, left = at + len(left), ""
-            elif left.startswith(part[at:]):
-                i, at, left = i + 1, 0, left[len(part) - at :]
-            else:
-                return None
-    rest = tuple(tail[i:])
-    if not at:
-        return head, rest
-    cut = str(rest[0])[at:]
-    return head, (cut, *rest[1:]) if cut else rest[1:]
+    (text, parts), wanted = encoded(tail), "".join(map(code, head))
+    cut = divided(parts, len(wanted)) if text.startswith(wanted) else None
+    return None if cut is None or flat([cut[0]]) != flat([head]) else (head, cut[1])

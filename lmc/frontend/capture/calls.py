@@ -15,6 +15,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
 from lmc.frontend.capture.outside import LRU, is_plain, is_plain_enum
+from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.values import (
     NOTHING,
@@ -85,7 +86,7 @@ class CallEvaluator:
 
     def call_method(self: Evaluation, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Evaluate `x.name(*args, **kwargs)`."""
-        kind = type(x)
+        kind = STANDS_FOR.get(type(x), type(x))
         names = table.PURE_METHODS.get(kind)
         if names is not None and name in names:
             return self._pure_method(x, kind, name, args, kwargs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
+from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Raised, Super, Undecided, Unknown, raised
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr
@@ -212,7 +213,7 @@ class Objects:
             self.call(after, [], {})
 
     def class_of(self: Evaluation, x: Any) -> Any:
-        return x.cls if isinstance(x, Object) else type(x)
+        return x.cls if isinstance(x, Object) else STANDS_FOR.get(type(x), type(x))
 
     def is_instance(self: Evaluation, x: Any, kinds: Any) -> Any:
         """Evaluate `isinstance(x, kinds)`."""

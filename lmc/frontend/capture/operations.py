@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 LARGEST_TEXT = 2_000_000
 LARGEST_NUMBER = 20_000
 """Bound on the size of integers, in bits."""
-LARGEST_REGEX_TEXT = 100_000
 
 
 def known(ev: Evaluation, x: Any) -> Deps:

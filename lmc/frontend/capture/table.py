@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmc.frontend import primitives, tools
-from lmc.frontend.capture import backtracking, followed
+from lmc.frontend.capture import followed, searching
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.values import NOTHING, Closure, Coroutine, LazyItems, Manager, Object, Partial, Raised, Stop, Undecided, Unknown, join
@@ -111,50 +111,21 @@ def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[st
         return ev.operation(name, (*args, *kwargs.values()), deps)
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]
     ev.count(sum(sizes) >> 8)
-    if (name in _BOUNDED and max(sizes, default=0) > op.LARGEST_REGEX_TEXT) or any(
+    if (name in _BOUNDED and max(sizes, default=0) > 100_000) or any(
         isinstance(a, int) and a.bit_length() > _LARGEST.get(name, op.LARGEST_NUMBER) for a in given
     ):
         raise Stop("too large")
     op.bound(name, *given) if name == "pow" and len(given) == 2 else None
-    if name.startswith(("re.", ".")) and not _is_quick(fn, name, given, kwargs):
-        return ev.operation(name, args, None)
-    found = op.apply(ev, name, functools.partial(fn, *given, **kwargs))
-    return LazyItems(ev, found) if type(found).__name__ == "callable_iterator" else found
+    how = name.rpartition(".")[2]
+    searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
+    run = functools.partial(searching.search, fn, how, given, kwargs) if searches else functools.partial(fn, *given, **kwargs)
+    found = op.apply(ev, name, run)
+    return LazyItems(ev, found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
 _BOUNDED = frozenset({f"{m.__name__}.{n}" for m in (textwrap, html, urllib.parse) for n in _MODULES[m].split()} | {"math.prod"})
 _LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, ".expandtabs": 16, "pow": op.LARGEST_NUMBER // 10}
 """Bits of their numbers: of widths, lengths and exponents."""
-_NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
-_POSITIONAL = {"split": 2, "sub": 3, "subn": 3}
-"""Number of arguments that `re`'s functions take by position without a warning; else 4."""
-
-
-def _is_quick(fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a search ends soon, whatever the text: it holds the interpreter, and so the answer that its
-    program waits for. Nor may `re` warn: of nested sets when it reads a pattern, of numbers and flags given by
-    position."""
-    how, own = name.rpartition(".")[2], getattr(fn, "__self__", None)
-    if not isinstance(own, re.Pattern) and (getattr(fn, "__module__", None) != "re" or how == "escape"):
-        return True
-    given: dict[str, Any] = {
-        **dict(zip(("pattern", "repl", "string") if how in ("sub", "subn") else ("pattern", "string", "flags"), (own, *args) if own else args)),
-        **kwargs,
-    }
-    pattern, text, flags = (given.get(part, 0) for part in ("pattern", "string", "flags"))
-    if isinstance(pattern, re.Pattern):
-        pattern, flags = pattern.pattern, pattern.flags
-    if len(args) > _POSITIONAL.get(how, 4) or _NESTED.search(str(pattern)):
-        return False
-    try:
-        if how == "compile":
-            return True
-        op.fits(len(given.get("repl", "")) * len(text))
-        return len(text) <= op.LARGEST_REGEX_TEXT and backtracking.work(pattern, flags, text, how) <= backtracking.MOST_WORK
-    except (KeyError, RecursionError):
-        return False
-    except (re.error, TypeError, ValueError, OverflowError, AttributeError):  # raised again by the call, where the program can handle it
-        return True
 
 
 def callback(ev: Evaluation, fn: Any) -> Any:
