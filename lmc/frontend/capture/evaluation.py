@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -239,19 +238,6 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         if self.tries and name not in SAFE:
             self.risks.append(deps)
         return self.domain.operation(self, name, operands, deps)
-
-    @contextmanager
-    def handling(self, frame: Frame, name: str | None, value: Any) -> Generator[None]:
-        """Enter an `except` clause that handles an exception, under a name."""
-        self.handled.append(value)
-        if name is not None:
-            frame.vars[name] = value
-        try:
-            yield
-        finally:
-            self.handled.pop()
-            if name is not None:
-                frame.vars.pop(name, None)
 
     @property
     def stops(self) -> bool:

@@ -15,7 +15,8 @@ from lmc.frontend.capture.values import NOTHING, Closure, LazyItems, Raised, Und
 from lmc.frontend.scopes import Bindings, Comprehension
 
 if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Frame
+    from lmc.errors import Loc
+    from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 
 def expression(node: ast.expr, scope: Scope) -> Eval:
@@ -76,16 +77,20 @@ def _part(part: ast.expr, scope: Scope) -> Eval:
 # -- operators -------------------------------------------------------------------------------------------------------
 
 
-def _binary(node: ast.BinOp, scope: Scope) -> Eval:
-    name, fn = op.BINARY[type(node.op)]
-    left, right, loc = expression(node.left, scope), expression(node.right, scope), scope.loc(node)
+def _of_two(left: Eval, right: Eval, loc: Loc, fn: Callable[[Evaluation, Any, Any], Any]) -> Eval:
+    """Compile an operation on two values."""
 
     def run(frame: Frame) -> Any:
         a, b = left(frame), right(frame)
         frame.ev.loc = loc
-        return op.binary(frame.ev, name, fn, a, b)
+        return fn(frame.ev, a, b)
 
     return run
+
+
+def _binary(node: ast.BinOp, scope: Scope) -> Eval:
+    name, fn = op.BINARY[type(node.op)]
+    return _of_two(expression(node.left, scope), expression(node.right, scope), scope.loc(node), lambda ev, a, b: op.binary(ev, name, fn, a, b))
 
 
 _UNARY: Mapping[type[ast.AST], tuple[str, Callable[[Any], Any]]] = {
@@ -248,25 +253,12 @@ def _slice(node: ast.Slice, scope: Scope) -> Eval:
 
 
 def _subscript(node: ast.Subscript, scope: Scope) -> Eval:
-    value, at, loc = expression(node.value, scope), expression(node.slice, scope), scope.loc(node)
-
-    def run(frame: Frame) -> Any:
-        x, i = value(frame), at(frame)
-        frame.ev.loc = loc
-        return op.item(frame.ev, x, i)
-
-    return run
+    return _of_two(expression(node.value, scope), expression(node.slice, scope), scope.loc(node), op.item)
 
 
 def _attribute(node: ast.Attribute, scope: Scope) -> Eval:
-    value, name, loc = expression(node.value, scope), scope.mangled(node.attr), scope.loc(node)
-
-    def run(frame: Frame) -> Any:
-        x = value(frame)
-        frame.ev.loc = loc
-        return frame.ev.attribute(x, name)
-
-    return run
+    name = scope.mangled(node.attr)
+    return _of_two(expression(node.value, scope), lambda _: name, scope.loc(node), lambda ev, x, name: ev.attribute(x, name))
 
 
 def _call(node: ast.Call, scope: Scope) -> Eval:

@@ -177,10 +177,6 @@ class Objects:
 
     # -- classes and instances
 
-    def dataclass_fields(self: Evaluation, cls: Any) -> tuple[str, ...] | None:
-        """The names of a dataclass's fields."""
-        return tuple([field.name for field in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else None
-
     def instance(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return a new object of a plain class."""
         made = Object(self, cls, {}, tuple(args))

@@ -317,8 +317,14 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
         if raised is not None:
             for kinds, name, handler in clauses:
                 if kinds is None or ev.catches(kinds(frame), raised.value):
-                    with ev.handling(frame, name, raised.value):
+                    ev.handled.append(raised.value)
+                    if name is not None:
+                        frame.vars[name] = raised.value
+                    try:
                         return handler.run(frame)
+                    finally:
+                        ev.handled.pop()
+                        frame.vars.pop(name, None)
             raise raised
         if ev.risks[risk:] and clauses:  # something unknown may have raised
             ev.domain.handlers(ev, frame, join(NOTHING, *ev.risks[risk:]), [handler for _, _, handler in clauses], scope.loc(node))

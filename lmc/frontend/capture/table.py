@@ -143,14 +143,16 @@ _TAKING: Mapping[Any, str] = {
     itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i",
     itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av", itertools.combinations_with_replacement: "av",
     itertools.accumulate: "if", itertools.groupby: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
+    min: "u|x", max: "u|x", iter: "i|fx",
 }  # fmt: skip
 """Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, r sequences, m mappings or iterables,
 f and d functions, v known values, x
-anything; the last letter stands for all arguments that follow."""
+anything; the last letter stands for all arguments that follow, and those behind | hold for several arguments."""
 
 
-def _natively(fn: Any, letters: str) -> Rule:
+def _natively(fn: Any, how: str) -> Rule:
     def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        letters = how.partition("|")[2 if len(args) > 1 else 0] or how
         kinds = [letters[min(i, len(letters) - 1)] for i in range(len(args))]
         given = [_TAKEN[kind](ev, a) for kind, a in zip(kinds, args, strict=True)]
         if "u" in kinds and kwargs.get("key") is not None and ev.may_ask_in([kwargs["key"]]):
@@ -204,15 +206,6 @@ def _each(ev: Evaluation, items: Any) -> Any:
 
 for _fn, _letters in _TAKING.items():
     rule(_fn)(_natively(_fn, _letters))
-
-
-def _by_count(fn: Any, one: str, more: str) -> Rule:
-    alone, several = _natively(fn, one), _natively(fn, more)
-    return lambda ev, args, kwargs: (alone if len(args) == 1 else several)(ev, args, kwargs)
-
-
-for _fn, _one, _more in ((min, "u", "x"), (max, "u", "x"), (iter, "i", "fx")):
-    rule(_fn)(_by_count(_fn, _one, _more))
 
 
 @rule(next)

@@ -741,6 +741,7 @@ def test_native_code_calls_the_special_methods_of_objects():
 class Ranked:
     rank: int
     name: str
+    secret: str = dataclasses.field(default="", repr=False, compare=False)
 
 
 class Counted:
@@ -755,7 +756,7 @@ class Counted:
 
 @lmc.function
 def compares_objects(s):
-    s += max(Ranked(1, "a"), Ranked(2, "b")).name + lmc.gen("x")
+    s += f"{max(Ranked(1, 'a'), Ranked(2, 'b', 'x'))} {Ranked(1, 'a') == Ranked(1, 'a', 'x')} {'{0.name}'.format(Ranked(1, 'a'))}" + lmc.gen("x")
     if not Counted([]):
         child(s["x"])
     try:
@@ -767,7 +768,7 @@ def compares_objects(s):
 def test_objects_follow_pythons_protocols():
     python = run_python(compares_objects, {})
     asked, outcome = run_evaluation(compares_objects, {}, python.answers)
-    assert outcome.raised is None and [prompt for _, _, prompt in asked] == [None, *[prompt for _, _, prompt in python.asked[1:]]]
+    assert outcome.raised is None and asked == python.asked
 
 
 class Vector:
