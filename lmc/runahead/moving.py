@@ -18,7 +18,7 @@ from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.ir.ops import address as address_of
 from lmc.ir.ops import trait
 from lmc.passes.aggressive import Aggressive, first_texts
-from lmc.runahead.text import Piece, between, code, encoded, flat
+from lmc.runahead.text import Piece, between, encoded, flat, source
 from lmc.segments import Given
 
 Place = tuple[Any, tuple[str, int] | None]
@@ -64,12 +64,8 @@ class Move:
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Return patterns of the same text with arguments as short and as long as possible: if both match equally, the reading is unique."""
 
-        def source(any_text: str) -> str:
-            written = "".join(f"({any_text})" if p is None else re.escape(code(p)) for p in self.written)
-            rest = "".join(any_text if p is None else re.escape(code(p)) for p in self.rest)
-            return f"({written}){rest}"
-
-        return re.compile(source(".*?"), re.DOTALL), re.compile(source(".*"), re.DOTALL)
+        lazy, greedy = (f"({source(self.written, f'({text})')}){source(self.rest, text)}" for text in (".*?", ".*"))
+        return re.compile(lazy, re.DOTALL), re.compile(greedy, re.DOTALL)
 
 
 def moves(graph: Graph, rewrite: Aggressive) -> Mapping[Place, Move]:

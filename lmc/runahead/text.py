@@ -26,11 +26,12 @@ def flat(pieces: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
 @lru_cache(maxsize=1024)
 def pattern(text: tuple[Piece, ...], rest: tuple[Piece, ...]) -> re.Pattern[str]:
     """Return a pattern of texts that begin with the pieces `text`, its group 1, and end with `rest`."""
+    return re.compile(f"({source(text, '.*?')}){source(rest, '.*?')}", re.DOTALL)
 
-    def source(pieces: tuple[Piece, ...]) -> str:
-        return "".join(".*?" if p is None else re.escape(code(p)) for p in pieces)
 
-    return re.compile(f"({source(text)}){source(rest)}", re.DOTALL)
+def source(pieces: Iterable[Piece], any_text: str) -> str:
+    """Return the source of a pattern of pieces."""
+    return "".join([any_text if p is None else re.escape(code(p)) for p in pieces])
 
 
 def code(part: object) -> str:

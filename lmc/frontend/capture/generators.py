@@ -42,13 +42,10 @@ class GeneratorBody:
 
     def give_all(self, x: Any) -> Any:
         """Evaluate `yield from x` within the body."""
-        if type(x) is not LazyItems or x.generator is None:
-            for item in iterate(self._frame.ev, x):
-                self.give(item)
-            return None
+        items = x if type(x) is LazyItems else iterate(self._frame.ev, x)
         while True:
             try:
-                item = next(x)
+                item = next(items)
             except StopIteration as over:
                 return over.value
             self.give(item)

@@ -9,7 +9,7 @@ import re
 import traceback
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import EnumMeta
 from typing import TYPE_CHECKING, Any
@@ -103,13 +103,11 @@ def passes(x: Any) -> int:
 
 # -- binary operators ------------------------------------------------------------------------------------------------
 
-BINARY: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Add: ("add", operator.add), ast.Sub: ("sub", operator.sub), ast.Mult: ("mul", operator.mul), ast.Div: ("truediv", operator.truediv),
-    ast.FloorDiv: ("floordiv", operator.floordiv), ast.Mod: ("mod", operator.mod), ast.Pow: ("pow", operator.pow), ast.LShift: ("lshift", operator.lshift),
-    ast.RShift: ("rshift", operator.rshift), ast.BitOr: ("or", operator.or_), ast.BitAnd: ("and", operator.and_), ast.BitXor: ("xor", operator.xor),
-    ast.MatMult: ("matmul", operator.matmul),
+_OPERATORS: Mapping[type[ast.AST], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow", ast.LShift: "lshift",
+    ast.RShift: "rshift", ast.BitOr: "or", ast.BitAnd: "and", ast.BitXor: "xor", ast.MatMult: "matmul",
 }  # fmt: skip
-_INPLACE = {"add": operator.iadd, "or": operator.ior, "sub": operator.isub, "and": operator.iand, "xor": operator.ixor, "mul": operator.imul}
+BINARY: Mapping[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {kind: (name, getattr(operator, f"__{name}__")) for kind, name in _OPERATORS.items()}
 
 
 def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -160,13 +158,13 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
         return append(ev, name, a, b)
     if isinstance(a, Unknown) and isinstance(b, Expr):
         return Unknown(a.deps)  # forks of an unknown number, maybe
-    if kind in CONTAINERS and kind not in (tuple, frozenset) and name in _INPLACE:
+    if kind in CONTAINERS and kind not in (tuple, frozenset) and name in ("add", "or", "sub", "and", "xor", "mul"):
         bound(name, a, b)
         ev.count(passes(b))
         with suppress(Undecided):
-            return change(ev, a, known(ev, b), _INPLACE[name], a, b)
+            return change(ev, a, known(ev, b), getattr(operator, f"__i{name}__"), a, b)
         return a
-    return apply(ev, name, getattr(operator, f"i{name}"), a, b) if isinstance(a, Object) else binary(ev, name, fn, a, b)
+    return apply(ev, name, getattr(operator, f"__i{name}__"), a, b) if isinstance(a, Object) else binary(ev, name, fn, a, b)
 
 
 def change(ev: Evaluation, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:

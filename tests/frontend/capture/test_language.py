@@ -199,14 +199,16 @@ def matching(s, q):
             s += text + lmc.gen("z")
         case {"k": int()}:
             s += lmc.gen("w")
-    for found in (Point(1, q), Point(y="b"), [1, Point(3, "c"), "z"], {"a": None, "b": 2, "c": 3}, (1,), 7, "no"):
+    for found in (Point(1, q), Point(y="b"), [1, Point(3, "c"), "z"], Point(3, "c"), {"a": None, "b": 2, "c": 3}, (1,), 7, "no"):
         match found:
             case Point(x=1, y=y) | Point(y="b" as y):
                 text = f"point {y}"
             case [int(n), *middle, str() as last] if n:
                 text = f"list {n} {len(middle)} {last}"
-            case {"a": None, "b": b}:
-                text = f"dict {b}"
+            case {"a": None, "b": b, **more}:
+                text = f"dict {b} {more}"
+            case Point(3, found_y):
+                text = f"at {found_y}"
             case tuple(t):
                 text = f"tuple {t}"
             case 7 | 8:
@@ -756,7 +758,7 @@ class Counted:
 
 @lmc.function
 def compares_objects(s):
-    s += f"{max(Ranked(1, 'a'), Ranked(2, 'b', 'x'))} {Ranked(1, 'a') == Ranked(1, 'a', 'x')} {'{0.name}'.format(Ranked(1, 'a'))}" + lmc.gen("x")
+    s += f"{max(Ranked(1, 'a'), Ranked(2, 'b', 'x'))} {Ranked(1, 'a') == Ranked(1, 'a', 'x')} {'{.name}'.format(Ranked(1, 'a'))}" + lmc.gen("x")
     if not Counted([]):
         child(s["x"])
     try:
