@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import product, starmap
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,12 @@ from benchmarks.bench_programs import where
 from lmc.backend.engine.kernels.few_rows import MOST, Cut, FewRows
 from lmc.backend.engine.kernels.quantize import quantize
 from lmc.backend.engine.models.fp8 import Fp8, fp8
+
+CUTS = [
+    *(Cut(64, 128, 6, split) for split in (1, 2, 4, 8)), *(Cut(64, 256, 3, split) for split in (1, 2, 4, 8)), *(Cut(64, 128, 4, split) for split in (2, 4)),
+    *(Cut(128, 128, 4, split, 8) for split in (1, 2, 4)), Cut(32, 256, 4, 1), Cut(32, 256, 4, 2), Cut(128, 128, 6, 2, 4),
+]  # fmt: skip
+"""Of the kernel for few rows: tried by `--cuts`."""
 
 _CACHE = 200 << 20  # bytes of matrices that are multiplied in turns
 
@@ -65,9 +70,7 @@ def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -
 
 def cuts(x: torch.Tensor, small: Sequence[Fp8]) -> list[str]:
     (rows, scales), few, times = quantize(x), FewRows(x.device), dict[Cut, float]()
-    for cut in starmap(Cut, product((32, 64, 128), (128, 256, 512), (3, 4, 6), (1, 2, 4, 8), (4, 8))):
-        if cut.stages * cut.columns * (cut.outputs + 64) > 200_000 or cut.split * cut.columns > x.shape[1] or (cut.warps == 8 and cut.outputs < 128):
-            continue
+    for cut in CUTS:
         times[cut] = microseconds(lambda cut=cut: [few.multiply(rows, scales, m.weight, m.scale, x.dtype, cut) for m in small], len(small))
     return [f"{times[c]:.1f} µs {c.outputs}·{c.columns} stages {c.stages} split {c.split} warps {c.warps}" for c in sorted(times, key=times.__getitem__)[:8]]
 

@@ -1,4 +1,4 @@
-"""Products of few rows with a matrix in FP8: as fast as its bytes are read, which cuBLAS and CUTLASS are not below some 64 rows.
+"""Products of few rows with a matrix in FP8: as fast as its bytes are read, which cuBLAS and CUTLASS are not.
 
     y[t, o] = s[t] · scale[o] · Σ p[t, i] q[o, i]        q [out, in] and p [T, in] e4m3, sums in float32
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
 
-MOST = 64
+MOST = 128
 """Rows, at most."""
 
 _PRECISE = 128  # columns whose sum tensor cores may keep
@@ -81,13 +81,15 @@ class Cut:
     warps: int = 4
 
 
-def cut_of(rows: int, outputs: int, columns: int) -> Cut:
-    """Return the cut that is fastest, or nearly so, on an H200."""
-    tiles = triton.cdiv(outputs, 64)
+def cut_of(outputs: int) -> Cut:
+    """Return the cut that is within a few per cent of the fastest on an H200 (`benchmarks.bench_fp8 --cuts`): as few programs
+    as fill its 132 multiprocessors."""
+    if outputs >= 128 * 192:
+        return Cut(128, 128, 4, 1, 8)
     split = 1
-    while tiles * split < 256 and columns // (2 * split) >= 512:
+    while triton.cdiv(outputs, 64) * split < 128 and split < 8:
         split *= 2
-    return Cut(64, 256 if rows <= 16 else 128, 4, split)
+    return Cut(64, 128, 6, split)
 
 
 class FewRows:
@@ -109,7 +111,7 @@ class FewRows:
         assert rows <= MOST
         y = torch.empty(rows, outputs, dtype=dtype, device=p.device)
         if rows:
-            cut = cut or cut_of(rows, outputs, columns)
+            cut = cut or cut_of(outputs)
             block, tiles = max(16, triton.next_power_of_2(rows)), triton.cdiv(outputs, cut.outputs)
             if cut.split > 1:
                 self._grow(tiles, tiles * cut.split * cut.outputs * block)
