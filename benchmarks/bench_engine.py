@@ -36,6 +36,7 @@ import torch
 import lmc
 from benchmarks.workloads import text
 from lmc.backend.engine.forward_batch import Pass, Rows
+from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.fp8 import Fp8
@@ -192,7 +193,9 @@ def _decode(
 
     with torch.inference_mode():
         times = [t / machine.in_a_row for t in machine.times(passes, reps)]
-    moved = weight_bytes(engine) + read * 2 * c.num_layers * c.kv_size * runner._kv.key(0).element_size()
+    pool = runner._kv
+    assert isinstance(pool, KVPool)
+    moved = weight_bytes(engine) + read * sum(store[0].nbytes for store in pool.tensors())
     return _row(part, case, times, 1e3, "ms", moved / ceilings.bandwidth)
 
 
@@ -319,6 +322,7 @@ def main() -> None:
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quantization", choices=("fp8",))
+    parser.add_argument("--kv-dtype", choices=("fp8",))
     parser.add_argument("--parts", type=_of_parts, default=list(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--batches", type=_numbers, default=[1, 8, 64, 256], help="sequences that decode together")
     parser.add_argument("--contexts", type=_numbers, default=[1024, 4096], help="tokens before them, and of prefixes")
@@ -333,7 +337,8 @@ def main() -> None:
     machine = Machine(args.device)
     began = time.perf_counter()
     engine = lmc.Engine(
-        args.model, device=args.device, load_format=args.load_format, max_batch=args.max_batch, chunk=args.chunk, quantization=args.quantization
+        args.model, device=args.device, load_format=args.load_format, max_batch=args.max_batch, chunk=args.chunk,
+        quantization=args.quantization, kv_dtype=args.kv_dtype,
     )
     print(f"loaded in {time.perf_counter() - began:.1f} s: {engine.server_info()}")
     ceilings = machine.ceilings(torch.bfloat16 if machine.gpu else torch.float32)

@@ -304,6 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--quantization", choices=("fp8",), help="of the engine's weights")
+    parser.add_argument("--kv-dtype", choices=("fp8",), help="of the engine's KV")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that the model is spread over")
     parser.add_argument("--dp", type=int, default=1, help="replicas of the engine")
     parser.add_argument("--drafts", default="off", help="of the engine: off, auto or a number; on synthetic text and random weights they say nothing")
@@ -332,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     for policy, given in POLICIES.items() if options.ablate else [("", {})]:
         backend = open_backend(options.backend, device=options.device, load_format=options.load_format, max_tokens=options.max_tokens,
-                               quantization=options.quantization, tp=options.tp, dp=options.dp, drafts=int(options.drafts) if options.drafts.isdigit() else options.drafts, **given)
+                               quantization=options.quantization, kv_dtype=options.kv_dtype, tp=options.tp, dp=options.dp, drafts=int(options.drafts) if options.drafts.isdigit() else options.drafts, **given)
         try:
             for workload in choose(options.workloads, Size(options.scale)):
                 print(f"{policy} {workload.name}: {workload.shape} …".lstrip(), file=sys.stderr, flush=True)

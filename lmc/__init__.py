@@ -212,6 +212,7 @@ def _engine(model: str) -> Any:
     return Engine(
         model,
         device=found.device or "auto",
+        kv_dtype="fp8" if found.kv_dtype else None,
         deterministic=found.deterministic,
         drafts=found.drafts,
         draft_model=found.draft_model or None,

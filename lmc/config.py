@@ -34,6 +34,7 @@ class Settings:
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
+    kv_dtype   "fp8" for such a model's KV in FP8, "" for that of its activations
     deterministic  such a model's answers have the same bits whatever runs beside them (a CPU)
     drafts     tokens that such a model drafts: "auto", "off", a number; None: "auto" if there is a draft_model, else "off"
     draft_model  a smaller model that guesses them, "" for none
@@ -53,6 +54,7 @@ class Settings:
     device: str = ""
     tp: int = 1
     dp: int = 1
+    kv_dtype: str = ""
     deterministic: bool = False
     drafts: int | Literal["auto", "off"] | None = None
     draft_model: str = ""
@@ -75,6 +77,7 @@ class Changes(TypedDict, total=False):
     device: str
     tp: int | str
     dp: int | str
+    kv_dtype: str
     deterministic: bool | str
     drafts: int | str | None
     draft_model: str
@@ -128,6 +131,12 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
+def _kv_dtype(name: str, value: Any) -> str:
+    if value not in ("", "fp8"):
+        raise ParameterError(f"{name}={value!r}: must be fp8, or empty")
+    return value
+
+
 def _drafts(name: str, value: Any) -> int | Literal["auto", "off"] | None:
     said = str("" if value is None else value).strip()
     if not said:
@@ -160,6 +169,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "tp": _whole(1, 64),
     "dp": _whole(1, 64),
+    "kv_dtype": _kv_dtype,
     "deterministic": _switch,
     "drafts": _drafts,
     "draft_model": _text,

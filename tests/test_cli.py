@@ -335,6 +335,8 @@ def test_env_lists_several_gpus(lmc_cli, monkeypatch):
     (("--adapter", "a=x", "--adapter", "a=y"), "two adapters have the name a"),
     (("--drafts", "many"), "drafts='many': must be auto, off or a number of tokens"),
     (("--drafts", "4", "--backend", "mock"), "--drafts and --draft-model are for models on this machine, and mock is not one"),
+    (("--kv-dtype", "fp8", "--backend", "mock"), "--kv-dtype is for models on this machine, and mock is not one"),
+    (("--kv-dtype", "int8"), "kv_dtype='int8': must be fp8, or empty"),
     (("--draft-model", "nowhere"), "no model 'nowhere'"),
     (("--adapter", "a=x", "--backend", "mock"), "--adapter is for models on this machine, and mock is not one"),
 ])  # fmt: skip

@@ -62,6 +62,16 @@ def use_drafts(name: str, drafts: str | None, model: str | None) -> None:
             config(draft_model=model)
 
 
+def use_kv_dtype(name: str, given: str | None) -> None:
+    """`--kv-dtype`: how models are opened from now on."""
+    if given is None:
+        return
+    if not named.is_model(name):
+        raise UsageError(f"--kv-dtype is for models on this machine, and {name} is not one")
+    with as_usage():
+        config(kv_dtype=given)
+
+
 def use_adapters(name: str, given: Sequence[str] | None) -> None:
     """`--adapter`: how models are opened from now on."""
     if not given:

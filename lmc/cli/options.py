@@ -46,6 +46,9 @@ TensorParallel = Annotated[
 Replicas = Annotated[
     int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1", help="Run N copies of the model, each on --tp GPUs.")
 ]
+KvDtype = Annotated[
+    str | None, typer.Option("--kv-dtype", metavar="fp8", show_default="LMC_KV_DTYPE, else as activations", help="Keep KV in FP8 (docs/performance.md).")
+]
 Deterministic = Annotated[
     bool,
     typer.Option(

@@ -17,7 +17,7 @@ from lmc import userfiles
 from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
-from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts
+from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts, use_kv_dtype
 from lmc.cli.options import (
     Adapters,
     Arguments,
@@ -25,6 +25,7 @@ from lmc.cli.options import (
     DraftModel,
     Drafts,
     InputFile,
+    KvDtype,
     MaxTokens,
     ModelName,
     OutputFile,
@@ -48,6 +49,7 @@ def run(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    kv_dtype: KvDtype = None,
     deterministic: Deterministic = False,
     drafts: Drafts = None,
     draft_model: DraftModel = None,
@@ -132,6 +134,7 @@ def run(
     use_devices(name, tp, dp)
     use_adapters(name, adapter)
     use_drafts(name, drafts, draft_model)
+    use_kv_dtype(name, kv_dtype)
     if deterministic:
         config(deterministic=True)
     if input_file is None:

@@ -13,8 +13,8 @@ import typer
 from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
-from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts
-from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, ModelName, Replicas, TensorParallel
+from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts, use_kv_dtype
+from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, KvDtype, ModelName, Replicas, TensorParallel
 from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
@@ -35,6 +35,7 @@ def serve(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    kv_dtype: KvDtype = None,
     deterministic: Deterministic = False,
     drafts: Drafts = None,
     draft_model: DraftModel = None,
@@ -137,6 +138,7 @@ def serve(
     use_devices(model, tp, dp)
     use_adapters(model, adapter)
     use_drafts(model, drafts, draft_model)
+    use_kv_dtype(model, kv_dtype)
     if deterministic:
         config(deterministic=True)
     names = tuple(name) if name else (named.public(model),)

@@ -85,3 +85,22 @@ def test_constraints_choices_and_samples(engine):
     ]
     assert len({h.results[0].output().text for h in drawn}) == 1
     engine.check()
+
+
+def test_kv_in_fp8(reference):
+    """Near the reference; a prefix that rows share, that was cached, or that came back from host memory is the same."""
+    with lmc.Engine("smollm2", device="cuda", dtype="bfloat16", kv_dtype="fp8", max_tokens=8_000, host_memory="1GB") as small:
+        assert small.server_info()["kv_dtype"] == "float8_e4m3fn"
+        prompts = [*PROMPTS, *(SHARED + f"Number {i} is the" for i in range(40))]
+
+        def texts() -> list[str]:
+            handles = [small.submit(None, [Text((p,)), gen(24, ignore_eos=True)]) for p in prompts]
+            return [h.results[0].output().text for h in handles]
+
+        first = texts()
+        others = [small.submit(None, [Text((f"{i}. " + SHARED,)), gen(4)]) for i in range(20)]  # more than the pool has room for
+        assert all(h.results[0].output().text for h in others)
+        again = texts()
+        small.check()
+    assert max(margin(reference, p, a) for p, a in zip(prompts[:8], first, strict=False)) < 1.5
+    assert sum(a == b for a, b in zip(first, again, strict=True)) >= 36  # passes are cut otherwise, and a near tie may fall otherwise

@@ -29,6 +29,7 @@ from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.gemm_tuning import TunedGemm
 from lmc.backend.engine.kernels.attention import Partials
+from lmc.backend.engine.kv_fp8 import Fp8Rows
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
 from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_of, read, tokens_of, wanted_rows
@@ -97,7 +98,7 @@ class CudaRunner(ModelRunner):
         self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
         self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device)
         shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
-        self._flash = _flash(shape, model.device)
+        self._flash = None if isinstance(kv.key(0), Fp8Rows) else _flash(shape, model.device)
         self._stage, self._partials = self._tiled_stage(BUCKETS[-1], _MOST_INDICES), self._tiled.partials(BUCKETS[-1])
         self._large: StagingBuffer | None = None  # grows with the passes
         self._graphs: dict[tuple[int, bool, bool], _Captured] = {}

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from lmc.backend.engine.kv_pool import KVPool, LayerShape
+from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.memory import free_host
 from lmc.backend.engine.transfer import to_device
 
@@ -29,21 +29,24 @@ _PIECE = 32 << 20  # bytes of host memory allocated, and pinned, at a time
 _STAGE = 64 << 20  # bytes gathered at a time
 _PAUSE = 2.0  # pinning pauses for so many times as long as it took: the driver launches nothing meanwhile
 _AGAIN = 1.0  # seconds after which a machine that had no more memory may have some
+_WORDS = (torch.int32, torch.int16, torch.uint8)
 
 
 class KVMover:
     """A `Mover` (host_tier.py) of a pool. host_bytes: the host memory that it may use; None: as much as it leaves free
     to all others, by what the machine shows at that time.
 
-    A host row holds K and V of all layers of one token. Memory is allocated in pieces when it is wanted, on a GPU by a
-    thread that pins it. If a piece cannot be allocated, it keeps those it has.
+    A host row holds K and V of all layers of one token, as words of whatever dtype. Memory is allocated in pieces when it is
+    wanted, on a GPU by a thread that pins it. If a piece cannot be allocated, it keeps those it has.
     """
 
-    def __init__(self, pool: KVPool, layers: Sequence[LayerShape], host_bytes: int | None) -> None:
-        self._stores = [store for i in range(len(layers)) for store in (pool.key(i), pool.value(i))]
-        self._device, self._dtype = self._stores[0].device, self._stores[0].dtype
-        self._width = sum(layer.size for layer in layers)
-        self.token_bytes = self._width * self._stores[0].element_size()
+    def __init__(self, pool: KVPool, host_bytes: int | None) -> None:
+        stores = [store.flatten(1) for store in pool.tensors()]
+        self._device = stores[0].device
+        self._dtype = next(d for d in _WORDS if all(s.shape[1] * s.element_size() % d.itemsize == 0 for s in stores))
+        self._stores = [store.view(self._dtype) for store in stores]  # [num_slots + 1, words of a token]
+        self._width = sum(store.shape[1] for store in self._stores)
+        self.token_bytes = self._width * self._dtype.itemsize
         self._shares = host_bytes is None
         self._rows = max(1, min(_PIECE, host_bytes or _PIECE) // self.token_bytes)  # of a piece
         self._pieces: list[torch.Tensor] = []

@@ -8,13 +8,15 @@ A slot holds K and V of one token in every layer (page size 1). Who owns a slot:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+    from lmc.backend.engine.kv_fp8 import Stored
 
 
 class SlotAllocator:
@@ -77,14 +79,14 @@ class LayerShape(NamedTuple):
     key_dim: int
     value_dim: int
 
-    @property
-    def size(self) -> int:
-        """Return its number of elements."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Return its bytes; in FP8, K and V of each head have a scale (kv_fp8.py)."""
+        return self.num_kv_heads * ((self.key_dim + self.value_dim) * dtype.itemsize + (8 if dtype.itemsize == 1 else 0))
 
 
 class KVPool:
-    """Storage of the pool: per layer, K and V [num_slots + 1, num_kv_heads, head_dim]; the last slot is scratch."""
+    """Storage of the pool: per layer, K and V [num_slots + 1, num_kv_heads, head_dim]; the last slot is scratch. In
+    float8_e4m3fn, rows have scales beside them (kv_fp8.py)."""
 
     def __init__(self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
         self._allocate([LayerShape(num_kv_heads, head_dim, head_dim)] * num_layers, num_slots, dtype, device)
@@ -99,15 +101,27 @@ class KVPool:
     def _allocate(self, layers: Sequence[LayerShape], num_slots: int, dtype: torch.dtype, device: str) -> None:
         import torch
 
-        def zeros(heads: int, dim: int) -> torch.Tensor:  # an unwritten slot must never be NaN
+        from lmc.backend.engine.kv_fp8 import Fp8Rows
+
+        def zeros(heads: int, dim: int) -> Stored:  # an unwritten slot must never be NaN
+            if dtype == torch.float8_e4m3fn:
+                return Fp8Rows.zeros(num_slots + 1, heads, dim, device)
             return torch.zeros((num_slots + 1, heads, dim), dtype=dtype, device=device)
 
         self.scratch = num_slots  # written by padding rows of a pass; never read
         self._keys = [zeros(layer.num_kv_heads, layer.key_dim) for layer in layers]
         self._values = [zeros(layer.num_kv_heads, layer.value_dim) for layer in layers]
 
-    def key(self, layer: int) -> torch.Tensor:
+    def key(self, layer: int) -> Stored:
         return self._keys[layer]
 
-    def value(self, layer: int) -> torch.Tensor:
+    def value(self, layer: int) -> Stored:
         return self._values[layer]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield all that it consists of, each [num_slots + 1, …]."""
+        from lmc.backend.engine.kv_fp8 import apart
+
+        for pair in zip(self._keys, self._values, strict=True):
+            for store in pair:
+                yield from dict.fromkeys(apart(store))

@@ -32,7 +32,7 @@ def reference(q, keys, values, spans, window):
     return out
 
 
-def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None):
+def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, fp8=False):
     """spans: (rows, slots); groups: (first span, spans, slots that they share)."""
     from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend
 
@@ -41,6 +41,8 @@ def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None):
     rows = int(lengths.sum())
     q = torch.randn(rows, heads, dim, generator=generator).to(DEVICE, DTYPE)
     keys, values = (torch.randn(SLOTS, kv_heads, dim, generator=generator).to(DEVICE, DTYPE) for _ in range(2))
+    if fp8:
+        keys, values = (quantized(x) for x in (keys, values))
     cuts = np.zeros(len(spans), np.int64)
     for first, n, length in groups:
         cuts[first : first + n] = length
@@ -56,9 +58,21 @@ def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None):
     tables = DevicePlan(*(to(getattr(plan, name)) for name in DevicePlan.__dataclass_fields__))
     partials = Partials(tiler.most_partials(rows), heads, dim, q.device)
     found = attend(q, keys, values, positions, tables, partials, wide=len(plan.wide) > 0, window=window or 0).double()
+    if fp8:
+        keys, values = keys[:], values[:]
     expected = reference(q, keys, values, [(n, torch.as_tensor(s, device=DEVICE)) for n, s in spans], window)
     worst = ((found - expected).flatten(1).norm(dim=-1) / expected.flatten(1).norm(dim=-1)).max()
     assert worst < (2e-2 if GPU else 1e-5), f"a row is off by {worst}"
+
+
+def quantized(x):
+    """Rows of very different sizes, each with scales of its own."""
+    from lmc.backend.engine.kv_fp8 import Fp8Rows
+
+    found = Fp8Rows.zeros(*x.shape, DEVICE)
+    sizes = torch.logspace(-3, 1, len(x), device=DEVICE)[torch.randperm(len(x), generator=torch.Generator().manual_seed(3)), None, None]
+    found.index_copy_(0, torch.arange(len(x), device=DEVICE), x.float() * sizes)
+    return found
 
 
 def spans_of(*sizes):
@@ -79,21 +93,24 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("window", [None, 37])
-def test_rows_read_their_slots(case, window):
-    check(list(spans_of(*CASES[case])), window=window, shares=3)
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+def test_rows_read_their_slots(case, window, fp8):
+    check(list(spans_of(*CASES[case])), window=window, shares=3, fp8=fp8)
 
 
 @pytest.mark.parametrize("shape", [(6, 2, 24), (4, 4, 16), (3, 1, 16)], ids=str)
 @pytest.mark.parametrize("shares", [1, 40])
-def test_any_shape_and_any_cut(shape, shares):
-    check(list(spans_of((1, 90), (3, 50), (20, 130), (1, 200))), shape=shape, shares=shares)
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+def test_any_shape_and_any_cut(shape, shares, fp8):
+    check(list(spans_of((1, 90), (3, 50), (20, 130), (1, 200))), shape=shape, shares=shares, fp8=fp8)
 
 
 @pytest.mark.parametrize("shares", [2, 9])
-def test_a_prefix_is_read_by_its_group(shares):
+@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
+def test_a_prefix_is_read_by_its_group(shares, fp8):
     slots = np.random.default_rng(1).permutation(SLOTS)
     first, second = slots[:150], slots[150:230]
     own = [slots[300 + 20 * i :][: 3 + i % 9] for i in range(26)]
     spans = [(1, np.concatenate((first if i < 19 else second, tail))) for i, tail in enumerate(own)]
     spans += [(1, slots[900:1000]), (9, slots[1000:1050])]
-    check(spans, [(0, 19, 150), (19, 7, 80)], shares=shares)
+    check(spans, [(0, 19, 150), (19, 7, 80)], shares=shares, fp8=fp8)

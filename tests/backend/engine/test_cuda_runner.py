@@ -35,9 +35,9 @@ CONFIGS = {
 
 
 class Both:
-    """The runner in bfloat16 beside the reference in float32, over pools of their own."""
+    """The runner in bfloat16 beside the reference in float32, over pools of their own; both in FP8 if `kv` is."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kv: torch.dtype | None = None) -> None:
         from lmc.backend.engine.cuda_runner import CudaRunner
 
         generator = torch.Generator().manual_seed(0)
@@ -47,11 +47,12 @@ class Both:
         half = {n: w.to("cuda", torch.bfloat16) for n, w in weights.items()}
         shape = (config.num_layers, SLOTS, config.num_kv_heads, config.head_dim)
         self.runner = CudaRunner(
-            llama.build(half, config), KVPool(*shape, torch.bfloat16, "cuda"), Sampler(config.vocab_size)
+            llama.build(half, config), KVPool(*shape, kv or torch.bfloat16, "cuda"), Sampler(config.vocab_size)
         )
         self.model = llama.build({n: w.float() for n, w in half.items()}, config, plan=reference)
-        self.kv = KVPool(*shape, torch.float32, "cuda")
+        self.kv = KVPool(*shape, kv or torch.float32, "cuda")
         self.rng = np.random.default_rng(1)
+        self.most = 3e-2 if kv is None else 5e-2  # a number of K or V that rounds otherwise is off by a sixteenth
 
     def check(
         self, *spans: tuple[int, np.ndarray], below: dict[int, Node] | None = None, every: int = 1
@@ -69,7 +70,7 @@ class Both:
             ours = self.runner.logits(work, wanted)
             expected = self.model.forward(_batch(work, wanted), self.kv)
         worst = ((ours - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
-        assert worst < 3e-2, f"a row is off by {worst:.3f}"
+        assert worst < self.most, f"a row is off by {worst:.3f}"
 
 
 def _batch(work: Pass, wanted: list[int]) -> ForwardBatch:
@@ -89,9 +90,13 @@ def _batch(work: Pass, wanted: list[int]) -> ForwardBatch:
     )
 
 
+KV = [None, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("kv", KV, ids=["", "fp8"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_captured_and_launched_passes_give_the_references_logits(name):
-    both = Both(CONFIGS[name])
+def test_captured_and_launched_passes_give_the_references_logits(name, kv):
+    both = Both(CONFIGS[name], kv)
     slots = np.random.default_rng(0).permutation(SLOTS)
     shared, a, b, c, d = slots[:90], slots[100:400], slots[400:900], slots[1000:1400], slots[1500:1600]
     both.check((90, shared))  # a prompt, captured
@@ -113,8 +118,9 @@ def test_a_launched_pass_gives_the_logits_that_are_wanted_and_writes_all_kv():
     both.check((1, a), (100, b), every=1)  # reads what they wrote
 
 
-def test_prefixes_that_groups_share_are_read_apart_and_merged():
-    both = Both(CONFIGS["llama"])
+@pytest.mark.parametrize("kv", KV, ids=["", "fp8"])
+def test_prefixes_that_groups_share_are_read_apart_and_merged(kv):
+    both = Both(CONFIGS["llama"], kv)
     both.runner.share_from = 1
     slots, tree, on = np.random.default_rng(3).permutation(SLOTS), RadixCache(), np.concatenate
     first, second, alone, chunk = slots[:700], slots[700:1300], slots[1300:1500], slots[2000:2100]
@@ -141,9 +147,10 @@ def test_prefixes_that_groups_share_are_read_apart_and_merged():
 
 
 @pytest.mark.parametrize("share_from", [1, 1 << 30])
+@pytest.mark.parametrize("kv", KV, ids=["", "fp8"])
 @pytest.mark.parametrize("name", ["llama", "window"])
-def test_rows_that_decode_are_read_apart_from_prompts_in_one_pass(name, share_from):
-    both = Both(CONFIGS[name])
+def test_rows_that_decode_are_read_apart_from_prompts_in_one_pass(name, kv, share_from):
+    both = Both(CONFIGS[name], kv)
     both.runner.share_from = share_from if CONFIGS[name].sliding_window is None else None
     slots, tree, on = np.random.default_rng(3).permutation(SLOTS), RadixCache(), np.concatenate
     prefix, chunk = slots[:700], slots[700:800]

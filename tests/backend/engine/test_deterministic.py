@@ -62,10 +62,10 @@ def qwen3(tmp_path_factory):
     return make_base("qwen3", tmp_path_factory.mktemp("qwen3")).path
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("llama", None), ("llama", "float32"), ("qwen3", None)])
-def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, request):
+@pytest.mark.parametrize(("model", "dtype", "kv"), [("llama", None, None), ("llama", "float32", None), ("qwen3", None, None), ("llama", "float32", "fp8")])
+def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, request):
     path = request.getfixturevalue(model)
-    options = {"device": "cpu", "dtype": dtype, "max_tokens": 8000, "deterministic": True}
+    options = {"device": "cpu", "dtype": dtype, "kv_dtype": kv, "max_tokens": 8000, "deterministic": True}
     with lmc.Engine(path, cache="off", **options) as engine:
         alone = numbers(engine, 1)
     for batch, more in ((7, {}), (64, {"chunk": 37}), (64, {"drafts": 5})):
@@ -75,8 +75,9 @@ def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, request):
             assert engine.counters().cached_tokens > 1000
 
 
-def test_computed_again_in_a_small_pool_and_for_several_samples(llama):
-    options = {"device": "cpu", "dtype": "float32", "deterministic": True}
+@pytest.mark.parametrize("kv", [None, "fp8"])
+def test_computed_again_in_a_small_pool_and_for_several_samples(llama, kv):
+    options = {"device": "cpu", "dtype": "float32", "kv_dtype": kv, "deterministic": True}
     with lmc.Engine(llama, max_tokens=8000, **options) as engine:
         alone = numbers(engine, 1, FEW)
         gen = Gen(SamplingParams(max_new_tokens=60, n=3, temperature=1.0, ignore_eos=True, return_logprob=True), seed=1)

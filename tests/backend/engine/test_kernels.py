@@ -152,6 +152,33 @@ def test_rotation_and_append(k, dtype, normed, dim):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("dim", [16, 24], ids=["power of two", "other"])
+def test_rotation_and_append_in_fp8(k, dtype, normed, dim):
+    from lmc.backend.engine.kv_fp8 import Fp8Rows
+
+    rows, heads, kv_heads, slots = 4, 6, 2, 11
+    qkv = noise(rows, (heads + 2 * kv_heads) * dim, dtype=dtype) * torch.logspace(-3, 3, rows, device=DEVICE, dtype=dtype)[:, None]
+    qkv[1, heads * dim :] = 0  # scales of zeros
+    angles = torch.outer(torch.arange(32.0), torch.logspace(0, -2, dim // 2))
+    turns = torch.stack((angles.cos(), angles.sin()), -1).to(DEVICE)
+    positions, where = torch.tensor([0, 7, 31, 7], device=DEVICE), torch.tensor([3, 0, 10, 5], device=DEVICE)
+    norms = (noise(dim, dtype=dtype, seed=4), noise(dim, dtype=dtype, seed=5)) if normed else None
+    stores = [Fp8Rows.zeros(slots, kv_heads, dim, DEVICE) for _ in range(4)]
+    expected = k.rope_append_reference(qkv, positions, where, turns, *stores[:2], norms, 1e-5)
+    found = k.rope_append(qkv, positions, where, turns, *stores[2:], norms, 1e-5)
+    torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+    for ours, right in zip(stores[2:], stores[:2], strict=True):
+        torch.testing.assert_close(ours.scales, right.scales, rtol=1e-5, atol=0)
+        a, b = ours[:], right[:]
+        step = right.scales[..., None] * 32  # of its largest numbers; the interpreter forgets the carry where one is rounded up to a power of two
+        differs = (a - b).abs()
+        if not GPU:
+            differs[torch.frexp(right.numbers.float().abs())[0] == 0.5] = 0.0
+        assert bool((differs <= step).all()) and float((differs > step * 1e-4).float().mean()) < 0.02
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding_of_known_and_sampled_tokens(k, dtype):
     table, sampled = noise(20, 48, dtype=dtype), torch.tensor([7, 3, 11], dtype=torch.int32, device=DEVICE)
     ids = torch.tensor([0, -1, 19, -3, -2, 5], dtype=torch.int32, device=DEVICE)

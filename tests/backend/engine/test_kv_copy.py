@@ -28,7 +28,7 @@ def test_rows_come_back_as_they_were(monkeypatch):
         pool.key(i).normal_()
         pool.value(i).normal_()
     before = [(pool.key(i).clone(), pool.value(i).clone()) for i in range(len(LAYERS))]
-    mover = KVMover(pool, LAYERS, 17 * 25 * 4)
+    mover = KVMover(pool, 17 * 25 * 4)
     assert (mover.token_bytes, mover.capacity, mover.ready) == (25 * 4, 17, 0), "nothing is wanted yet"
     mover.want(100)
     assert mover.capacity == mover.ready == 17
@@ -53,7 +53,7 @@ class Machine:
         monkeypatch.setattr(kv_copy.time, "monotonic", lambda: self.now)
 
     def mover(self) -> KVMover:
-        found = KVMover(KVPool.of(LAYERS, 20, torch.float32), LAYERS, None)
+        found = KVMover(KVPool.of(LAYERS, 20, torch.float32), None)
         self.movers.append(found)
         return found
 
@@ -95,7 +95,7 @@ def test_pinned_memory_comes_beside_the_callers_work_and_goes_back():
     for i in range(4):
         pool.key(i).normal_()
         pool.value(i).normal_()
-    mover = KVMover(pool, [LayerShape(8, 128, 128)] * 4, 100 << 20)
+    mover = KVMover(pool, 100 << 20)
     assert mover.ready == 0
     mover.want(1 << 30)
     deadline = time.monotonic() + 60

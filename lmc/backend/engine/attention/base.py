@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from lmc.backend.engine.kv_fp8 import Stored
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -83,9 +85,9 @@ class ForwardBatch:
 class KVStore(Protocol):
     """The storage attention reads and writes: per layer [num_slots, num_kv_heads, head_dim]."""
 
-    def key(self, layer: int) -> torch.Tensor: ...
+    def key(self, layer: int) -> Stored: ...
 
-    def value(self, layer: int) -> torch.Tensor: ...
+    def value(self, layer: int) -> Stored: ...
 
 
 class CausalModel(Protocol):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.base import Span
 from lmc.backend.engine.attention.torch_ref import additive, partial
+from lmc.backend.engine.kv_fp8 import Stored
 
 _SHORT = (64, 128, 256)
 _BLOCK = 512  # keys that torch's kernel reads at once
@@ -42,7 +43,7 @@ class _Tiles:
     mask: Tensor
     known: Tensor  # [n, height] bool
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+    def attend(self, q: Tensor, keys: Stored, values: Stored, out: Tensor) -> None:
         n, height = self.rows.shape
         heads, dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
         tall = q[self.rows].view(n, height, kv_heads, -1, dim).transpose(1, 2).reshape(n, kv_heads, -1, dim)
@@ -58,7 +59,7 @@ class FixedPlan:
 
     tiles: tuple[_Tiles, ...]
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
         out = torch.empty_like(q)
         for tiles in self.tiles:
             tiles.attend(q, keys, values, out)

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmc.backend.engine.kv_fp8 import Stored
+
 log = logging.getLogger("lmc.engine")
 
 _WORKSPACE = 256 << 20  # bytes for partial results of split contexts
@@ -157,6 +159,7 @@ class FlashInferAttention:
 
     wrapper: Any
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, keys: Stored, values: Stored, out: Tensor | None = None) -> Tensor:
+        assert isinstance(keys, Tensor) and isinstance(values, Tensor), "KV in FP8 is read by our own kernels: its scales are not a tensor's"
         out = torch.empty_like(q) if out is None else out  # its own would be filled with zeros first
         return self.wrapper.run(q, (keys.unsqueeze(1), values.unsqueeze(1)), out=out)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention import flashinfer, tiled
+from lmc.backend.engine.kv_fp8 import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class SplitAttention:
     short: tiled.StagedAttention
     long: flashinfer.FlashInferAttention
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
         out = torch.empty_like(q)
         self.short(q[: self.rows], keys, values, out[: self.rows])
         self.long(q[self.rows :], keys, values, out[self.rows :])

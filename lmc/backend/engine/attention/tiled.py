@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
 from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend
+from lmc.backend.engine.kv_fp8 import Stored
 from lmc.backend.engine.staging import StagingBuffer
 
 _NARROW, _WIDE = 4, 2  # programs per multiprocessor: as many as fit its memory
@@ -85,7 +86,7 @@ class StagedAttention:
     window: int
     beside: torch.cuda.Stream | None
 
-    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, q: Tensor, keys: Stored, values: Stored, out: Tensor | None = None) -> Tensor:
         return attend(
             q, keys, values, self.positions, self.tables, self.partials,
             wide=self.wide, window=self.window, beside=self.beside, out=out,

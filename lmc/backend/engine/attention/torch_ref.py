@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import Span
+from lmc.backend.engine.kv_fp8 import Fp8Rows, Stored
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class ReferencePlan:
     spans: tuple[Span, ...]
     window: int | None = None
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
         out = torch.empty_like(q)
         for span in self.spans:
             rows = slice(span.start, span.start + span.length)
@@ -71,7 +72,7 @@ class _Part(Protocol):
     @property
     def rows(self) -> Where: ...
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class _Causal:
     rows: slice
     where: Where
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
         k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
         out, lse = partial(q.transpose(0, 1)[None], k, v, causal=True)
         return out[0].transpose(0, 1), lse[0].T
@@ -95,7 +96,7 @@ class _Masked:
     where: Where
     mask: Tensor  # [rows, context] float, 0 or -inf
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
         k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
         out, lse = partial(q.transpose(0, 1)[None], k, v, mask=self.mask.to(q.dtype)[None, None])
         return out[0].transpose(0, 1), lse[0].T
@@ -108,7 +109,7 @@ class _Shared:
     rows: Where
     where: Where
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
         count, heads, dim = q.shape
         k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
         tall = q.view(count, k.shape[1], -1, dim).transpose(0, 1).reshape(1, k.shape[1], -1, dim)
@@ -126,17 +127,20 @@ class _Own:
     mask: Tensor | None  # [n, 1, 1, longest] float, 0 or -inf
     scratch: dict[str, Tensor] = field(default_factory=dict)  # gathered K and V, reused by the layers of one pass
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
         count, heads, dim = q.shape
         k, v = self._gather("k", keys, count), self._gather("v", values, count)
         mask = None if self.mask is None else self.mask.to(q.dtype)
         out, lse = partial(q.view(count, k.shape[1], -1, dim), k, v, mask=mask)
         return out.reshape(count, heads, dim), lse.reshape(count, heads)
 
-    def _gather(self, name: str, store: Tensor, count: int) -> Tensor:
-        if name not in self.scratch:  # a fresh buffer per layer would cost its page faults each time
-            self.scratch[name] = store.new_empty(len(self.slots), *store.shape[1:])
-        found = torch.index_select(store, 0, self.slots, out=self.scratch[name])
+    def _gather(self, name: str, store: Stored, count: int) -> Tensor:
+        if isinstance(store, Fp8Rows):
+            found = store[self.slots]
+        else:
+            if name not in self.scratch:  # a fresh buffer per layer would cost its page faults each time
+                self.scratch[name] = store.new_empty(len(self.slots), *store.shape[1:])
+            found = torch.index_select(store, 0, self.slots, out=self.scratch[name])
         return found.view(count, -1, *store.shape[1:]).transpose(1, 2)  # [n, Hkv, longest, D]
 
 
@@ -172,7 +176,7 @@ class FastPlan:
     whole: tuple[_Part, ...]
     layered: tuple[_Part, ...]
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
         if len(self.whole) == 1 and not self.layered:
             return self.whole[0].attend(q, keys, values)[0]
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -194,8 +198,8 @@ class LonePlan:
     first: int
     count: int
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        k, v = (store.narrow(0, self.first, self.count)[None].transpose(1, 2) for store in (keys, values))
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
+        k, v = (store[self.first : self.first + self.count][None].transpose(1, 2) for store in (keys, values))
         return partial(q.view(1, k.shape[1], -1, k.shape[3]), k, v)[0].reshape(q.shape)
 
 

@@ -88,7 +88,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     loaded = load(**options, group=group)
     _tell(line, {"loaded": {"slots": default_pool(loaded.device, loaded.kv_bytes, told["ranks"]), "weights": loaded.weight_bytes, "token": loaded.kv_bytes}})
     begin = json.loads(line.recv_bytes())
-    pool = KVPool.of(loaded.layers, begin["begin"], loaded.dtype, str(loaded.device))
+    pool = KVPool.of(loaded.layers, begin["begin"], loaded.kv_dtype, str(loaded.device))
     group.connect(Path(begin["store"]) / "store", loaded.device)
     runner = follower(loaded, pool, group)
     _tell(line, {"ready": {}})

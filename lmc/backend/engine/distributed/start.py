@@ -51,7 +51,7 @@ def start(source: str, device: str, ranks: int, options: Mapping[str, Any], max_
         said = crew.loaded()
         slots = max_tokens or min(default_pool(loaded.device, loaded.kv_bytes, ranks), *(each["slots"] for each in said.values()))
         check_pool(slots, loaded.kv_bytes, loaded.device)
-        pool = KVPool.of(loaded.layers, slots, loaded.dtype, str(loaded.device))
+        pool = KVPool.of(loaded.layers, slots, loaded.kv_dtype, str(loaded.device))
         crew.begin(slots, loaded.device)
         from lmc.backend.engine.distributed.runner import leader
 
@@ -97,7 +97,9 @@ def _lines(loaded: LoadedModel, devices: list[str], slots: int, memory: list[tup
     from lmc.backend.engine.distributed.shares import shares
 
     assert loaded.share is not None
-    found = [f"tp={len(devices)}: attention by heads, MLPs by columns, the head by vocabulary; embedding and norms on every rank; a KV pool of {slots} tokens"]
+    kv = str(loaded.kv_dtype).removeprefix("torch.")
+    parts = "attention by heads, MLPs by columns, the head by vocabulary; embedding and norms on every rank"
+    found = [f"tp={len(devices)}: {parts}; a KV pool of {slots} tokens in {kv}"]
     for share, device, (weights, token) in zip(shares(loaded.share.whole, len(devices)), devices, memory, strict=True):
         heads, kv, inner = share.heads, share.kv_heads, share.inner
         found.append(

@@ -3,6 +3,8 @@
 A *tile* is a run of rows that read the same slots. Rows of one sequence make a tile, and so do rows of several sequences that
 share a prefix, which is then read once for all of them. Tiles are cut into pieces (attention/tiles.py). Where a row's slots lie
 in several, each leaves a partial result with its log-sum-exp, and they are merged (https://arxiv.org/abs/2501.01005, §2.2).
+
+K and V in FP8 (kv_fp8.py) are widened in registers, exactly; their scales go into the scores and the weights, in float32.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
 from lmc.backend.engine.kernels.dependent_launch import after, can_launch_early, launch
+from lmc.backend.engine.kv_fp8 import Stored, apart
 
 _WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together
@@ -78,10 +81,10 @@ def _end(
 
 @triton.jit
 def _attend(
-    q, keys, values, positions, indices, pieces, shares, indptr, partial, lse, out, scale, window,
+    q, keys, values, key_scales, value_scales, positions, indices, pieces, shares, indptr, partial, lse, out, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
-    EARLY: tl.constexpr,
+    FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Run one program per share and head of k. GROUP: lanes a row has, the heads of q that share a head of k, as a
     power of two. CHAINED: the blocks of a share are contiguous, so that reading continues from piece to piece."""
@@ -115,7 +118,10 @@ def _attend(
                     sums = tl.zeros((LANES, WIDTH), tl.float32)
             slot = tl.load(indices + block * BLOCK + at).to(tl.int64) * KV_HEADS + kv_head
             k = tl.load(keys + slot[None, :] * DIM + column[:, None], mask=(column < DIM)[:, None], other=0.0)
-            score = tl.dot(x, k) * scale
+            if FP8:
+                score = tl.dot(x, k.to(x.dtype)) * (tl.load(key_scales + slot) * scale)[None, :]
+            else:
+                score = tl.dot(x, k) * scale
             place = (block - begin) * BLOCK + at
             sees = place[None, :] <= most[:, None]
             if window > 0:
@@ -127,6 +133,9 @@ def _attend(
             fade = tl.exp2(best - shift)
             total = total * fade + tl.sum(weight, 1)
             v = tl.load(values + slot[:, None] * DIM + column[None, :], mask=(column < DIM)[None, :], other=0.0)
+            if FP8:
+                weight = weight * tl.load(value_scales + slot)[None, :]
+                v = v.to(tl.float32 if x.dtype == tl.float32 else tl.bfloat16)  # float16 has no room for a weight times a scale
             sums = tl.dot(weight.to(v.dtype), v, sums * fade[:, None])
             best = higher
         _end(piece, kv_head, best, total, sums, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
@@ -183,8 +192,8 @@ _LOG2E = 1.4426950408889634
 
 def attend(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Stored,
+    values: Stored,
     positions: Tensor,
     tables: DevicePlan,
     partials: Partials,
@@ -199,6 +208,7 @@ def attend(
     many tokens a row sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
+    (keys, key_scales), (values, value_scales) = apart(keys), apart(values)
     width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)
     out = torch.empty_like(q) if out is None else out
     kinds = ((NARROW, tables.narrow, tables.narrow_shares), (WIDE, tables.wide, tables.wide_shares))
@@ -209,9 +219,9 @@ def attend(
         with torch.cuda.stream(beside if kind == WIDE else None):
             launch(
                 _attend, ((len(shares) - 1) * kv_heads,),
-                q, keys, values, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
+                q, keys, values, key_scales, value_scales, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
                 _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
-                _STAGES[kind], kind == NARROW, warps=_WARPS[kind], early=early,
+                _STAGES[kind], kind == NARROW, keys is not key_scales, warps=_WARPS[kind], early=early,
             )  # fmt: skip
     if beside is not None and wide:
         torch.cuda.current_stream().wait_stream(beside)

@@ -1,4 +1,5 @@
-"""Rotary position embedding fused with the KV append: merged qkv rows in, rotated q out, k and v into their slots.
+"""Rotary position embedding fused with the KV append: merged qkv rows in, rotated q out, k and v into their slots, quantized
+if those are in FP8 (kv_fp8.py).
 
 Rotary pairs lie side by side (models/llama.py, `pair_rows`). With norm weights, q and k are RMS-normalised per head
 before they are rotated (Qwen3).
@@ -12,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
+from lmc.backend.engine.kv_fp8 import Stored, apart
+from lmc.backend.engine.models.fp8 import LARGEST, SMALLEST
 
 
 def rope_append_reference(
@@ -19,8 +22,8 @@ def rope_append_reference(
     positions: Tensor,
     slots: Tensor,
     turns: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Stored,
+    values: Stored,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> Tensor:
@@ -38,7 +41,8 @@ def rope_append_reference(
         q, k = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float() for x, weight in pairs)
     turn = torch.view_as_complex(turns[positions])[:, None]
     q, k = (torch.view_as_real(_complex(x) * turn).flatten(-2) for x in (q, k))
-    keys[slots], values[slots] = k.to(keys.dtype), v.to(values.dtype)
+    keys.index_copy_(0, slots.long(), k.to(keys.dtype))
+    values.index_copy_(0, slots.long(), v.to(values.dtype))
     return q.to(qkv.dtype)
 
 
@@ -48,9 +52,9 @@ def _complex(x: Tensor) -> Tensor:
 
 @triton.jit
 def _rope_append(
-    qkv, positions, slots, turns, keys, values, q_norm, k_norm, out, eps,
+    qkv, positions, slots, turns, keys, values, key_scales, value_scales, q_norm, k_norm, out, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    FP8: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Run one program per row and BLOCK heads; heads of q come first, then of k, then of v. WIDTH: DIM as a power of
     two."""
@@ -75,12 +79,18 @@ def _rope_append(
     sin = tl.load(turn + 1, mask=pair < DIM // 2, other=0.0)
     even, odd = tl.split(tl.reshape(x, (BLOCK, WIDTH // 2, 2)))
     turned = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (BLOCK, WIDTH))
-    y = tl.where(head < HEADS + KV_HEADS, turned, x).to(out.dtype.element_ty)
-    tl.store(out + (row * HEADS + head) * DIM + column, y, mask=inside & (head < HEADS))
+    y = tl.where(head < HEADS + KV_HEADS, turned, x)
+    tl.store(out + (row * HEADS + head) * DIM + column, y.to(out.dtype.element_ty), mask=inside & (head < HEADS))
     slot = tl.load(slots + row).to(tl.int64) * KV_HEADS
     k = head - HEADS
-    tl.store(keys + (slot + k) * DIM + column, y, mask=inside & (k >= 0) & (k < KV_HEADS))
     v = k - KV_HEADS
+    if FP8:
+        row_scale = tl.maximum(tl.max(tl.abs(y), 1, keep_dims=True) / LARGEST, SMALLEST)
+        y = y / row_scale
+        tl.store(key_scales + slot + k, row_scale, mask=(k >= 0) & (k < KV_HEADS))
+        tl.store(value_scales + slot + v, row_scale, mask=(v >= 0) & (v < KV_HEADS))
+    y = y.to(keys.dtype.element_ty)
+    tl.store(keys + (slot + k) * DIM + column, y, mask=inside & (k >= 0) & (k < KV_HEADS))
     tl.store(values + (slot + v) * DIM + column, y, mask=inside & (v >= 0))
 
 
@@ -92,20 +102,22 @@ def rope_append(
     positions: Tensor,
     slots: Tensor,
     turns: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Stored,
+    values: Stored,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """As `rope_append_reference`. qkv, keys and values contiguous and of one dtype."""
+    """As `rope_append_reference`. qkv, keys and values contiguous, and of one dtype unless those are in FP8."""
     kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     out = torch.empty(len(qkv), heads, dim, dtype=qkv.dtype, device=qkv.device)
     if len(qkv):
         q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+        (keys, key_scales), (values, value_scales) = apart(keys), apart(values)
         grid = (len(qkv), triton.cdiv(heads + 2 * kv_heads, _HEADS_A_PROGRAM))
         launch(
-            _rope_append, grid, qkv, positions, slots, turns, keys, values, q_norm, k_norm, out, eps,
-            heads, kv_heads, dim, triton.next_power_of_2(dim), norms is not None, _HEADS_A_PROGRAM, warps=4,
+            _rope_append, grid, qkv, positions, slots, turns, keys, values, key_scales, value_scales, q_norm, k_norm, out, eps,
+            heads, kv_heads, dim, triton.next_power_of_2(dim), norms is not None, keys is not key_scales, LARGEST, SMALLEST, _HEADS_A_PROGRAM,
+            warps=4,
         )  # fmt: skip
     return out

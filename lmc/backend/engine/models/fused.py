@@ -17,13 +17,14 @@ from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_quantized
 from lmc.backend.engine.kernels.rope import rope_append
+from lmc.backend.engine.kv_fp8 import Stored
 from lmc.backend.engine.models.experts import Grouped
 from lmc.backend.engine.models.fp8 import Fp8, Quantized
 from lmc.backend.engine.models.linear import Linear, local
 from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, keys, values of a layer) → like q
+Attention = Callable[[Tensor, Stored, Stored], Tensor]  # (q, keys, values of a layer) → like q
 
 
 _TWO_PARTS = 1024

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
+from lmc.backend.engine.kv_fp8 import Stored
 from lmc.backend.engine.models.adapters import Adapters, Grouped
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
@@ -96,7 +97,7 @@ class LlamaModel:
                 x[seen.rows] += deeper[index].to(x.dtype)
         return self.head(self._rms(x, self.norm)).float()
 
-    def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, keys: Stored, values: Stored) -> Tensor:
         """Return rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
         qkv = qkv.view(len(qkv), -1, c.head_dim)

@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmc.backend.engine import kv_fp8
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.attention.tiles import group_of
 from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
@@ -27,6 +28,7 @@ from lmc.backend.engine.models import cache, gguf, gguf_keys, llama
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.fp8 import E4M3
 from lmc.backend.engine.models.linear import can_pack_half, fits_half, spread
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
 from lmc.chat import ChatTemplate
@@ -59,7 +61,8 @@ class LoadedModel:
     chat_template: ChatTemplate
     whole_template: WholeTemplate | None
     name: str
-    dtype: torch.dtype  # dtype of the activations and of the KV store
+    dtype: torch.dtype  # dtype of the activations
+    kv_dtype: torch.dtype  # dtype of the KV store: that of the activations, or float8_e4m3fn
     device: torch.device
     weights: str  # how matrices are stored: a dtype's name, or "float16 packed"
     layers: tuple[LayerShape, ...]  # shape of a token in the KV pool
@@ -70,7 +73,7 @@ class LoadedModel:
     @property
     def kv_bytes(self) -> int:
         """Return the KV bytes of one token, on one device."""
-        return sum(layer.size for layer in self.layers) * self.dtype.itemsize
+        return sum(layer.bytes(self.kv_dtype) for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ SEEING_BY_INTERFACE = ("gemma3",)
 """Those of them whose text goes through transformers' attention interface; the others run in our own code."""
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("fp8", "int4")
+KV_DTYPES = ("fp8",)
 
 
 def _check_alone(layout: _Layout, name: str) -> None:
@@ -168,6 +172,7 @@ def load(
     load_format: str = "auto",
     group: RankGroup | None = None,
     quantization: str | None = None,
+    kv_dtype: str | None = None,
     deterministic: bool = False,
 ) -> LoadedModel:
     """Load `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or
@@ -177,6 +182,7 @@ def load(
     for activations and KV, and matrices packed as float16 where the CPU has kernels for that (linear.py), else float32.
     `quantization` "fp8": matrices of layers in e4m3 (fp8.py), made while loading; a checkpoint that has them so is read as it is either way.
     "int4": matrices of layers packed in 4 bits, on a CPU (linear.py).
+    `kv_dtype` "fp8": KV in e4m3 (kv_fp8.py); None: in the dtype of activations.
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
     `deterministic`: a row's logits have the same bits whatever else is in its pass, however its prompt was cut and cached (fixed.py); on a CPU.
     `group`: its rank's part of the model alone is read and built, and computes with those of the others once the group is connected.
@@ -189,7 +195,11 @@ def load(
         raise ModelLoadError(f"load_format {load_format!r} is not supported; supported: {', '.join(LOAD_FORMATS)}")
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise ModelLoadError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}")
+    if kv_dtype is not None and kv_dtype not in KV_DTYPES:
+        raise ModelLoadError(f"kv_dtype {kv_dtype!r} is not supported; supported: {', '.join(KV_DTYPES)}")
     where = _device(device)
+    if kv_dtype is not None:
+        kv_fp8.check_device(where)
     layout = replace(_layout(where, dtype), group=group)
     if quantization == "fp8":
         _check_alone(layout, source)
@@ -228,6 +238,7 @@ def load(
         whole_template=whole(found.template, tokens, name=found.name, in_parts=vision is not None),
         name=found.name,
         dtype=found.layout.activations,
+        kv_dtype=found.layout.activations if kv_dtype is None else E4M3,
         device=where,
         weights="float8_e4m3fn" if found.layout.fp8 else found.layout.name,
         layers=layers,
