@@ -283,7 +283,7 @@ class CudaRunner(ModelRunner):
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):  # other threads may pin memory
             hidden = forward()
         return _Captured(graph, hidden)
 

@@ -131,7 +131,7 @@ class TunedGemm:
 
 def _captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may pin memory
         work()
     return graph
 

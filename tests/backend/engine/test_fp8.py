@@ -83,7 +83,8 @@ def test_products_of_few_rows_equal_the_reference(f8, rows, outputs, columns, sp
         x = noise(rows, columns, seed=seed).to(f8.device)
         for cut in (Cut(64, 128, 3, split), cut_of(outputs)):
             found = few.multiply(*f8.quantize_reference(x), matrix.weight, matrix.scale, torch.float32, cut)
-            torch.testing.assert_close(found, matrix.reference(x), atol=2e-3 if f8.device == "cuda" else 1e-4, rtol=1e-3)
+            right = matrix.reference(x)
+            assert float((found - right).norm() / right.norm()) < (1e-3 if f8.device == "cuda" else 1e-5), "tensor cores add with 14 bits"
     assert few.multiply(*f8.quantize_reference(x[:0]), matrix.weight, matrix.scale, torch.float32).shape == (0, outputs)
 
 
