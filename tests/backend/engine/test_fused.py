@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytestmark = pytest.mark.model  # needs torch
@@ -107,6 +109,22 @@ def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
     assert float((found - expected).norm() / expected.norm()) < 0.03, "e4m3 rounds sums of other orders apart"
     assert len(multiplied) == 4 * config.num_layers
     assert len(quantized) == config.num_layers, "of the outputs of attention; the others by the norm and the activation before"
+
+
+def test_sums_that_take_turns_are_not_halved(tmp_path):
+    """Those of lmc's kernel: two of one turn in a row would read each other's rows (kernels/peer_sum.py)."""
+    pytest.importorskip("triton")
+    from lmc.backend.engine.models import fused
+
+    group, config = RankGroup(0, 1, 10.0), CONFIGS["llama"]
+    group.connect(tmp_path / "store", torch.device(DEVICE))
+    weights = {n: torch.randn(s).to(DEVICE) for n, s in llama.shapes(config).items()}
+    model = fused.FusedLlama(llama.build(weights, config, wrap=lambda n, m: Summed(m, group, 0) if n.endswith((".o", ".down")) else m))
+    halved = lambda rows: len(model._parts(rows)) == 2
+    assert not halved(1023) and halved(1024)
+    group.peers = SimpleNamespace(rows=512, close=lambda: None)
+    assert not halved(1024) and not halved(1279) and halved(1280)
+    group.peers = None
 
 
 def test_sums_of_one_half_are_waited_for_after_the_other_is_multiplied(tmp_path, monkeypatch):

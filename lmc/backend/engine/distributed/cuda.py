@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.llama import LlamaModel
 
-_ROWS = BUCKETS[-1]  # of a pass whose sums are ours; those of larger ones are NCCL's, beside GEMMs
+_ROWS = 512  # of a pass whose sums are ours; those of larger ones are NCCL's, beside GEMMs
 _LOOK = 100e-6  # seconds between polls of a pass in flight
 
 

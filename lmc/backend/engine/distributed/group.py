@@ -189,7 +189,11 @@ class Summed:
         """Return x times the matrix, whose sum has begun; where GPUs write to each other's memory, the part of few rows, to
         be summed by whoever reads it."""
         part, peers = multiply(self.local, x).contiguous(), self._group.peers
-        return self._group.begin_sum(part) if peers is None or len(part) > peers.rows else Part(peers, self._turn, part)
+        return self._group.begin_sum(part) if peers is None or self.runs_beside(len(part)) else Part(peers, self._turn, part)
+
+    def runs_beside(self, rows: int) -> bool:
+        """Return whether the sum of so many rows runs beside what follows, and sums may follow each other in any order."""
+        return self._group.peers is None or rows > self._group.peers.rows
 
     def over(self, local: Linear) -> Summed:
         """Wrap another way to multiply by this part."""

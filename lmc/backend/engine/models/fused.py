@@ -98,9 +98,9 @@ class FusedLlama:
 
     def _parts(self, rows: int) -> list[slice]:
         """Return the parts in which so many rows are computed."""
-        if rows < _TWO_PARTS or not isinstance(self._model.layers[0].o, Summed):
+        matrix, half = self._model.layers[0].o, rows // 2 // _TILE * _TILE
+        if rows < _TWO_PARTS or not isinstance(matrix, Summed) or not matrix.runs_beside(half):
             return [slice(None)]
-        half = rows // 2 // _TILE * _TILE
         return [slice(half), slice(half, None)]
 
     def _normed(self, x: Tensor | Sum | Part | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
