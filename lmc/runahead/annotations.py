@@ -105,20 +105,14 @@ class Annotation:
         ahead            it is submitted ahead of Python, with its siblings
         max_tokens, stop the run's defaults
         """
-        hints = base
+        found: dict[str, Any] = {"reserve": self.reserve, "growth": self.growth, "shared": self.shared or None}
         if self.order is not None:
-            hints = hints._replace(order=(item, plan, self.order))
+            found["order"] = (item, plan, self.order)
         if self.group is not None and (ahead or self.together):
-            hints = hints._replace(group=(run, plan, self.group[0]), members=self.group[1], sample_index=self.ways)
-        if self.reserve is not None:
-            hints = hints._replace(reserve=self.reserve)
-        if self.growth is not None:
-            hints = hints._replace(growth=self.growth)
-        if self.shared:
-            hints = hints._replace(shared=self.shared)
+            found |= {"group": (run, plan, self.group[0]), "members": self.group[1], "sample_index": self.ways}
         if self.covers:
-            hints = hints._replace(beyond=self._beyond(max_tokens, stop))
-        return hints
+            found["beyond"] = self._beyond(max_tokens, stop)
+        return base._replace(**{name: value for name, value in found.items() if value is not None})
 
     def _beyond(self, max_tokens: int, stop: tuple[str, ...]) -> Beyond:
         """Return the text beyond the answer that the request covers. The last stops end it unless an earlier part could contain them."""

@@ -241,7 +241,7 @@ class Ledger:
                 found.address, found.reached = address, self.evaluations
                 self._put(found)
                 return found.after
-            if len(self._open()) >= MAX_OPEN or self.profile.is_off(ask.loc) or not self._affordable(before, ask):
+            if len(self._open()) >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
                 return None
             try:
                 if self.plan is None:

@@ -51,7 +51,7 @@ class Profile:
         self.passed: Counter[Hashable] = Counter()  # sites that may raise but did not
         self._lines: dict[Hashable, list[int]] = {}  # reading line: evaluations there, requests that they made
         self._sites: dict[Loc | None, list[int]] = {}  # by request site: right, wrong
-        self.off: set[Loc | None] = set()
+        self.off: set[Loc | None] = set()  # whose requests are no longer made ahead
         self.faults: list[Exception] = []
 
     @property
@@ -102,10 +102,6 @@ class Profile:
         if seen[1] >= WRONG and seen[1] > seen[0] and site not in self.off:
             self.off.add(site)
             log("ahead", f"{site}: requests made ahead here were wrong {seen[1]} times and right {seen[0]} times; turned off")
-
-    def is_off(self, site: Loc | None) -> bool:
-        """Return whether requests of a site are no longer made ahead."""
-        return site in self.off
 
     def measured(self) -> dict[str, Any]:
         """Return the part that a saved program keeps, as data."""

@@ -130,8 +130,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         @users_frames
         def __call__(self, *args: Any, **kwargs: Any) -> State:
             """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
-            arguments, options = self.function.split(kwargs, PROGRAM_OPTIONS)
-            return self._call(self.function.arguments(args, arguments), self._options(options))
+            return self._call(*self._split(args, kwargs))
 
     @users_frames
     def options(self, **options: Unpack[RunOptions]) -> Program[P, R]:
@@ -153,8 +152,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         Text comes in program order. Reading the state waits; the program's exception is raised where it is read. When
         the state is garbage-collected, the run is stopped and its requests are cancelled.
         """
-        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
-        bound, options = self.function.arguments(args, arguments), self._options(given)
+        bound, options = self._split(args, kwargs)
         if options.journal is not None:
             raise ParameterError("journal= of a stream: a stream is not journaled; leave journal= out, or call the program", loc=caller_loc())
         if options.desk is not None:
@@ -168,8 +166,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
         All answers have arrived when it returns. Cancelling it cancels its requests and awaits.
         """
-        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
-        bound, options = self.function.arguments(args, arguments), self._options(given)
+        bound, options = self._split(args, kwargs)
         with self._journaled(options, (bound,)) as options, self._during(1, options):
             return await self.function._arun(bound, options)
 
@@ -288,6 +285,11 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         if errors not in ("raise", "return"):
             raise ParameterError(f"errors={errors!r}: must be 'raise' or 'return'", loc=caller_loc())
         return self.function._bind_all(items)
+
+    def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[inspect.BoundArguments, Options]:
+        """Return the arguments and the options of a call."""
+        arguments, given = self.function.split(kwargs, PROGRAM_OPTIONS)
+        return self.function.arguments(args, arguments), self._options(given)
 
     def _options(self, given: Mapping[str, Any], what: str = "a program") -> Options:
         options = Options.of({**self.function.given, **given}, PROGRAM_OPTIONS, f"{self.function.described}: {what}")

@@ -493,16 +493,6 @@ _STATE_RULES: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _method(ev: Evaluation, fn: BoundMethod, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if type(fn.function) is str:
-        return ev.call_method(fn.receiver, fn.function, args, kwargs)
-    return ev.call(fn.function, [fn.receiver, *args], kwargs)
-
-
-def _bound_method(ev: Evaluation, fn: types.MethodType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs)
-
-
 def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not args or not isinstance(args[0], (Unknown, fn.__objclass__)):
         raise raised(TypeError)
@@ -512,10 +502,12 @@ def _descriptor(ev: Evaluation, fn: Any, args: list[Any], kwargs: dict[str, Any]
 _CALLS: dict[type, Any] = {
     Closure: lambda ev, fn, args, kwargs: ev.cached(fn, args, kwargs) if fn.is_cached else ev.apply(fn, args, kwargs),
     types.FunctionType: lambda ev, fn, args, kwargs: ev.call_function(fn, args, kwargs),
-    BoundMethod: _method,
+    BoundMethod: lambda ev, fn, args, kwargs: (
+        ev.call_method(fn.receiver, fn.function, args, kwargs) if type(fn.function) is str else ev.call(fn.function, [fn.receiver, *args], kwargs)
+    ),
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: ev._host(fn, args, kwargs),
-    types.MethodType: _bound_method,
+    types.MethodType: lambda ev, fn, args, kwargs: ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs),
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(
         fn.func, [*map(ev.adopt, fn.args), *args], {**{k: ev.adopt(v) for k, v in fn.keywords.items()}, **kwargs}

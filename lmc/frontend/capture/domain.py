@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.errors import Loc
@@ -201,12 +202,6 @@ class Domain:
 
 def _beginning(operands: Sequence[Any]) -> str:
     """Return the known beginning of a text, some of whose parts are unknown."""
-    found = ""
-    for x in operands:
-        if isinstance(x, Unknown):
-            found += x.begins
-            break
-        if x.__class__ is not str:
-            break
-        found += x
-    return found
+    known = list(takewhile(lambda x: x.__class__ is str, operands))
+    rest = next(iter(operands[len(known) :]), None)
+    return "".join(known) + (rest.begins if isinstance(rest, Unknown) else "")

@@ -124,19 +124,10 @@ class Evaluation(CallEvaluator, Objects, Havoc):
     """
 
     def __init__(
-        self,
-        function: Function,
-        arguments: OutsideSnapshot,
-        emitter: Asking,
-        *,
-        domain: Domain | None = None,
-        budget: int = 50_000,
-        paused: Callable[[], bool] = lambda: False,
-        passes: Callable[[Loc], int] = lambda _: 0,
-        frames: Mapping[Any, Any] = {},
-        stream: str = "",
+        self, function: Function, arguments: OutsideSnapshot, emitter: Asking, *, domain: Domain | None = None, budget: int = 50_000,
+        paused: Callable[[], bool] = lambda: False, passes: Callable[[Loc], int] = lambda _: 0, frames: Mapping[Any, Any] = {}, stream: str = "",
         explores: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`explores`: it looks into arms of undecided branches, too. `frames`: locals of the frames of Python's that run functions of the program now,
         by their places."""
         self.function, self.snapshot, self.emitter = function, arguments, emitter

@@ -32,12 +32,11 @@ class Havoc:
         if self.may_ask(frame, effects):
             self.shifted = True
         self._touch(frame, effects, deps, 0)
-        for name in effects.names:
-            self._unbind(frame, name, deps)
-        for name in effects.appends - effects.names:
-            held = frame.peek(name)
+        for name in effects.names | effects.appends:
+            held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
             if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
-                self._unbind(frame, name, deps)
+                code = frame.code
+                frame.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
 
     def left_out(self: Evaluation, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps:
         """Assume that code with these effects may have run for some items; return the dependencies of knowing for which."""
@@ -47,14 +46,9 @@ class Havoc:
         self.havoc(frame, effects, deps)
         return deps
 
-    def _unbind(self: Evaluation, frame: Frame, name: str, deps: Deps) -> None:
-        code = frame.code
-        kind = "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local"
-        frame.store(name, Unknown(deps), kind)
-
     def _touch(self: Evaluation, frame: Frame, effects: PossibleEffects, deps: Deps, depth: int) -> None:
         for name in effects.touched:
-            self.lose_own(frame.peek(name), deps)
+            self.lose(frame.peek(name), deps)
         for call in effects.calls:
             fn = self._resolved(frame, call.func)
             callee = self._callee(fn)
@@ -62,22 +56,18 @@ class Havoc:
                 if id(fn) in CHANGING or not self._understands(frame, call):
                     for arg in call.args:
                         if isinstance(arg, ast.Name):
-                            self.lose_own(frame.peek(arg.id), deps)
+                            self.lose(frame.peek(arg.id), deps)
                 continue
             code, inner = callee
             for parameter, arg in zip(code.positional, call.args, strict=False):
                 if parameter in code.effects.touched and (name := root(arg)) is not None:
-                    self.lose_own(frame.peek(name), deps)
+                    self.lose(frame.peek(name), deps)
             if depth < _DEEPEST:
                 for name in code.nonlocals:
                     inner.store(name, Unknown(deps), "outer")
                 for name in code.writes_globals:
                     inner.store(name, Unknown(deps), "global")
                 self._touch(inner, code.free_effects, deps, depth + 1)
-
-    def lose_own(self: Evaluation, x: Any, deps: Deps) -> None:
-        if isinstance(x, (State, StateGroup, Object)) or type(x) in op.CONTAINERS:
-            self.lose(x, deps)
 
     def may_ask(self: Evaluation, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
         """Return whether code with these effects may make requests."""

@@ -173,16 +173,13 @@ class Outside:
                 return x if all(type(i) in ATOMS or type(i) is tuple for i in items) else Unknown(None)
             return x if all(a is b for a, b in zip(items, x, strict=True)) else tuple(items)
         made: Any = held.copy()
-        self._remember(x, made)
+        self._adopted[id(x)] = (x, made)
+        if not self.snapshot.is_captured(x):
+            self.origins[id(made)] = x
         if kind is not set:
             for key, item in list(held.items()) if kind in MAPPINGS else enumerate(held):
                 made[key] = adopt(item)
         return made
-
-    def _remember(self, x: Any, made: Any) -> None:
-        self._adopted[id(x)] = (x, made)
-        if not self.snapshot.is_captured(x):
-            self.origins[id(made)] = x
 
 
 _OPAQUE = frozenset({

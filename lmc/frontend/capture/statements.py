@@ -274,20 +274,18 @@ def _return(node: ast.Return, scope: Scope) -> Eval:
 
 
 def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
-    body, loc = block(node.body, scope), scope.loc(node)
-    items = [(expression(i.context_expr, scope), target(i.optional_vars, scope) if i.optional_vars is not None else None) for i in node.items]
+    first, *rest = node.items
+    body, loc = block(node.body if not rest else [ast.copy_location(type(node)(rest, node.body), node)], scope), scope.loc(node)
+    value, bind = expression(first.context_expr, scope), target(first.optional_vars, scope) if first.optional_vars is not None else None
 
-    def nested(frame: Frame, k: int) -> Any:
-        if k == len(items):
-            return body(frame)
-        value, bind = items[k]
+    def run(frame: Frame) -> Any:
         frame.ev.loc = loc
         manager = frame.ev.manager(value(frame))
         entered = manager.enter()
         if bind is not None:
             bind(frame, entered)
         try:
-            signal = nested(frame, k + 1)
+            signal = body(frame)
         except Raised as raised:
             if manager.leave(raised.value):
                 return None
@@ -298,7 +296,7 @@ def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
         manager.leave(None)
         return signal
 
-    return lambda frame: nested(frame, 0)
+    return run
 
 
 def _try(node: ast.Try, scope: Scope) -> Eval:

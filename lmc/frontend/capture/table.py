@@ -139,7 +139,7 @@ def callback(ev: Evaluation, fn: Any) -> Any:
 _TAKING: Mapping[Any, str] = {
     list: "a", tuple: "a", set: "u", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "u",
     collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "r", zip: "i", enumerate: "ix", map: "fi", any: "i", all: "i",
-    itertools.takewhile: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
+    itertools.takewhile: "fi", itertools.filterfalse: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
     itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i",
     itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av", itertools.combinations_with_replacement: "av",
     itertools.accumulate: "if", itertools.groupby: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
@@ -229,12 +229,12 @@ for _fn in _ORDERED:
     rule(_fn)(_changing(_fn))
 
 
-def _fromkeys(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:])
-
-
 CLASS_METHODS: dict[tuple[type, str], Rule] = {
-    (dict, "fromkeys"): _fromkeys, (itertools.chain, "from_iterable"): lambda ev, args, kwargs: ev.call(followed.chained, args, kwargs)}  # fmt: skip
+    (dict, "fromkeys"): lambda ev, args, kwargs: op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:]),
+    (itertools.chain, "from_iterable"): lambda ev, args, kwargs: LazyItems(
+        ev, (x for items in op.iterate(ev, args[0]) for x in op.iterate(ev, items)), sources=args
+    ),
+}
 """Attributes of builtin classes."""
 
 
@@ -397,7 +397,6 @@ def _task_group(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 _SHORT: Mapping[Any, Rule] = {
     filter: lambda ev, args, kwargs: ev.call(followed.kept, args, kwargs),
-    itertools.filterfalse: lambda ev, args, kwargs: ev.call(followed.left_out, args, kwargs),
     bool: lambda ev, args, kwargs: op.truth(ev, args[0]) if args else False,
     str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else pure(ev, str, "str", args, kwargs),
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),

@@ -292,14 +292,12 @@ class LazyItems:
             raise Undecided(join(*undecided.deps) if self._of is None else self._ev.left_out(self._of[0], effects, undecided.deps))
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Coroutine:
     """A coroutine or a task: evaluated once, when it is awaited."""
 
-    __slots__ = ("_outcome", "_run")
-
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self._run: Callable[[], Any] | None = run
-        self._outcome: tuple[Any, Raised | None] = (None, None)
+    _run: Callable[[], Any] | None
+    _outcome: tuple[Any, Raised | None] = (None, None)
 
     def settle(self) -> None:
         """Evaluate it, if that is not done yet; keep the exception it raises."""
