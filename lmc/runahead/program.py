@@ -119,7 +119,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.outputs = None if outputs is None else tuple(outputs)
         self.ahead = checked_ahead(ahead)
         self.stats = Stats()
-        self.profile = Profile()
+        self.profile = Profile(getattr(vars(fn).get("func"), "__code__", None))  # a saved function is not imported yet
         self.planner = Planner(fn, self.outputs, opt, aggressive)
         self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = _evaluation
 

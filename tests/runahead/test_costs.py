@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heappop, heappush
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import lmc
+from lmc import waiting
+from lmc.backend import mock
 from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation, Outcome
 from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
-from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
+from lmc.runahead import ledger, profile
+from lmc.runahead.profile import FIRST_COST, PER_LINE, SHARE, SHORTEST, FirstCosts, Profile
 from lmc.waiting import Signal, idle
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
@@ -28,9 +35,93 @@ def two(s, q):
     return first + s["b"]
 
 
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "first_costs", FirstCosts())
+
+
+def test_the_first_evaluation_of_a_program_is_taken_to_cost_what_others_did_for_as_many_lines() -> None:
+    written = two.func.__code__  # 6 lines, with the decorator's
+    assert Profile(written).cost == pytest.approx(FIRST_COST + 6 * PER_LINE)
+    Profile(written).evaluated("line", FIRST_COST + 6 * 0.01, 1)
+    assert Profile(written).cost == pytest.approx(6 * (40 * PER_LINE + 6 * 0.01) / 46)
+    for _ in range(1000):
+        Profile(written).evaluated("line", 6 * 0.01, 1)
+    assert Profile(written).cost == pytest.approx(6 * 0.01, rel=0.01)
+
+
+class Clock:
+    """A clock that goes on while a program waits, and by `evaluation` seconds with each evaluation. Timers and waits go by it."""
+
+    pausing = False
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, evaluation: float) -> None:
+        self.now, self.evaluation = 0.0, evaluation
+        self.due = list[tuple[float, int, Callable[[], object]]]()
+        self._spent, self._order = itertools.count(), itertools.count()
+        monkeypatch.setattr(mock, "timer", self)
+        monkeypatch.setattr(mock, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(ledger, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(ledger, "thread_time", self.spent)
+        monkeypatch.setattr(code, "thread_time", lambda: 0.0)
+        monkeypatch.setattr(waiting._here, "waiter", self, raising=False)
+
+    def spent(self) -> float:
+        """Asked before and after each evaluation, in which nothing waits."""
+        after = next(self._spent) % 2
+        self.now += after * self.evaluation
+        return self.now
+
+    def at(self, when: float, call: Callable[[], object]) -> None:
+        heappush(self.due, (when, next(self._order), call))
+
+    def wait(self, signal: Signal, timeout: float | None) -> None:
+        until = float("inf") if timeout is None else self.now + max(timeout, 0.0)
+        while not signal.is_set() and self.due and self.due[0][0] <= until:
+            when, _, call = heappop(self.due)
+            self.now = max(self.now, when)
+            call()
+        if not signal.is_set():
+            self.now = until
+
+    def idle(self) -> bool:
+        return True
+
+
+@lmc.function
+def listed(s, q):
+    for i in range(20):
+        f = s.fork(1)[0]
+        f += f"{q}{i}" + lmc.gen("x", max_tokens=2)
+        len(f["x"])
+
+
+@lmc.function
+def chatting(s, q):
+    for _ in range(200):
+        s += f"{q if id(s) else ''}" + lmc.gen("x", max_tokens=2)  # which only Python knows
+        len(s["x"])
+
+
+def test_a_new_program_asks_ahead_in_its_first_wait_of_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, evaluation=0.012)
+    usage = lmc.compile(listed)("x", backend=Mock(latency=0.05)).usage
+    assert (usage.calls, usage.ahead_used) == (20, 19)
+    assert clock.now <= 3 * 0.05
+
+
+@pytest.mark.parametrize("latency", [0.001, 0.005, 0.02, 0.05, 0.2])
+@pytest.mark.parametrize("evaluation", [0.002, 0.012, 0.04])
+def test_work_in_vain_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch, latency: float, evaluation: float) -> None:
+    clock = Clock(monkeypatch, evaluation)
+    usage = lmc.compile(chatting)("x", backend=Mock(latency=latency)).usage
+    assert (usage.calls, usage.ahead_asked) == (200, 0)
+    assert 200 * latency <= clock.now <= 200 * latency * 1.05
+
+
 def test_a_wait_lasts_twice_what_an_evaluation_costs() -> None:
     profile = Profile()
-    assert profile.patience == 2 * FIRST_COST
+    assert profile.patience == 2 * FIRST_COST  # and more for its lines
     profile.evaluated("line", 0.2, 1, 0.2 - 0.003)
     assert profile.patience == pytest.approx(0.006)
 
