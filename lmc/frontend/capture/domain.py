@@ -97,7 +97,7 @@ class Domain:
 
     def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
-        return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "")
+        return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "", some=name in _NEVER_NONE)
 
     def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
@@ -198,6 +198,9 @@ class Domain:
         if kind == "return":
             frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
         evaluation.certain = False
+
+
+_NEVER_NONE = frozenset("add fstring format join str int float len .strip .lower .upper .split .splitlines .replace .title".split())
 
 
 def _beginning(operands: Sequence[Any]) -> str:

@@ -206,6 +206,8 @@ COMPARE: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
 def compare(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """Evaluate `a <op> b`: True, False or unknown; an own method may return anything."""
     if name in ("is", "is not"):
+        if (a is None or b is None) and any(isinstance(x, Unknown) and x.some for x in (a, b)):
+            return name == "is not"
         unknown = [x.deps for x in (a, b) if isinstance(x, Unknown)]
         return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
     if name in ("in", "not in"):

@@ -9,7 +9,6 @@ import csv
 import functools
 import heapq
 import io
-import itertools
 import operator
 import statistics
 from collections.abc import Callable
