@@ -8,6 +8,7 @@ tokens that a constraint forces after it.) Requests of siblings enter together, 
 
 from __future__ import annotations
 
+import sys
 from enum import Enum, auto
 from time import perf_counter
 
@@ -39,6 +40,7 @@ class Admission:
     def __init__(self, held: SlotOwnership, waiting: WaitingQueue, tally: PassCounts, max_batch: int) -> None:
         self._held, self._waiting, self._tally, self._max_batch = held, waiting, tally, max_batch
         self._runs = held.runs
+        self._too_much = sys.maxsize  # least slots that were refused in this round: more are not tried again
 
     def admit(self, filling: BatchBuilder) -> None:
         """Admit as many as there is room for.
@@ -76,6 +78,7 @@ class Admission:
 
     def _round(self, filling: BatchBuilder) -> tuple[bool, bool]:
         progress, deferred, blocked = False, False, False
+        self._too_much = sys.maxsize
         candidates, left, held_back = self._waiting.take(), list[Request](), list[Request]()
         for i, req in enumerate(candidates):
             if filling.room <= 0 or filling.batch >= self._max_batch:
@@ -137,15 +140,19 @@ class Admission:
                 return _Verdict.LATER  # it continues with that in the next pass
             if at == req.head_len:
                 return _Verdict.LATER  # a prefill without rows of its own: the next pass finds it cached
-        held, upto = self._held, at
-        if held.host is not None and leader is None and at < req.match_limit:
-            if held.host.is_coming(node, int(req.ids[at])):
-                return _Verdict.LATER
-            upto = held.host.found(req, at)
+        held = self._held
+        host = held.host if leader is None and at < req.match_limit else None
+        if host is not None and host.is_coming(node, int(req.ids[at])):
+            return _Verdict.LATER
         need = held.reservations.at_first(req) - at
+        takes = need + held.tree.unlocked(node)  # of what is unreserved
+        if takes >= self._too_much and not self._runs.may_break(req, self._waiting.age(req)) and self._runs.may_run(req, need, at):
+            return _Verdict.NO_ROOM
         held.tree.lock(node)
         if (refusal := self._refusal(req, need, at)) is not None:
             held.tree.unlock(node)
+            if refusal is _Verdict.NO_ROOM and held.running and not req.guess:
+                self._too_much = min(self._too_much, takes)
             return refusal
         self._waiting.admitted(req, need)
         held.reservations.reserve(req, need)
@@ -160,7 +167,7 @@ class Admission:
             req.slots[:at] = leader.slots[:at]
         else:
             held.tree.write_slots(node, req.slots)
-        if upto > at:
+        if host is not None and (upto := host.found(req, at)) > at:
             held.fetch(req, upto)
         self._count_prompt(req, min(req.device_len, req.prompt_len))
         if req.kind is RequestKind.PREFILL and not req.in_head and req.arriving is None:

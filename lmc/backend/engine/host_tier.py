@@ -105,6 +105,7 @@ class Save:
     found: Node
     ids: np.ndarray
     slots: np.ndarray  # of the host
+    leased: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -172,11 +173,11 @@ class HostTier:
         while self._unsaved:
             node, (space, leased) = next(iter(self._unsaved.items()))
             is_needed = node.parent is not None and (node.locks > 0 or not leased)
-            if is_needed and not self._save(node, space):
+            if is_needed and not self._save(node, space, leased=leased):
                 return  # until there is more room
             del self._unsaved[node]
 
-    def _save(self, node: Node, space: str) -> bool:
+    def _save(self, node: Node, space: str, *, leased: bool) -> bool:
         """Return whether there was room for it."""
         ids = self._tree.ids_to(node)
         found = self._host.match(ids, namespace=space)
@@ -199,7 +200,7 @@ class HostTier:
             self.failed += 1
             return True
         self._tree.lock(node)
-        self._saves.append(Save(copy, node, found, ids, slots))
+        self._saves.append(Save(copy, node, found, ids, slots, leased))
         self.saves += 1
         self.saved += n
         return True
@@ -246,6 +247,15 @@ class HostTier:
         self._kept[copy] -= 1
         if not self._kept[copy]:
             del self._kept[copy]
+
+    def expire(self, node: Node, tokens: int) -> None:
+        """Expect no further use of the last `tokens` of the prefix that ends at `node`, be it still on the device or not."""
+        start, at = node.end - tokens, node
+        while at is not None and at.end > start:
+            if self.has(at):
+                copy = self._copies[at]
+                return self._host.forget(copy, copy.end - start)
+            at = at.parent
 
     # -- back --------------------------------------------------------------------------------------------------
 
@@ -316,6 +326,8 @@ class HostTier:
             self._host.unlock(save.found)
             self._tree.unlock(save.node)
             self._copies[save.node] = done.node
+            if save.leased and not save.node.locks:  # its run has ended
+                self._host.forget(done.node, len(save.slots))
             yield None
         for fetch in [fetch for fetch in self._fetches if fetch.copy.done()]:
             self._fetches.remove(fetch)

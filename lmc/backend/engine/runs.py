@@ -315,7 +315,7 @@ class Runs:
             self._settle(run)
             self._tree.unlock(node)
             if self._leases and req.kind is not RequestKind.PREFILL:
-                self._tree.forget(node, own)
+                self._expire(node, own)
         self._close_if_over(run)
 
     def end(self, number: int) -> None:
@@ -343,10 +343,11 @@ class Runs:
         for lease in list(run.leases.values()):
             self._learn(lease.place, None)
             self._end(lease)
-            self._tree.forget(lease.node, lease.own)
+            self._expire(lease.node, lease.own)
         for lease in list(run.parked.values()):
             self._learn(lease.place, None)
             self._unpark(lease)
+            self._expire(lease.node, lease.own)
         if run.lapsed is not None:
             self._learn(run.lapsed.place, None)
         self._settle(run)
@@ -356,6 +357,12 @@ class Runs:
             _remember(self._needs, run.program, run)
             for place in run.places:
                 _remember(self._arms, (run.program, place), run)
+
+    def _expire(self, node: Node, tokens: int) -> None:
+        """Expect no further use of the last `tokens` of the prefix that ends at `node`, which a run added."""
+        self._tree.forget(node, tokens)
+        if self._host is not None:
+            self._host.expire(node, tokens)
 
     # -- admission ---------------------------------------------------------------------------------------------
 
@@ -556,9 +563,13 @@ class Runs:
             return
         if not req.guess:
             yield from self.parkable_leases()
-        if self.must_admit or (req.is_of_open_run and not (self.running and age < _FOR_OTHERS)):
+        if self.may_break(req, age):
             yield from self.younger_leases(req)
             yield from self.own_leases(req)
+
+    def may_break(self, req: Request, age: int) -> bool:
+        """Return whether leases of its own run and of younger ones may end for a request that has waited for `age` passes."""
+        return self.must_admit or (req.is_of_open_run and not (self.running and age < _FOR_OTHERS))
 
     # -- the room of those that are away -----------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.policy import Policy, host_size
+from lmc.backend.engine.runs import Runs
 from lmc.errors import ParameterError, PromptTooLongError
 from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock, World, agents
@@ -213,6 +214,42 @@ def test_no_memory_is_taken_before_something_may_have_to_leave():
     assert mover.ready == 0 and engine.stats()["host_out"] == 0
     second = ask(engine, core, "b" * 100, run=run)
     assert mover.ready > 0 and engine.stats()["host_out"] >= 200 and first and second
+    engine.check()
+
+
+@pytest.mark.parametrize("late", [0, 4])
+def test_what_ended_runs_left_on_the_host_goes_before_what_is_needed(late):
+    """The older prefix belongs to a run that is away, the newer ones to runs that have ended."""
+    engine, core = stepped(300, host=400, max_context=250)
+    mover_of(core).late = late
+    away = ProgramRun("agent")
+    first = ask(engine, core, "a" * 160, run=away)
+    for name in "bcd":
+        over = ProgramRun("agent")
+        ask(engine, core, name * 100, run=over)
+        over.end()
+        drain(core)
+    ask(engine, core, "e" * 200)
+    assert (engine.stats()["parked_leases"], engine.stats()["broken_leases"]) == (1, 0)
+    more = ask(engine, core, "and more", first, run=away)
+    assert more.results[0].output().meta["cached_tokens"] > 160
+    engine.check()
+
+
+def test_who_needs_as_much_as_another_that_found_no_room_looks_for_none(monkeypatch):
+    """Hundreds may wait for the device; each look for room goes over all leases."""
+    engine, core = stepped(300, host=8000, max_context=250, max_batch=64, chunk=4000)
+    looks = list[int]()
+    make_room = Runs.make_room
+    monkeypatch.setattr(Runs, "make_room", lambda self, need, leases: (looks.append(need), make_room(self, need, leases))[1])
+    runs = [ProgramRun("agent") for _ in range(40)]
+    handles = [engine.submit(None, [Text((f"{i:02}" * 50,)), gen(60)], Hints(run=run)) for i, run in enumerate(runs)]
+    core.turn()
+    for run in runs:
+        run.end()
+    assert engine.stats()["running"] == 1 and len(looks) <= 4
+    drain(core)
+    assert all(handle.results[0].done for handle in handles)
     engine.check()
 
 
