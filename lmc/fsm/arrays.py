@@ -188,7 +188,7 @@ class ArrayDFA(Walk):
             distance[here] = at
             many = counts[here]
             found = before[np.arange(many.sum()) + np.repeat(begins[here] - np.cumsum(many) + many, many)]
-            here = _distinct(found[distance[found] < 0])
+            here = distinct(found[distance[found] < 0])
             at += 1
         return distance
 
@@ -301,7 +301,7 @@ def windows(table: np.ndarray) -> np.ndarray:
     return block[:-1]
 
 
-def _distinct(values: np.ndarray) -> np.ndarray:
+def distinct(values: np.ndarray) -> np.ndarray:
     """Return the values in ascending order, each once. (numpy's `unique` imports numpy.ma on its first call, which
     takes longer than compiling.)"""
     ordered = np.sort(values, axis=None)

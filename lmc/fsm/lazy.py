@@ -37,6 +37,7 @@ UNMADE = 1  # a slot
 UNKNOWN = 2  # whether a text may end
 WIDE = 16  # ASCII characters that stay in a state, from which on a loop pays off
 _SEVERAL = 3  # names
+NO_LIMIT = 1 << 40  # turns: more than any text has
 _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 
 _Set = frozenset[Term]
@@ -52,8 +53,8 @@ class SelfLoop(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """A repeat being read: `high` turns are left, and `unbounded` is the state where none is required and any number
-    allowed. `state` is in that repeat: the one asked about, or the one that a first turn of it leads to."""
+    """A repeat being read: `low` to `high` turns are left, NO_LIMIT if there may be any number of them, and `unbounded` is the state where
+    none is required and any number allowed. `state` is in that repeat: the one asked about, or the one that a first turn of it leads to."""
 
     low: int
     high: int
@@ -324,8 +325,8 @@ class LazyDFA:
         return to if often[to] >= WIDE else DEAD
 
     def turns(self, state: int) -> Turns | None:
-        """Return the repeat whose turn begins at a state, or behind its first character, if that is all of the state and the repeat is
-        bounded."""
+        """Return the repeat whose turn begins at a state, or behind its first character, if that is all of the state and its turns are
+        counted."""
         if (found := self._turns(state)) is not None or (to := self._mostly(state)) < 0 or (found := self._turns(to)) is None:
             return found
         loop = self.loop(found.unbounded)
@@ -335,22 +336,23 @@ class LazyDFA:
 
     def _turns(self, state: int) -> Turns | None:
         repeat = self._repeat(state)
-        if repeat is None or repeat.frame is None or repeat.frame.high is None:
+        if repeat is None or (left := self._terms.turns_left(repeat)) is None or left == (0, None):
             return None
-        return Turns(repeat.frame.low, repeat.frame.high, self._turned(repeat, 0, None), state)
+        (low, high), unbounded = left, self._turned(repeat, 0, None)
+        return Turns(low, NO_LIMIT if high is None else high, unbounded, state) if self._mostly(unbounded) == unbounded else None
 
     def turned(self, state: int, low: int, high: int) -> int:
         """Return the same state with so many turns left."""
         repeat = self._repeat(state)
         assert repeat is not None
-        return self._turned(repeat, low, high)
+        return self._turned(repeat, low, high if high < NO_LIMIT // 2 else None)
 
     def _repeat(self, state: int) -> Term | None:
         content = self._contents[state]
         if not isinstance(content, frozenset) or len(content) != 1:
             return None
         [term] = content
-        return term if term.frame is not None and term.frame.family is not term.frame else None
+        return term if self._terms.turns_left(term) is not None else None
 
     def _turned(self, repeat: Term, low: int, high: int | None) -> int:
         with self._lock:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmc.fsm.arrays import distinct
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import MAX_CHAR, Ranges
 from lmc.fsm.trie import ByteTrie
@@ -29,6 +30,9 @@ def bits_of(ids: Iterable[int] | np.ndarray, words: int) -> np.ndarray:
     flags = np.zeros(words * 32, bool)
     flags[ids if isinstance(ids, np.ndarray) else list(ids)] = True
     return packed(flags)
+
+
+_MOST_CLASSES = 64
 
 
 class Tail:
@@ -62,15 +66,35 @@ class Texts:
     ends: np.ndarray
     node_of: np.ndarray
     long: Sequence[int]
+    _members: dict[Ranges, Members] = field(default_factory=dict[Ranges, "Members"])
 
     @cached_property
     def spelling(self) -> Spelling:
         return Spelling.of(self.trie)
 
     @cached_property
+    def nodes(self) -> np.ndarray:
+        """The node of each text."""
+        return self.node_of[self.ids]
+
+    @cached_property
     def counts(self) -> np.ndarray:
-        """uint8, by id: the characters of each token, a last one that is only begun included."""
-        return self.spelling.chars[self.node_of].astype(np.uint8)
+        """The characters of each text, a last one that is only begun included."""
+        return self.spelling.chars[self.nodes]
+
+    @cached_property
+    def begun(self) -> np.ndarray:
+        """The texts that end inside of a character, ascending."""
+        return np.flatnonzero((self.spelling.missing > 0)[self.spelling.symbol[self.nodes]])
+
+    def members(self, ranges: Ranges) -> Members:
+        """Return which characters are in a class, found once."""
+        found = self._members.get(ranges)
+        if found is None:
+            if len(self._members) >= _MOST_CLASSES:
+                self._members.clear()
+            found = self._members[ranges] = Members.of(ranges, self.spelling)
+        return found
 
     @cached_property
     def spelled_long(self) -> Spelled:
@@ -158,19 +182,46 @@ class Spelling:
         each = order[fresh]
         return Spelling(symbol, found.first[each], found.last[each], found.missing[each], begins, chars)
 
+    @cached_property
+    def possible(self) -> np.ndarray:
+        """bool [symbols]: it is of a character: neither broken, nor of a surrogate alone."""
+        return (self.first <= self.last) & ((self.first < 0xD800) | (self.last > 0xDFFF))
+
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in (self.symbol, self.first, self.last, self.missing, self.begins, self.chars))
 
 
+class Members(NamedTuple):
+    """The characters of a class, as to what is there of them.
+
+    some    bool [symbols]: a symbol may be of the class
+    single  bool [symbols]: it is not complete, and only one byte may come next
+    firsts  bool [256]: bytes that characters of the class begin with
+    """
+
+    some: np.ndarray
+    single: np.ndarray
+    firsts: np.ndarray
+
+    @staticmethod
+    def of(ranges: Ranges, spelling: Spelling) -> Members:
+        least, most = _members(ranges, spelling.first, spelling.last)
+        bits = 6 * np.maximum(spelling.missing - 1, 0)
+        single = (spelling.missing > 0) & (least >> bits == most >> bits) & (least <= most)
+        return Members(least <= most, single, np.less_equal(*_members(ranges, *_BYTES[-2:])))
+
+
 class Spelled(NamedTuple):
     """Texts as characters, one after another.
 
-    first, last  the characters that each may be, a last one of a text as far as it is there
+    symbol       the number of each
+    first, last  of each symbol, the characters that it may be, a last one of a text as far as it is there
     at           the byte of its text at which each begins
     begins       of each text, its first character; counts: how many it has
     """
 
+    symbol: np.ndarray
     first: np.ndarray
     last: np.ndarray
     at: np.ndarray
@@ -188,14 +239,16 @@ class Spelled(NamedTuple):
             found, starting, broken = found.behind(byte)
             columns.append((starting, broken, found.first, found.last))
         if not columns:
-            return Spelled(*np.zeros((5, 0), np.int64))
+            return Spelled(*np.zeros((6, 0), np.int64))
         starting, broken, first, last = (np.array(parts).T for parts in zip(*columns))  # [texts, bytes]
         within = np.arange(width) < lengths[:, None]
         ends = within & (starting[:, 1:] | (np.arange(1, width + 1) == lengths[:, None]))
         spoiled = broken[:, 1:] & (np.arange(1, width + 1) < lengths[:, None])
         counts = ends.sum(axis=1)
         at = np.nonzero(starting[:, :-1] & within)[1]
-        return Spelled(np.where(spoiled, 1, first[:, :-1])[ends], np.where(spoiled, 0, last[:, :-1])[ends], at, np.cumsum(counts) - counts, counts)
+        key = np.where(spoiled, 1 << 32, first[:, :-1] << 32 | last[:, :-1])[ends]
+        known = distinct(key)
+        return Spelled(np.searchsorted(known, key), known >> 32, known & 0xFFFFFFFF, at, np.cumsum(counts) - counts, counts)
 
 
 class Long(NamedTuple):
@@ -217,7 +270,7 @@ class Long(NamedTuple):
         if not texts.long:
             return Long()
         spelled = texts.spelled_long
-        left = np.greater(*_members(ranges, spelled.first, spelled.last))
+        left = np.greater(*_members(ranges, spelled.first, spelled.last))[spelled.symbol]
         behind = np.minimum.reduceat(np.where(left, np.arange(len(left)), len(left)), spelled.begins)
         stays = behind >= spelled.begins + spelled.counts
         ids, first = np.array(texts.long), np.array([texts.tokens[i][0] for i in texts.long], np.uint8)
@@ -232,17 +285,16 @@ class ClassRun:
 
     firsts  bool [256]: bytes that begin characters of the class and, in tokens below the node, no others. The other
             fields concern only tokens that begin with these
-    flags   bool, by id: it is a prefix of such a text; bits: the same, packed
-    chars   uint8, by id: its number of characters, counting an incomplete last one
+    ids     those that are prefixes of such texts; bits: the same as a row
+    chars   uint8, of each of these: its number of characters, counting an incomplete last one
     begun   ids of those that end inside of a character, with only one legal next byte
     leaving how many leave the class after some of it, by the first byte that does, or may
     long    of tokens that are not in the trie: those that are within the class as a whole, and the others
     """
 
-    ranges: Ranges
     texts: Texts
     firsts: np.ndarray
-    flags: np.ndarray
+    ids: np.ndarray
     chars: np.ndarray
     begun: np.ndarray
     leaving: Mapping[int, int]
@@ -257,39 +309,41 @@ class ClassRun:
     def of(ranges: Ranges, texts: Texts, node: int = 0) -> ClassRun:
         """`long` is of runs from the root only."""
         trie, spelling = texts.trie, texts.spelling
-        least, most = _members(ranges, spelling.first, spelling.last)  # of the class that each symbol may be
-        inside, leaves = _within(trie, spelling, node, least <= most)
-        firsts = np.less_equal(*_members(ranges, *_BYTES[-2:]))
-        exits = np.flatnonzero(np.bincount(spelling.begins[leaves]))
+        members = texts.members(ranges)
+        inside, leaves = _within(trie, spelling, node, members.some)
+        firsts = members.firsts.copy()
+        exits = distinct(spelling.begins[leaves[spelling.possible[spelling.symbol[leaves]]]])  # no text has the others
         upper = trie.parent[exits] == node
         mixed = exits[upper & firsts[trie.byte[exits]]].tolist()
         firsts[trie.byte[mixed]] = False
         exits = exits[~upper]
-        flags = _held(inside, texts, node)
+        begin, end = int(trie.begin[node]), int(texts.ends[node])
+        kept = inside[texts.nodes[begin:end]]
         for child in mixed:
-            begin, end = int(trie.begin[child]), int(texts.ends[child])
-            flags[texts.ids[begin:end]] = False
-            exits = exits[(trie.begin[exits] < begin) | (trie.begin[exits] >= end)]
-        bits = 6 * np.maximum(spelling.missing - 1, 0)
-        single = (spelling.missing > 0) & (least >> bits == most >> bits) & (least <= most)
-        begun = np.flatnonzero(flags & single[spelling.symbol][texts.node_of])
+            first, last = int(trie.begin[child]), int(texts.ends[child])
+            kept[first - begin : last - begin] = False
+            exits = exits[(trie.begin[exits] < first) | (trie.begin[exits] >= last)]
+        ids = texts.ids[begin:end][kept]
+        begun = texts.begun[slice(*np.searchsorted(texts.begun, (begin, end)))]
+        begun = begun[kept[begun - begin]]
+        begun = texts.ids[begun[members.single[spelling.symbol[texts.nodes[begun]]]]]
         leaves = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
         leaving = {byte: int(leaves[byte]) for byte in np.flatnonzero(leaves).tolist()}
-        chars, before = texts.counts, spelling.chars[exits] - 1
-        if node:
-            chars, before = chars - np.uint8(spelling.chars[node]), before - spelling.chars[node]
-        return ClassRun(ranges, texts, firsts, flags, chars, begun, leaving, Long.of(ranges, texts, firsts) if not node else Long(), packed(flags),
-                        exits, before)  # fmt: skip
+        behind = spelling.chars[node] if node else 0
+        chars, before = (texts.counts[begin:end][kept] - behind).astype(np.uint8), spelling.chars[exits] - 1 - behind
+        long = Long.of(ranges, texts, firsts) if not node else Long()
+        return ClassRun(texts, firsts, ids, chars, begun, leaving, long, bits_of(ids, len(texts.node_of) // 32), exits, before)
 
     @property
     def nbytes(self) -> int:
-        return self.flags.nbytes + (1 + len(self._short)) * self.bits.nbytes + self.begun.nbytes + 2 * self._exits.nbytes + 100 * len(self.long.leaving)
+        arrays = self.ids.nbytes + self.chars.nbytes + self.begun.nbytes + 2 * self._exits.nbytes
+        return arrays + (1 + len(self._short)) * self.bits.nbytes + 100 * len(self.long.leaving)
 
     def up_to(self, chars: int) -> np.ndarray:
         """Return `bits`, of tokens of at most so many characters."""
         found = self._short.get(min(chars, LONG))  # which have no more
         if found is None:
-            found = self._short[min(chars, LONG)] = packed(self.flags & (self.chars <= chars))
+            found = self._short[min(chars, LONG)] = bits_of(self.ids[self.chars <= chars], len(self.bits))
         return found
 
     @cached_property
@@ -303,13 +357,16 @@ class ClassRun:
         found = self._tails.get((byte, chars))
         if found is None:
             found, trie = Tail(), self.texts.trie
-            exits = self._exits[(trie.byte[self._exits] == byte) & (chars is None or self._before == chars)]
-            for exit_ in exits.tolist():
+            for exit_ in self.exits(byte, chars).tolist():
                 at = int(np.searchsorted(trie.level_ends, exit_, side="right")) - 1  # bytes before the exit's own
                 for i in self.texts.ids[int(trie.begin[exit_]) : int(self.texts.ends[exit_])].tolist():
                     _add(found, self.texts.tokens[i], at, i)
             self._tails[byte, chars] = found
         return found
+
+    def exits(self, byte: int, chars: int | None = None) -> np.ndarray:
+        """Return, for `tail`, the nodes of the trie at which these tokens leave: each behind that byte."""
+        return self._exits[(self.texts.trie.byte[self._exits] == byte) & (chars is None or self._before == chars)]
 
     def turns(self, byte: int) -> list[int]:
         """Return the numbers of characters that tokens have before they leave the class by a byte."""
@@ -330,7 +387,7 @@ def _within(trie: ByteTrie, spelling: Spelling, upper: int, member: np.ndarray) 
         begin, end = int(trie.first[begin]), int(trie.first[end - 1] + trie.count[end - 1])  # the nodes of a level below a node are neighbours
         if begin == end:
             break
-        above, here = inside[trie.parent[begin:end]], member[spelling.symbol[begin:end]]
+        above, here = inside.take(trie.parent[begin:end]), member.take(spelling.symbol[begin:end])
         inside[begin:end] = above & here
         leaves.append(begin + np.flatnonzero(above & ~here))
     inside[upper] = False
@@ -343,16 +400,6 @@ def _members(ranges: Ranges, first: np.ndarray, last: np.ndarray) -> tuple[np.nd
     least = np.maximum(lows[np.searchsorted(highs[:-1], first)], first)
     most = np.minimum(highs[np.searchsorted(lows[:-1], last, "right") - 1], last)
     return least, np.where(last < lows[0], -1, most)
-
-
-def _held(inside: np.ndarray, texts: Texts, upper: int) -> np.ndarray:
-    """bool, by id: its node is inside."""
-    if not upper:
-        return inside[texts.node_of]
-    ids = texts.ids[int(texts.trie.begin[upper]) : int(texts.ends[upper])]
-    flags = np.zeros(len(texts.node_of), bool)
-    flags[ids] = inside[texts.node_of[ids]]
-    return flags
 
 
 def _add(tail: Tail, text: bytes, at: int, token: int) -> None:

@@ -291,7 +291,7 @@ class Terms:
         return found, True
 
     def _behind(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> tuple[TermFrame, ...]:
-        """Return `_tail` as frames: a repeat has its own, so that its first turn is like the others, and so have words."""
+        """Return `_tail` as frames: a repeat has its own, so that its first turn is like the others, and so have counted graphs and words."""
         if index == len(parts):
             return ()
         if not self._stands_alone(parts[index][0]):
@@ -305,7 +305,7 @@ class Terms:
         return tuple(found)
 
     def _stands_alone(self, part: Node) -> bool:
-        return type(part) is Repeat or (type(part) is Union and self._lists.of(part) is not None)
+        return type(part) in (Repeat, Counted) or (type(part) is Union and self._lists.of(part) is not None)
 
     def _words(self, words: WordRange) -> TermFrame:
         return self._frame(("w", id(words.texts), *words[1:]), words, None)
@@ -639,9 +639,23 @@ class Terms:
         low = min(at.low, far + counts.states)
         return frame if at.high is None and low == at.low else self._counted(at.graph, counts, at.state, low, None, frame.at)
 
+    def turns_left(self, term: Term) -> tuple[int, int | None] | None:
+        """Return the fewest and the most turns left of the repeat that a term begins with, or characters of a graph that are counted
+        without a limit: one that may be read again in the same state is a turn. None for other terms."""
+        frame = term.frame
+        if frame is None:
+            return None
+        if frame.family is not frame:
+            return frame.low, frame.high
+        counted = type(frame.node) is _At and frame.node.counts is not None and frame.node.high is None
+        return (frame.node.low, None) if counted else None
+
     def turned(self, term: Term, low: int, high: int | None) -> Term:
-        """Return a term that begins with a repeat, with so many turns left of it."""
+        """Return a term that begins with a repeat or a counted graph, with so many turns left of it."""
         assert term.frame is not None and term.rest is not None
+        if type(at := term.frame.node) is _At:
+            assert at.counts is not None
+            return self.push(self._counted(at.graph, at.counts, at.state, low, high, term.frame.at), term.rest)
         return term.rest if high == 0 else self.push(self._repeat(term.frame.node, low, high, term.frame.at), term.rest)
 
     def above(self, term: Term) -> Term:

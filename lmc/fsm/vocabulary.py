@@ -21,14 +21,15 @@ from lmc.fsm.terms import Term
 from lmc.fsm.trie import ByteTrie
 from lmc.fsm.words import WordRange
 
-_MOST_RUNS = 64  # most cached runs
+_MOST_RUNS = 256  # most cached runs: most are of few tokens
 _MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visiting whole levels is faster
 _MOST_ONE_BY_ONE = 400  # nodes of a trie
 _MOST_APART = 200  # nodes within a run that have states of their own
-_FEW_CHILDREN, _FEW_TEXTS = 32, 256  # of a node: visited one by one, and not worth a run
+_FEW_CHILDREN, _FEW_TEXTS, _MANY_TEXTS = 32, 24, 4096  # of a node: visited one by one; not worth a run; worth one even if found last
 WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
-_MOST_TAILS = 4096  # tokens that leave a run where one row may
+_MANY_TAILS = 1024  # tokens that leave a run by one byte: from here on sooner followed along the vocabulary's trie than a trie of their own is made
+_MANY_LONG = 64  # tokens above LONG bytes, from which on they are followed along a trie level by level
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # after anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
@@ -64,9 +65,9 @@ class Vocabulary:
 
     def prepare(self) -> Vocabulary:
         """Finds now what constraints need of it, and its run within JSON strings, instead of in a step that others wait for; itself."""
-        _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts
+        _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
-            _ = self._texts.spelled_long
+            _ = self._texts.spelled_long, self._long_trie
         self.run(RAW_CHARS.ranges).tail(ord('"'))
         return self
 
@@ -162,7 +163,13 @@ class Vocabulary:
             if begin == end:
                 continue
             if len(legal) > _MOST_ONE_BY_ONE:
-                below.append((node, at))
+                is_large = int(self.ends[node]) - int(self.trie.begin[node]) >= _MANY_TEXTS
+                if is_large and len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
+                    runs.append(run[0])
+                    legal += run[1] + run[2]
+                    todo += run[2]
+                else:
+                    below.append((node, at))
                 continue
             if (literal := dfa.literal(at)) is not None:
                 text, chars = literal
@@ -187,13 +194,13 @@ class Vocabulary:
                 found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
             elif end - begin <= _NO_CHOICE:
                 found = [(child, to) for child in range(begin, end) if (to := after(at, bytes_[child])) >= 0]
-            elif end - begin <= _FEW_CHILDREN:
-                row = dfa.row(at).data
-                found = [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
             elif len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
                 running, within, found = run
                 runs.append(running)
                 legal += within
+            elif end - begin <= _FEW_CHILDREN:
+                row = dfa.row(at).data
+                found = [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
             elif ways is not None:
                 found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
             else:
@@ -255,8 +262,6 @@ class Vocabulary:
             return None
         loop, turns = found
         run, main, byte = self.run(loop.again, node), dfa.row(loop.state), self.trie.byte
-        if sum([count for head, count in run.leaving.items() if main[head] >= 0]) > _MOST_TAILS:
-            return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
         left_out = dfa.left_out(state) if turns is None else None
         if left_out is not None and dfa.left_out(loop.state) == []:
@@ -297,11 +302,10 @@ class Vocabulary:
 
     def run(self, ranges: Ranges, node: int = 0) -> ClassRun:
         """Return the run of a class of characters and a node of the trie, computed once."""
-        found = self._runs.get((ranges, node))
-        if found is None:
-            if len(self._runs) >= _MOST_RUNS:
-                self._runs.clear()
-            found = self._runs[ranges, node] = ClassRun.of(ranges, self._texts, node)
+        found = self._runs.pop((ranges, node), None) or ClassRun.of(ranges, self._texts, node)
+        self._runs[ranges, node] = found  # the newest one
+        while len(self._runs) > _MOST_RUNS:
+            self._runs.pop(next(iter(self._runs)), None)
         return found
 
     @cached_property
@@ -335,6 +339,8 @@ class Vocabulary:
             loop, turns = running
             run = self.run(loop.again)
             within, inside = run.firsts.tobytes(), run.long.inside
+            if turns is None and len(run.long.leaving) >= _MANY_LONG:
+                return LongAllowed(None, self._long_walked(dfa, state))
             left_out = dfa.left_out(state) if turns is None else None
             if turns is not None and turns.high < self.longest:
                 found += inside[run.long.chars <= turns.high].tolist()
@@ -353,6 +359,8 @@ class Vocabulary:
                     if dfa.step(at, left) >= 0:
                         found.append(i)
             todo = [(state, edge) for first, edge in self._long.items() if not within[first]]
+        elif len(self.long_ids) >= _MANY_LONG:
+            return LongAllowed(None, self._long_walked(dfa, state))
         else:
             todo = [(state, edge) for edge in self._long.values()]
         while todo:
@@ -363,6 +371,19 @@ class Vocabulary:
                     ways = dfa.few(end)
                     todo += [(end, edge) for edge in edges.values()] if ways is None else _of_bytes(edges, end, ways)
         return LongAllowed(whole, tuple(sorted(found)))
+
+    def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
+        """As `long_allowed`, level by level while much is legal."""
+        ids, trie, node_of = self._long_trie
+        legal = np.zeros(len(trie.byte), bool)
+        legal[trie.from_all(dfa, *_pairs([(0, state)]))[0]] = True
+        return tuple(np.sort(ids[legal[node_of]]).tolist())
+
+    @cached_property
+    def _long_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+        """The ids of `long_ids` in the order of their texts, the trie of these, and the node of each."""
+        ids = sorted(self.long_ids, key=self.tokens.__getitem__)
+        return np.array(ids, np.int64), *ByteTrie.of([self.tokens[i] for i in ids])
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
@@ -386,6 +407,13 @@ class Vocabulary:
             legal = np.flatnonzero(of_token >= 0)
             return self._ids[legal], of_token[legal]
         return self.held(*self.trie.below(dfa, node, state))
+
+    def is_outside(self, nodes: np.ndarray, uppers: Sequence[int]) -> np.ndarray:
+        """Return bool, of each of `nodes`: it is at or below none of the others."""
+        begins, found = self.trie.begin[nodes], np.ones(len(nodes), bool)
+        for upper in uppers:
+            found &= (nodes < upper) | (begins < self.trie.begin[upper]) | (begins >= self.ends[upper])  # those above come first
+        return found
 
     def below(self, node: int) -> np.ndarray:
         """The ids of the texts of the trie that begin with that of a node."""
@@ -427,7 +455,7 @@ class Walked:
 
     bits    uint32 [words]
     few     nodes of the trie that are legal, with the states behind them: those visited one by one
-    many    and those visited level by level; neither has those within `runs`
+    many    and those visited level by level, or `exits` of a run and what follows them; neither has those within `runs`
     runs    in which most texts go on
     tails   of each run, those that are legal behind it, and the states behind them
     """
@@ -487,14 +515,14 @@ class RunInLoop(NamedTuple):
 
     def filling(self) -> list[int]:
         """Return the tokens within it after whose last character the loop may not be repeated."""
-        return [] if self.turns is None else np.flatnonzero(self.run.flags & (self.run.chars == self.turns.high)).tolist()
+        return [] if self.turns is None else self.run.ids[self.run.chars == self.turns.high].tolist()
 
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
-        """Return the possible continuations, as far as tokens go."""
+        """Return the possible continuations, as far as tokens go, where few tokens have them."""
         row = dfa.row(self.loop.state)
         found: list[tuple[Tail, int]] = []
-        for byte in self.run.leaving:
-            if row[byte] < 0:
+        for byte, count in self.run.leaving.items():
+            if row[byte] < 0 or count >= _MANY_TAILS:
                 continue
             if self.turns is None:
                 tails = [(self.run.tail(byte), self.loop.state)]
@@ -503,6 +531,21 @@ class RunInLoop(NamedTuple):
                          for chars in self.run.turns(byte) if chars <= self.turns.high]  # fmt: skip
             found += [(child, to) for tail, state in tails for child in (tail.ways[byte],) if (to := dfa.after(state, byte)) >= 0]
         return found
+
+    def exits(self, dfa: Arrays, vocabulary: Vocabulary) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the other ones as nodes of the trie, and the states behind them."""
+        row = dfa.row(self.loop.state)
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for byte, count in self.run.leaving.items():
+            if row[byte] < 0 or count < _MANY_TAILS:
+                continue
+            if self.turns is None:
+                found.append((nodes := self.run.exits(byte), np.full(len(nodes), row[byte], np.int64)))
+                continue
+            for chars in self.run.turns(byte):
+                if chars <= self.turns.high and (to := dfa.after(behind(dfa, self.turns, chars, LONG), byte)) >= 0:
+                    found.append((nodes := self.run.exits(byte, chars), np.full(len(nodes), to, np.int64)))
+        return [(nodes[kept], states[kept]) for nodes, states in found for kept in (vocabulary.is_outside(nodes, self.apart),)]
 
 
 def behind(dfa: Arrays, turns: Turns, chars: int, ahead: int) -> int:
@@ -542,8 +585,11 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
         else:
             ids += [i for tail, _ in tails[-1] for i in tail.ids]
     many = None
-    if below:
-        many = vocabulary.trie.from_all(dfa, *_pairs(below))
+    left = [exits for running in runs for exits in running.exits(dfa, vocabulary)]
+    if below or left:
+        nodes, states = (np.concatenate(parts) for parts in zip(_pairs(below), *left))
+        many = vocabulary.trie.from_all(dfa, nodes, states)
+        many = np.append(many[0], nodes[len(below) :]), np.append(many[1], states[len(below) :])
         ids += vocabulary.held(many[0], 0)[0].tolist()
     found = bits_of(ids, words)
     return Walked(found if bits is None else found | bits, legal, many, runs, tails)

@@ -245,8 +245,10 @@ def test_masks_of_any_regex_are_xgrammars(xgrammar_compiler, pattern):
 RUNS = [
     {"type": "string"},
     {"type": "string", "minLength": 3, "maxLength": 200},
+    {"type": "string", "minLength": 4},
+    {"type": "string", "minLength": 5, "maxLength": 254, "pattern": "^[^@\\s]+@([a-zé]+x1)+$"},
     {"type": "string", "pattern": "^[a-zA-Zéß世\u2000-\u2010]+(-[^\"x\\\\]*)?$"},
-    *({"type": "string", "pattern": p} for p in ("^[0-9a-fx]{2,7}$", "^[a-n](-?[a-n]){2,9}x?$", "^[a-zé](-?[a-zé]){0,5}1?$", "^[a-z-]{1,3}[a-z]*$", "^[a-z](ab|[a-z]){1,4}$")),
+    *({"type": "string", "pattern": p} for p in ("^[0-9a-fx]{2,7}$", "^[a-z](-?[a-z]){2,9}1?$", "^[a-zé](-?[a-zé]){0,5}1?$", "^[a-z-]{1,3}[a-z]*$", "^[a-z](ab|[a-z]){1,4}$")),
     {"type": "array", "items": {"type": "string", "format": "hostname"}},
     {"type": "object", "properties": {"name": {"type": "string"}, "né": {"type": "integer"}}, "additionalProperties": {"type": "string", "maxLength": 9}},
     {"$defs": {"a": {"type": "object", "properties": {"s": {"type": "string"}, "next": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"},
@@ -254,8 +256,12 @@ RUNS = [
 PIECES = ["{", '"', "name", "né", '": ', '", "', "}", "\\n", "\\u00e9", " ", "世界", "é", "\u2005", "-", "x", "abc", ", ", '"}', "1"]
 
 
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 @pytest.mark.parametrize("schema", RUNS, ids=str)
-def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema):
+def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema, few, monkeypatch):
+    """Whether few or many tokens leave a run or are longer than the trie's."""
+    for name in ("_MANY_TAILS", "_MANY_LONG"):
+        monkeypatch.setattr(vocabulary_module, name, 10_000 if few else 1)
     pieces = sorted({"".join(p) for n in (1, 2, 3) for p in itertools.product(PIECES, repeat=n)} | {"世世" * 4 + "-" * n for n in (1, 9)} | {"ab" * 12, 'ab"' * 9, "é" * 30})
     cut = [p.encode()[:-1] for p in pieces if ord(p[-1]) > 127]  # tokens that end inside of a character
     vocabulary = Vocabulary([b"</s>", *(p.encode() for p in pieces), *cut, *(bytes([i]) for i in range(256))], [0])
@@ -295,6 +301,19 @@ def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
     assert made.dfa.states < 80
 
 
+@pytest.mark.parametrize(
+    "schema", [{"type": "string", "minLength": 4}, {"type": "string", "minLength": 5, "maxLength": 254, "pattern": "^[^@\\s]+@[a-z]+$"}]
+)
+def test_what_is_yet_to_be_counted_is_found_by_a_run(schema, monkeypatch):
+    """A least length without a greatest, and a pattern beside lengths: no level of the trie is walked."""
+    vocabulary, _ = small()
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
+    monkeypatch.setattr(ByteTrie, "walk", None)
+    made.mask(made.dfa.step(made.start, b'"'))
+    assert made.dfa.states < 200
+
+
 def test_a_prepared_vocabulary_has_the_run_of_strings(monkeypatch):
     """Its first string had a mask of 20 ms and more, of which the vocabulary's spelling was most."""
     words, _ = small()
@@ -317,10 +336,11 @@ def test_a_run_has_the_tokens_that_its_automaton_reads(pattern):
     vocabulary = Vocabulary([b"", *sorted({*texts, *parts})], [0])
     dfa = ArrayDFA.of(compile_regex(f"({pattern})*"))
     run = vocabulary.run(parse(pattern).ranges)
+    inside = set(run.ids.tolist())
     for i, text in enumerate(vocabulary.tokens):
         if text and i not in vocabulary.long_ids:
-            assert run.flags[i] == (bool(run.firsts[text[0]]) and dfa.step(0, text) >= 0), text
-    begun_ = {i for i in np.flatnonzero(run.flags).tolist() if (at := dfa.step(0, vocabulary.tokens[i])) != 0 and dfa.ways_at(at) == 1}
+            assert (i in inside) == (bool(run.firsts[text[0]]) and dfa.step(0, text) >= 0), text
+    begun_ = {i for i in inside if (at := dfa.step(0, vocabulary.tokens[i])) != 0 and dfa.ways_at(at) == 1}
     assert set(run.begun.tolist()) == begun_
     long = {i: vocabulary.tokens[i] for i in vocabulary.long_ids if run.firsts[vocabulary.tokens[i][0]]}
     assert long.keys() == {*run.long.inside, *(i for i, *_ in run.long.leaving)}
