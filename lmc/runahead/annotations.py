@@ -169,6 +169,8 @@ class _Annotator:
         for op in graph.ops():
             if op.kind == "prefill" and (prompt := op.uses[0]) not in self.pinned:
                 self.pinned[prompt] = len(self.pinned), op.attr("scope") == "program"
+        loops = [block.terminator for block in graph.blocks if block.terminator.kind == "loop"]
+        self.entered = {param: value for loop in loops for param, value in zip(graph.block[loop.cases[0][1]].params, loop.operands[1:])}
         self.waits = _groups_that_wait(graph)
 
     def run(self) -> Annotations:
@@ -224,6 +226,9 @@ class _Annotator:
             if node in self.pinned:
                 found.append((node, len(pieces)))
             made = self.graph.producer.get(node)
+            if made is None and node in self.entered:
+                node = self.entered[node]  # an address in a loop is that of its first turn
+                continue
             if made is None:
                 pieces.append((None,))  # text added by arms or turns is not known here
                 break

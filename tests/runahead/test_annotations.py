@@ -67,6 +67,23 @@ def test_a_pin_cuts_the_text_that_a_run_has_there() -> None:
     assert fork.cut((*tail[1:3], "Judge its evidence.")) is None and program.cut(("You grade",)) is None
 
 
+def test_the_first_request_of_a_loop_names_the_pin_before_it() -> None:
+    """An agent's examples are before its turns, of which the graph knows no number."""
+    found = table("""
+            %c0 = ctx.new()
+            %c1 = append(%c0, "You are an agent. These are examples.")
+            loop(%essay, %c1) [_ -> ^turn] then ^read
+        ^turn(%c2: ctx):
+            %c3 = append(%c2, "Thought: ")
+            %c4, %x, %m0 = gen(%c3) {name = "thought", stream = "", ordinal = 0} loc("agent.py":7)
+            yield(%c4)
+        ^read(%c5: ctx):
+            return(none, %c5)
+    """, kind="tokens", params="%essay: any")  # fmt: skip
+    assert found.at("", 0).pins == (Pin(0, ("You are an agent. These are examples.",), ("Thought: ",), shared=True),)
+    assert found.at("", 1, Loc("agent.py", 7)).pins == ()
+
+
 def test_a_cut_never_divides_what_is_not_text() -> None:
     pin = Pin(0, (Special("<s>"), Mark("user", "begin"), "a", None), ("b",))
     tail = (Special("<s>"), Mark("user", "begin"), "a", Special("<x>"), "b")
