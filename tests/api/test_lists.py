@@ -158,7 +158,7 @@ def test_a_server_that_knows_no_intervals_is_asked_without(opened):
     for _ in range(2):
         assert values(fast.batch(ITEMS, backend=backend, temperature=0)) == expected(backend, ITEMS)
     lists = [s.body for s in server.seen if isinstance(s.body["input_ids"][0], list)]
-    assert "stream_interval" in lists[0]["sampling_params"][0] and "stream_interval" not in lists[-1]["sampling_params"][0]
+    assert "stream_interval" in lists[0]["sampling_params"] and "stream_interval" not in lists[-1]["sampling_params"]
 
 
 @lmc.function

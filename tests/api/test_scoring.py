@@ -48,11 +48,13 @@ def test_longer_choices_are_scored_from_where_they_begin(sglang, method):
     right(model, backend, choices, method)
     alone = method is lmc.ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
     tokens = sum(len(row) for row in model.rows(START, choices))
-    assert stand_in.scored <= (2 if alone else 1) * tokens + len(choices), "one more than its own for each"
-    assert [isinstance(s.body["input_ids"][0], list) for s in server.seen[1:]] == [False, True], "the prompt, then one list"
+    assert stand_in.scored <= (2 if alone else 1) * tokens + 2 * len(choices), "all from the token before the first that a choice changes"
+    lists = [True, True] if alone else [True]
+    assert [isinstance(s.body["input_ids"][0], list) for s in server.seen[1:]] == [False, *lists], "the prompt, then a list, and one of the choices alone"
+    assert all(isinstance(s.body["logprob_start_len"], int) for s in server.seen[2:]), "of SGLang's routers, none takes a list of them"
     before = len(server.seen)
     right(model, backend, choices, method)
-    assert len(server.seen) == before + 1, "the prompt has been read"
+    assert len(server.seen) == before + len(lists), "the prompt has been read"
 
 
 def test_a_short_prompt_is_computed_with_its_choices(sglang):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -248,7 +249,8 @@ class SGLang(RemoteBackend):
         params = [member.params for member in members]
         if self._sparse:  # two events an answer, its first token and its end, in place of one a token
             params = [b'%b,"stream_interval":%d}' % (each[:-1], max(1, member.limit)) for each, member in zip(params, members, strict=True)]
-        return b'{"%b":%b,"sampling_params":[%b],"stream":true}' % (name, dumped([member.prompt for member in members]), b",".join(params))
+        shared = params[0] if len(set(params)) == 1 else b"[%b]" % b",".join(params)  # routers take no list of them
+        return b'{"%b":%b,"sampling_params":%b,"stream":true}' % (name, dumped([member.prompt for member in members]), shared)
 
     def part(self) -> SGLangStream:
         return SGLangStream()
@@ -331,20 +333,28 @@ class SGLang(RemoteBackend):
     async def _score(
         self, scoring: Scoring, headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str], tally: AttemptUsage
     ) -> None:
-        """Return log-probabilities of all tokens of the choices, in one list."""
+        """Return log-probabilities of all tokens of the choices, in a list, and of those without the prompt in another."""
         rows = scoring.wanted()
         prompt = list(scoring.prompt)
         if len(rows) > 1:  # or each of them computes the unread prefix
             await self.read(prompt, headers, _WORTH_OF_ROWS // (len(rows) - 1))
-        starts = [max(row.base - 1, 0) for row in rows]
-        body: Body = {"input_ids": [scoring.ids(row) for row in rows], **_SCORED, "logprob_start_len": starts}
-        request = self.request(body, prompt, headers)
+        lists = [[row for row in rows if row.base], [row for row in rows if not row.base]]
+        await asyncio.gather(*[self._score_list(scoring, some, headers, known, texts, tally) for some in lists if some])
+
+    async def _score_list(
+        self, scoring: Scoring, rows: Sequence[ScoredRow], headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str],
+        tally: AttemptUsage,
+    ) -> None:  # fmt: skip
+        """Return log-probabilities of rows that begin about where the prompt ends, or all at their own beginning."""
+        start = max(min([row.base for row in rows]) - 1, 0)  # one for all: routers take no list of them
+        body: Body = {"input_ids": [scoring.ids(row) for row in rows], **_SCORED, "logprob_start_len": start}
+        request = self.request(body, list(scoring.prompt), headers)
 
         def read(body: Body) -> None:
             items = _items(body)
             if len(items) != len(rows):
                 raise Malformed(f"{len(items)} answers for {len(rows)} prompts")
-            for row, start, item in zip(rows, starts, items, strict=True):
+            for row, item in zip(rows, items, strict=True):
                 listed = _listed(item["meta_info"].get("input_token_logprobs")) or ()
                 own = listed[row.base - start :]
                 if tuple([token for _, token, _ in own]) != row.own:
@@ -487,11 +497,13 @@ def _usage(body: Body) -> Usage | None:
 
 def _usage_of_all(body: Body) -> Usage | None:
     """Return the usage of several prompts."""
+    prompt = completion = cached = 0
     metas = _metas(body)
-    if not metas:
-        return None
-    prompt, completion, cached = [sum([count_of(m.get(k)) for m in metas]) for k in ("prompt_tokens", "completion_tokens", "cached_tokens")]
-    return Usage(prompt, completion, cached, 0, 1, 0)
+    for meta in metas:
+        prompt += count_of(meta.get("prompt_tokens"))
+        completion += count_of(meta.get("completion_tokens"))
+        cached += count_of(meta.get("cached_tokens"))
+    return Usage(prompt, completion, cached, 0, 1, 0) if metas else None
 
 
 def _listed(rows: Any) -> Listed | None:
