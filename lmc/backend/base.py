@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, count
 from operator import add, attrgetter
@@ -54,6 +54,10 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, _counts(self), _counts(other)))
+
+    @staticmethod
+    def sum(usages: Iterable[Usage]) -> Usage:
+        return Usage(*map(sum, zip(*map(_counts, usages))))
 
     @property
     def plausible(self) -> bool:

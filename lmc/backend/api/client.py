@@ -56,7 +56,9 @@ class UsageLedger:
     """Adds up submissions and spending, from any thread. `groups` and `twins` as in Counters."""
 
     def __init__(self, prices: Prices | None) -> None:
-        self._prices, self._lock, self._spent, self._cost = prices, threading.Lock(), Spending(), 0.0
+        self._prices, self._lock, self._cost = prices, threading.Lock(), 0.0
+        self._usages = [Usage()]  # a sum, and what is not yet in it
+        self._attempts = self._retries = self._unreported = self._speculated = self._wasted = 0
         self.groups = self.twins = 0
         self._latest = OrderedDict[tuple[int, ...], None]()  # groups, of which more siblings may come
 
@@ -73,21 +75,27 @@ class UsageLedger:
 
     def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
         with self._lock:
-            was = self._spent
-            if usage is not None and self._prices is not None:
-                self._cost += self._prices.of(usage)
-            self._spent = Spending(
-                was.usage if usage is None else was.usage + usage, was.attempts + attempts, was.retries + retries, was.unreported + unreported,
-                was.speculated + speculated, was.wasted + wasted,
-            )  # fmt: skip
+            if usage is not None:
+                self._usages.append(usage)
+                if self._prices is not None:
+                    self._cost += self._prices.of(usage)
+                if len(self._usages) > _UNSUMMED:
+                    self._usages = [Usage.sum(self._usages)]
+            self._attempts += attempts
+            self._retries += retries
+            self._unreported += unreported
+            self._speculated += speculated
+            self._wasted += wasted
 
     def spent(self) -> Spending:
         with self._lock:
-            spent, cost = self._spent, self._cost
-        return spent if self._prices is None else replace(spent, cost=cost)
+            cost = None if self._prices is None else self._cost
+            self._usages = [Usage.sum(self._usages)]
+            return Spending(self._usages[0], self._attempts, self._retries, self._unreported, self._speculated, self._wasted, cost)
 
 
 _NO_USAGE = Usage()
+_UNSUMMED = 64  # usages that are summed together: most of a sum's cost is making it
 
 
 @dataclass(slots=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -129,21 +128,28 @@ class Malformed(Fault):
     """An answer that arrived but is not valid: from another model, or incomplete."""
 
 
-@contextmanager
-def reading(origin: ServerOrigin | None = None) -> Iterator[None]:
+class reading:
     """Guard reading a body: anything not where the API defines it raises Malformed, whatever the server sent. The server
     that sent it is told."""
-    try:
-        try:
-            yield
-        except LmcError:
-            raise
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise Malformed(f"the answer is not what its API says ({type(error).__name__}: {error})") from error
-    except Fault as fault:
-        if origin is not None:
-            origin.failed(fault)
-        raise
+
+    __slots__ = ("_origin",)
+
+    def __init__(self, origin: ServerOrigin | None = None) -> None:
+        self._origin = origin
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        fault = error
+        if not isinstance(error, LmcError) and isinstance(error, LookupError | TypeError | AttributeError | ValueError | ArithmeticError):
+            fault = Malformed(f"the answer is not what its API says ({type(error).__name__}: {error})")
+        if self._origin is not None and isinstance(fault, Fault):
+            self._origin.failed(fault)
+        if fault is not error:
+            raise fault from error
 
 
 class Wire(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -28,17 +28,19 @@ class FleetServer(PlacementTarget):
 
     url       without user and password, which only its wire knows
     fleet     that it belongs to
-    usage     its reported usage
+    prompted  prompt tokens that it reported, and those that it had cached
     """
 
     url: str
     wire: Wire
     fleet: Fleet
-    usage: Usage = field(default_factory=Usage)
+    prompted: int = 0
+    cached: int = 0
 
     def used(self, usage: Usage) -> None:
         """Record its reported usage for a request."""
-        self.usage += usage
+        self.prompted += usage.prompt_tokens
+        self.cached += usage.cached_tokens
 
     def failed(self, fault: Fault) -> None:
         self.fleet.failed(self, fault)
@@ -46,7 +48,7 @@ class FleetServer(PlacementTarget):
     @property
     def said(self) -> dict[str, Any]:
         """Return its part of `server_info`."""
-        prompt, cached = self.usage.prompt_tokens, self.usage.cached_tokens
+        prompt, cached = self.prompted, self.cached
         return {
             "url": self.url, "requests": self.requests, "running": self.running, "prompt_tokens": prompt, "cached_tokens": cached,
             "hit_rate": cached / prompt if prompt else 0.0, "sent_before": self.known, "failures": self.failures, "down": self.fell > 0,

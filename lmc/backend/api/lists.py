@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from lmc.backend.api.backend import ServerReply, Submission
 from lmc.backend.api.client import AttemptUsage, Client
 from lmc.backend.api.completions import Completions
-from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, reading
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, reading
 from lmc.backend.api.fleet import Fleet, FleetServer
 from lmc.backend.api.place import ROOT, PromptNode
 from lmc.backend.api.rates import Ticket
@@ -48,7 +48,7 @@ class Member:
     kind    members of equal kinds may be in one list; None: this one is sent without a list
     params  its sampling parameters, as JSON
     stops   that end the answer
-    keys, size, limit, headers  as of a Request
+    keys, size, limit  as of a Request
     """
 
     place: PromptNode
@@ -60,7 +60,6 @@ class Member:
     keys: tuple[int, ...] = ()
     size: int = 0
     limit: int = 0
-    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     tally: AttemptUsage = field(default_factory=AttemptUsage)
 
     @property
@@ -259,7 +258,7 @@ class Listed(Completions):
         ticket = Ticket(asyncio.get_running_loop().time(), {}, {})
         try:
             try:
-                request = HttpRequest(self.path, {}, seats[0].member.headers, data=self.listed([seat.member for seat in seats]))
+                request = HttpRequest(self.path, {}, self.headers(seats[0].member.place), data=self.listed([seat.member for seat in seats]))
                 async with asyncio.timeout(client.patience.timeout):
                     if len(seats) == 1:
                         received = await server.wire.post(request)
@@ -319,7 +318,7 @@ class Listed(Completions):
         client.rates.room.grow()
         if usage is not None:
             server.used(usage)
-            member.tally.usage += usage
+            member.tally.usage = member.tally.usage + usage if member.tally.attempts else usage
         member.tally.attempts += 1
         member.tally.unreported += usage is None
         client.ledger.add(usage=usage, attempts=1, retries=member.tally.attempts > 1, unreported=usage is None)

@@ -39,6 +39,7 @@ class PromptNode:
 
     ids     of an answer's tokens as the model generated them, if the server gives ids
     rest    surplus text of the answer's request
+    has_images, has_results  whether pictures, or results of tools, are among its messages
     blocks  blocks that the API gave besides the text and expects back with the conversation, such as reasoning
     """
 
@@ -49,14 +50,22 @@ class PromptNode:
     rest: Rest | None = None
     broken: int = 0  # later answers of a plan that the model did not follow
     blocks: Blocks = ()
+    has_images: bool = False
+    has_results: bool = False
 
     def literal(self, parts: Sequence[Part | Image]) -> PromptNode:
         """Return this prompt extended by literal parts."""
-        return PromptNode(self, tuple(parts), broken=self.broken) if parts else self
+        if not parts:
+            return self
+        images, results = self.has_images, self.has_results
+        for part in parts:
+            images = images or isinstance(part, Image)
+            results = results or (isinstance(part, Mark) and part.role == "tool")
+        return PromptNode(self, tuple(parts), broken=self.broken, has_images=images, has_results=results)
 
     def answered(self, text: str, *, ids: tuple[int, ...] | None = None, rest: Rest | None = None, broken: int = 0, blocks: Blocks = ()) -> PromptNode:
         """Return this prompt extended by an answer."""
-        return PromptNode(self, (), text, ids, rest, broken, blocks)
+        return PromptNode(self, (), text, ids, rest, broken, blocks, self.has_images, self.has_results)
 
     def path(self) -> list[PromptNode]:
         """Return the nodes from the root to here."""
@@ -84,15 +93,6 @@ class PromptNode:
             if node.blocks:
                 found[closed] = (node.answer or "", node.blocks)
         return found
-
-    @property
-    def has_results(self) -> bool:
-        """Return whether results of tools are among its messages."""
-        return any(isinstance(part, Mark) and part.role == "tool" for node in self.path() for part in node.parts)
-
-    @property
-    def has_images(self) -> bool:
-        return any(isinstance(part, Image) for node in self.path() for part in node.parts)
 
     def since_answer(self) -> tuple[PromptNode | None, tuple[Part | Image, ...]]:
         """Return the last answer (None: there is none) and the literal parts after it."""

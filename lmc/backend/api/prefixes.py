@@ -81,10 +81,11 @@ class Prefixes:
 
     def answered(self, keys: Keys, server: int) -> None:
         """Record that a server has read them all."""
-        self.send(keys, server)  # it may have been forgotten meanwhile
-        read, bit = self._read, 1 << server
+        sent, read, bit = self._sent, self._read, 1 << server
+        if not all(sent.get(key, 0) & bit for key in keys):  # forgotten meanwhile
+            self.send(keys, server)
         for key in keys:
-            if key in self._sent:
+            if key in sent:
                 read[key] = read.get(key, 0) | bit
 
     def forget(self, server: int) -> None:

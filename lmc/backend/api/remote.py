@@ -441,9 +441,9 @@ class RemoteBackend(Listed):
         alike     further properties shared by members of a list
         together  whether it may be one of a list
         """
-        prompt, headers = self._prompts.write(place, self.name), self.headers(place)
-        kind = (isinstance(prompt, str), headers[ROUTING[0]] if self._routed else None, *alike) if together else None
-        return Member(place, ask, prompt, params, kind, stops, keys_of(prompt), self._prompts.size(prompt), limit, headers)
+        prompt = self._prompts.write(place, self.name)
+        kind = (isinstance(prompt, str), self.headers(place)[ROUTING[0]] if self._routed else None, *alike) if together else None
+        return Member(place, ask, prompt, params, kind, stops, keys_of(prompt), self._prompts.size(prompt), limit)
 
     def _worth_reading(self, member: Member) -> Member | None:
         return member if self._fleet.unread(member) >= self.worth else None

@@ -17,6 +17,7 @@ from lmc.segments import Mark, Part, Special
 
 NO_IDS = np.empty(0, np.int32)
 _WHOLE = 192  # characters: a shorter piece is not worth a cut
+_MOST_BEGUN = 1 << 16
 
 
 class TokenizerProtocol(Words, Protocol):
@@ -68,6 +69,7 @@ class Encoder:
         self._embedded = words.vocab_size if embedded is None else embedded
         self._known: OrderedDict[tuple[str, bool], np.ndarray] = OrderedDict()
         self._held = 0  # characters
+        self._begun = set[int]()  # first blocks of texts that were encoded as one, hashed
         self._lock = threading.Lock()
 
     def encode(self, run: Sequence[Part | Placed], *, at_start: bool) -> np.ndarray:
@@ -91,7 +93,7 @@ class Encoder:
         """Return the joined texts, cut at the last word before each of them begins: the part before it is a piece that
         others have too, however long it is."""
         if len(texts) == 1 or sum(map(len, texts)) < _WHOLE:
-            return self._words.blocks("".join(texts))
+            return ["".join(texts)]
         whole = "".join(texts)
         found: list[str] = []
         start = end = 0
@@ -103,7 +105,7 @@ class Encoder:
             if cut > start:
                 found.append(whole[start:cut])
                 start = cut
-        return [*found, *self._words.blocks(whole[start:])]
+        return [*found, whole[start:]]
 
     def _piece(self, piece: str | Special | PromptPicture, first: bool) -> np.ndarray:
         if isinstance(piece, PromptPicture):
@@ -116,7 +118,7 @@ class Encoder:
                 self._known.move_to_end(key)
                 return self._known[key]
         blocks = self._words.blocks(piece)
-        if len(blocks) > 1:
+        if len(blocks) > 1 and self._begins_like_another(blocks[0], first):
             ids = np.concatenate([self._piece(block, first and i == 0) for i, block in enumerate(blocks)])
         else:
             found = _encoded(self._words, piece, first)
@@ -125,6 +127,16 @@ class Encoder:
                 self._checked(ids)
         self._remember(key, ids)
         return ids
+
+    def _begins_like_another(self, block: str, first: bool) -> bool:
+        """Return whether a text with this first block was encoded before: then its blocks are worth keeping."""
+        begun, key = self._begun, hash((block, first))
+        if key in begun:
+            return True
+        if len(begun) >= _MOST_BEGUN:
+            begun.clear()
+        begun.add(key)
+        return False
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         if len(ids) and (last := int(ids.max())) >= self._embedded:
