@@ -6,6 +6,7 @@ import pytest
 
 import lmc
 from lmc.backend.api.anthropic import _cacheable, _turns
+from tests.api.http import Answer
 from tests.api.test_responses import on_and_on
 from tests.api.test_tools import agent, script
 from tests.api.text_model import TextModel
@@ -62,6 +63,35 @@ def test_what_goes_with_thinking_and_what_does_not(anthropic):
     for warmth in (0.0, 1.0):
         assert choice(warmth, backend=backend).ret_value in ("yes", "no")
     assert ["thinking" in seen.body for seen in server.seen] == [True, False] * 2
+
+
+@lmc.function
+def choosing(s):
+    s += lmc.user("Sure?") + lmc.assistant(lmc.select("sure", ["yes", "no"], temperature=1.0))
+    return s["sure"]
+
+
+def test_a_choice_is_made_without_adaptive_thinking(anthropic):
+    backend, server = anthropic(TextModel(), extra_body={"thinking": {"type": "adaptive"}})
+    assert choosing(backend=backend).ret_value in ("yes", "no")
+    assert ["thinking" in seen.body for seen in server.seen] == [False]
+
+
+def test_a_model_that_thinks_unasked_has_room_for_it_before_a_choice(anthropic):
+    backend, server = anthropic(TextModel(), extra_body={"thinking": {"type": "adaptive"}})
+    handle = server.handle
+
+    def thinks(path, body):
+        answer = handle(path, body)
+        thought = {"type": "thinking", "thinking": "Hm. " * 200, "signature": "s"}
+        if body["max_tokens"] > 800:
+            return Answer({**answer.body, "content": [thought, *answer.body["content"]]})
+        return Answer({**answer.body, "content": [thought], "stop_reason": "max_tokens"})
+
+    server.handle = thinks
+    assert choosing(backend=backend).ret_value in ("yes", "no")
+    assert choosing(backend=backend).ret_value in ("yes", "no")
+    assert [seen.body["max_tokens"] > 800 for seen in server.seen] == [False, True, True], "what it learned it knows"
 
 
 def test_marks_end_whole_messages_with_thoughts_among_them():

@@ -54,8 +54,9 @@ class Anthropic(ApiBackend):
     on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info tells it
 
     Extended thinking is `extra_body={"thinking": {"type": "enabled", "budget_tokens": 2048}}`: the answer's limit
-    includes it, `meta["reasoning"]` is the thinking, and the blocks go back with the conversation unchanged. A `select`
-    is made without it.
+    includes it, `meta["reasoning"]` is the thinking, and the blocks go back with the conversation unchanged. So with
+    `{"type": "adaptive"}`, where the model decides how much. A `select` is made without it; on models that always think
+    it has room for that, and wants `temperature=1`.
 
     An answer continues a message that the program has begun, if the model can (older ones do); for others that is
     refused. Closed JSON schemas are enforced by the API; other schemas and regexes are verified here (`attempts`
@@ -89,6 +90,7 @@ class Anthropic(ApiBackend):
         self.cache_rules = rules if self._cache is not None else None
         prices = prices and prices.with_cache(rules.read, rules.write, rules.write_hour)
         self._cannot: set[str] = set()
+        self._choosing_room = 16
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _client_maker(client, patience.timeout, client_options)
         super().__init__(
@@ -147,7 +149,14 @@ class Anthropic(ApiBackend):
         return choice_schema(choices)
 
     async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
-        return await self.choose_by_answer(place, ask, tally)
+        tally.choosing, room = True, self._choosing_room
+        try:
+            return await self.choose_by_answer(place, ask, tally, room)
+        except IncompleteAnswer:
+            if self._budget != 0 or room == _THINKING_ROOM:
+                raise
+            self._choosing_room = _THINKING_ROOM  # a model that thinks unasked
+            return await self.choose_by_answer(place, ask, tally, _THINKING_ROOM)
 
     async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         if ask.params.max_new_tokens == 0 and beyond is None:
@@ -180,7 +189,10 @@ class Anthropic(ApiBackend):
         stops = self._stops(ask) if beyond is None else beyond.stop
         sent = tuple(stop for stop in stops if stop.strip())  # the API refuses others; they are applied here
         body = (
-            self._body(ask, beyond, len(expected.encode()), sent) | {"messages": messages} | ({"system": system} if system else {}) | _tools(ask, found.closed)
+            self._body(ask, beyond, len(expected.encode()), sent, tally.choosing)
+            | {"messages": messages}
+            | ({"system": system} if system else {})
+            | _tools(ask, found.closed)
         )
 
         def read(body: Body) -> ServerReply:
@@ -222,11 +234,11 @@ class Anthropic(ApiBackend):
         streamed = {**body, "stream": True}
         return await self.client.stream(lambda: HttpRequest("/v1/messages", streamed), _usage, lambda: _Pieces(watch, read, begun), tally)
 
-    def _body(self, ask: Gen, beyond: Beyond | None, prefix: int, stops: Sequence[str]) -> Body:
+    def _body(self, ask: Gen, beyond: Beyond | None, prefix: int, stops: Sequence[str], choosing: bool) -> Body:
         params, constraint = ask.params, ask.constraint
         extra = self._extra if ask.tools or "tools" in self._extra else {k: v for k, v in self._extra.items() if k != "tool_choice"}
         body: Body = {"model": self.model, "max_tokens": params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix), **extra}
-        if params.temperature != 1 or (self._budget or 0) >= params.max_new_tokens:  # a select between few words, which leave no room for thinking
+        if choosing:
             body.pop("thinking", None)
         for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
             if getattr(params, name) != default:
@@ -236,6 +248,9 @@ class Anthropic(ApiBackend):
         if constraint is not None and self.enforces(constraint):
             body["output_config"] = {**body.get("output_config", {}), "format": {"type": "json_schema", "schema": json.loads(constraint.source)}}
         return body
+
+
+_THINKING_ROOM = 1 << 14  # tokens for a choice of a model whose thinking cannot be turned off
 
 
 # -- the cache -------------------------------------------------------------------------------------------------------

@@ -663,10 +663,11 @@ class ApiBackend(ABC):
             found["output_top_logprobs"] = [[list(token) for token in tokens] for tokens in sample.top]
         return found
 
-    async def choose_by_answer(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
-        """Choose by an answer that can only be a choice: by the server's constraint, or verified here."""
+    async def choose_by_answer(self, place: PromptNode, ask: Select, tally: AttemptUsage, room: int = 16) -> Output:
+        """Choose by an answer that can only be a choice: by the server's constraint, or verified here. `room`: tokens
+        that it may have besides the choice."""
         longest = max(len(choice.encode()) for choice in ask.choices)
-        params = SamplingParams(max_new_tokens=longest + 16, temperature=ask.temperature)
+        params = SamplingParams(max_new_tokens=longest + room, temperature=ask.temperature)
         constraint = self.choice_constraint(ask.choices)
         wanted = Gen(params, constraint, ask.seed, ask.name, ask.loc)
         exact = constraint is not None and self.enforces(constraint)

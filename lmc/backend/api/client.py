@@ -106,6 +106,7 @@ class AttemptUsage:
     failed    error of the latest attempt, one in a list; None: no need to back off
     waves     of batches for its requests; None: they are sent at once
     identity  of the request, besides its prompt, for batches;  sent: requests for it so far
+    choosing  it is a select's
     """
 
     name: str | None = None
@@ -119,6 +120,7 @@ class AttemptUsage:
     waves: Waves | None = None
     identity: str = ""
     sent: int = 0
+    choosing: bool = False
 
     def add(self, other: AttemptUsage) -> None:
         """Count the attempts of another one, too."""
