@@ -542,6 +542,8 @@ class Hints(NamedTuple):
              n-way sample, each with a seed of its own
     reserve  most tokens that the answer can have by its constraint, its end included; None where that is not known
     growth   tokens by which the run's prompts grow at most behind this answer; None where that is not known
+    constants  texts of the program that may come later: what it appends, compares answers with, or offers as choices. An answer that
+             anticipates them may be drafted from them
     more     further submissions follow at once: what begins now would begin without them
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
@@ -575,6 +577,7 @@ class Hints(NamedTuple):
     account: str = ""
     shared: tuple[tuple[int, float], ...] = ()
     growth: int | None = None
+    constants: tuple[str, ...] = ()
     trace: tuple[tuple[str, str], ...] = ()
     adapter: str = ""
 

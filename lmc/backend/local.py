@@ -242,7 +242,9 @@ class LocalBackend:
             pace=pace,
             now=now,
             mover=mover,
-            drafts=Drafts(check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row), draft_model),
+            drafts=Drafts(
+                check_setting(drafts), Costs(isinstance(runner, AheadRunner), draft_row), draft_model, lambda text: vocabulary.encode((text,), at_start=False)
+            ),
         )
         self._core = core(self._scheduler, runner)
         self._finalizer = weakref.finalize(self, self._core.close, timeout=0)  # a destructor must not wait
@@ -533,7 +535,7 @@ class LocalBackend:
     def _tag(req: Request, step: _Step) -> None:
         """Tag a request with its owner."""
         hints = step.hints
-        req.namespace, req.run, req.watched, req.growth = step.namespace, hints.run, hints.watched, hints.growth
+        req.namespace, req.run, req.watched, req.growth, req.constants = step.namespace, hints.run, hints.watched, hints.growth, hints.constants
         share = hints if hints.run is None else hints.run
         req.weight, req.account = share.priority, share.account
 

@@ -24,6 +24,9 @@ from lmc.passes.predict import growth
 from lmc.runahead.moving import Move, Place
 from lmc.runahead.text import Piece, divided, encoded, flat, is_text, pattern, without
 
+_CONSTANTS = 4096  # characters of the texts for one request
+_SHORT = 8  # characters of a text that is worth a draft
+
 Address = tuple[str, int]
 """Stream and ordinal of a request."""
 
@@ -74,6 +77,7 @@ class Annotation:
     ways      its index among the group's equal samples, and their number
     reserve   most tokens that its answer can have by its constraint, its end included; None: not known
     growth    most tokens by which the run's prompts grow after its answer; None: not known
+    constants texts of the program that may come after it (Hints.constants)
     covers    further answers that one request to an API may cover
     shared    prefixes of the prompt shared with future requests (Hints.shared)
     lazy      nothing is known to read the answer: submit it when it is read
@@ -89,6 +93,7 @@ class Annotation:
     ways: tuple[int, int] = (0, 1)
     reserve: int | None = None
     growth: int | None = None
+    constants: tuple[str, ...] = ()
     covers: tuple[Covered, ...] = ()
     shared: tuple[tuple[int, float], ...] = ()
     lazy: bool = False
@@ -105,7 +110,7 @@ class Annotation:
         ahead            it is submitted ahead of Python, with its siblings
         max_tokens, stop the run's defaults
         """
-        found: dict[str, Any] = {"reserve": self.reserve, "growth": self.growth, "shared": self.shared or None}
+        found: dict[str, Any] = {"reserve": self.reserve, "growth": self.growth, "shared": self.shared or None, "constants": self.constants or None}
         if self.order is not None:
             found["order"] = (item, plan, self.order)
         if self.group is not None and (ahead or self.together):
@@ -127,7 +132,7 @@ class Annotation:
     def of_site(self) -> Annotation:
         """Return the part of the annotation that holds wherever this line makes requests, at any address."""
         ends = tuple(pair for pair in self.shared if pair[0] < 0)
-        return Annotation(reserve=self.reserve, covers=self.covers, shared=ends, move=self.move, loc=self.loc, name=self.name)
+        return Annotation(reserve=self.reserve, constants=self.constants, covers=self.covers, shared=ends, move=self.move, loc=self.loc, name=self.name)
 
 
 NOTHING = Annotation()
@@ -172,6 +177,8 @@ class _Annotator:
         loops = [block.terminator for block in graph.blocks if block.terminator.kind == "loop"]
         self.entered = {param: value for loop in loops for param, value in zip(graph.block[loop.cases[0][1]].params, loop.operands[1:])}
         self.waits = _groups_that_wait(graph)
+        self.texts = [(place, text) for place, op in enumerate(graph.ops()) for text in _texts(op)]
+        self.places = {id(op): place for place, op in enumerate(graph.ops())}
 
     def run(self) -> Annotations:
         by_address: dict[Address, list[Annotation]] = {}
@@ -203,6 +210,7 @@ class _Annotator:
             ways=op.attr("ways", (0, 1)),
             reserve=self._reserve(op),
             growth=self.growth.get(id(op)),
+            constants=() if op.kind != "gen" or self._reserve(op) is not None else self._constants(op),
             covers=tuple(_covered(op, asks)),
             shared=op.attr("shared", ()),
             lazy=bool(op.attr("lazy")),
@@ -216,6 +224,18 @@ class _Annotator:
         name = op.attr("constraint")
         longest = self.graph.constants[name.name].attr("longest") if isinstance(name, Symbol) else None
         return None if longest is None else longest + 1
+
+    def _constants(self, op: Op) -> tuple[str, ...]:
+        """Return texts of later ops, the next ones, in so many characters."""
+        found: dict[str, None] = {}
+        room = _CONSTANTS
+        for place, text in self.texts:
+            if room <= 0:
+                break
+            if place > self.places[id(op)] and text not in found:
+                found[text[:room]] = None
+                room -= len(text)
+        return tuple(found)
 
     def _pins(self, op: Op) -> Iterator[Pin]:
         """Return the pins in the text between a request and its last answer."""
@@ -244,6 +264,13 @@ class _Annotator:
             head, rest = pieces[behind:begin], pieces[:behind]
             begin = behind
             yield Pin(number, flat(reversed(head)), flat(reversed(rest)), shared)
+
+
+def _texts(op: Op) -> Iterator[str]:
+    """Return an op's literal texts, and those that a switch compares with, without the shortest."""
+    for x in (*op.operands, *(case for case, _ in op.cases)):
+        if isinstance(x, str) and len(x) >= _SHORT:
+            yield x
 
 
 def _covered(op: Op, asks: Mapping[Address, Op]) -> Iterator[Covered]:

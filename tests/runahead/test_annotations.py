@@ -49,6 +49,36 @@ def test_siblings_are_a_group_with_an_order_and_a_reserve() -> None:
     assert hints == Hints(order=(3, 1, 0), group=(5, 1, 0), members=2, reserve=2, watched=True)
 
 
+def test_a_gen_knows_the_texts_that_may_come_after_it() -> None:
+    found = table("""
+        %c0 = ctx.new()
+        %c1 = append(%c0, "Before it, nothing of it.")
+        %c2, %x, %m0 = gen(%c1) {name = "x", stream = "", ordinal = 0}
+        %p = py.eq(%x, "yes, at once")
+        switch(%p) [true -> ^a, _ -> ^b]
+      ^a:
+        %c3 = append(%c2, %essay, "Who takes it, please?", %essay, "no")
+        %c4, %y, %m1 = gen(%c3) {name = "y", stream = "", ordinal = 1}
+        return(%y, %c4)
+      ^b:
+        %c5 = append(%c2, "There is nothing to do.", %essay, "Who takes it, please?")
+        %c6, %z, %m2 = select(%c5, "some choice", "another choice") {name = "z", stream = "", ordinal = 1}
+        %c7, %v, %m3 = gen(%c6) {name = "v", stream = "", ordinal = 2, regex = "[A-D]"}
+        return(%z, %c7)
+    """, params="%essay: str")
+    assert found.at("", 0).constants == ("yes, at once", "Who takes it, please?", "There is nothing to do.", "some choice", "another choice")
+    of_arms = [each.constants for each in found.by_address["", 1]]
+    assert of_arms == [("There is nothing to do.", "Who takes it, please?", "some choice", "another choice"), ()]
+    assert found.at("", 2).constants == (), "its constraint says what may come"
+    assert found.at("", 0).hints(Hints(), item=0, run=0).constants == found.at("", 0).constants
+
+
+def test_texts_that_may_come_are_bounded() -> None:
+    body = "\n".join(f'%c{i + 2} = append(%c{i + 1}, "{i} {"x" * 1500}")' for i in range(1, 9))
+    found = table(f'%c0 = ctx.new()\n%c1 = append(%c0, "a")\n%c2, %x, %m = gen(%c1) {{name = "x", stream = "", ordinal = 0}}\n{body}\nreturn(%x, %c10)')
+    assert sum(map(len, found.at("", 0).constants)) == 4096
+
+
 def test_all_asks_that_share_a_prompt_name_its_pin() -> None:
     found = table(JUDGE)
     program, fork = found.at("/0.0", 0).pins

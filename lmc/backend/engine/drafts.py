@@ -8,18 +8,18 @@ draws agree.
 A draw depends only on (seed, position) and the tokens before it, so a draft never changes a token, only the number of
 tokens per pass.
 
-Sources are the answer's own context, prompt included, and earlier answers to the same gen in the same namespace and
-account. In each the longest earlier occurrence of the text's end is searched (prompt lookup; cf. the suffix automata of
-SAM decoding, which find the same but cost every request a build, also without drafts). How often its continuation was
-right is counted for each gen, source and length of the occurrence, also while nothing is drafted: so only drafts that
-pay are run.
+Sources are the answer's own context, prompt included, earlier answers to the same gen in the same namespace and
+account, and texts that its program has for later (Hints.constants). In each the longest earlier occurrence of the text's
+end is searched (prompt lookup; cf. the suffix automata of SAM decoding, which find the same but cost every request a
+build, also without drafts). How often its continuation was right is counted for each gen, source and length of the
+occurrence, also while nothing is drafted: so only drafts that pay are run.
 Where there is a smaller model (draft_model.py), it guesses what no occurrence is likely to tell; how often it is right is known only while it
 is asked, so one that did not pay is asked again now and then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple, Protocol
@@ -109,13 +109,24 @@ class Odds:
 
 @dataclass(slots=True)
 class _Site:
-    """One gen in one namespace and account: its answers, and which source was right."""
+    """One gen in one namespace and account: its answers, later texts of its program, and which source was right.
+
+    constants, program  those texts, and their tokens
+    """
 
     text: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    constants: tuple[str, ...] = ()
+    program: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     odds: dict[str, Odds] = field(default_factory=dict)
 
     def keep(self, ids: np.ndarray) -> None:
         self.text = np.concatenate((self.text, [_SEAM], ids)).astype(np.int32)[-_SITE:]  # readers of the old array keep it
+
+    def expect(self, constants: tuple[str, ...], encode: Callable[[str], Sequence[int]]) -> None:
+        """Take texts of the program, unless they are those of before."""
+        if self.constants != constants:
+            self.constants = constants
+            self.program = np.array([x for text in constants for x in (_SEAM, *encode(text))], np.int32)[:_SITE]
 
 
 # -- cost of a pass ----------------------------------------------------------------------------------------------
@@ -202,10 +213,11 @@ class Drafts:
 
     setting  most tokens of a draft: always so many if there are any; "auto": as many as pay; "off": none
     model    guesses where no occurrence does; None: there is none
+    encode   tokens of a text within a prompt; None: texts of programs are no source
     """
 
-    def __init__(self, setting: Setting, costs: Costs, model: Guesses | None = None) -> None:
-        self.costs, self.model = costs, model
+    def __init__(self, setting: Setting, costs: Costs, model: Guesses | None = None, encode: Callable[[str], Sequence[int]] | None = None) -> None:
+        self.costs, self.model, self._encode = costs, model, encode
         self.use(setting)
         self.forget()
 
@@ -262,15 +274,27 @@ class Drafts:
         if req.idle > 0:
             req.idle -= 1
             return None
-        own = occurrence(ids, ids, "own")
-        site = self._sites.get(_key(req))
-        if site is not None and len(site.text):
-            other = occurrence(site.text, ids, "site")
-            if other is not None and (own is None or other.length > own.length):
-                own = other
-        req.vain = 0 if own is not None else req.vain + 1
+        found = occurrence(ids, ids, "own")
+        for name, text in self._elsewhere(req):
+            other = occurrence(text, ids, name) if len(text) else None
+            if other is not None and (found is None or other.length > found.length):
+                found = other
+        req.vain = 0 if found is not None else req.vain + 1
         req.idle = min(req.vain // _VAIN, _MOST_IDLE)
-        return own
+        return found
+
+    def _elsewhere(self, req: Request) -> tuple[tuple[str, np.ndarray], ...]:
+        """Return the sources besides its own context."""
+        key = _key(req)
+        site = self._sites.get(key)
+        if site is None and key is not None and req.constants:
+            site = _Site()
+            self._put(key, site)
+        if site is None:
+            return ()
+        if self._encode is not None:
+            site.expect(req.constants, self._encode)
+        return ("site", site.text), ("program", site.program)
 
     def ended(self, req: Request) -> None:
         """Add a complete answer: others to the same gen may continue like it."""

@@ -110,6 +110,7 @@ class Request:
     passing: bool = False  # PREFILL: not pinned when done, and dropped if there is no room
     run: ProgramRun | None = None  # its run
     growth: int | None = None  # most tokens by which the run grows after the answer, if planned
+    constants: tuple[str, ...] = ()  # texts of the program that may come after it, if planned
     weight: float = 1.0  # its share where others compete with it
     account: str = ""  # owner of that share
     watched: bool = False  # the answer is read while it grows

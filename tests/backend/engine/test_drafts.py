@@ -124,6 +124,60 @@ def test_earlier_answers_to_the_same_gen_are_drafts():
     assert accepted_in(Hints(), Hints(), (1, 2)) == 0, "to another gen"
 
 
+def passes_with(*constants: str, runs=Copies, drafts: int | str = 8, ask: Gen | None = None, hints: Hints | None = None) -> tuple[str, int, int]:
+    """An answer that is in none of its texts before, its passes, and tokens of drafts in it. The program has these texts for later."""
+    engine, core = stepped(1024, runs=runs, drafts=drafts)
+    copied(core, "one:", TOLD)
+    handle = engine.submit(None, [Text(("one:",)), at(1, ask or gen(60))], (hints or Hints())._replace(constants=constants))
+    drain(core)
+    engine.check()
+    output = handle.results[0].output()
+    return output.text, output.usage.passes, output.usage.accepted_tokens
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_texts_of_the_program_are_drafts(runs):
+    text, alone, none = passes_with(runs=runs)
+    assert (text, none) == (TOLD, 0)
+    assert passes_with(f"Then: {TOLD}.", "another one", runs=runs)[0] == TOLD
+    text, fewer, accepted = passes_with("another one", f"Then: {TOLD}.", runs=runs)
+    assert text == TOLD and accepted > 12 and fewer <= alone - accepted + 1
+    assert passes_with(f"Then: {TOLD}.", runs=runs, drafts="off")[1:] == (alone, 0)
+    assert passes_with("0123", "456789", "QRS", runs=runs)[2] <= 7, "what follows one text is not another one"
+
+
+@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize("name", ["plain", "sampled", "scored", "penalised", "forced often"])
+def test_texts_of_the_program_change_no_answer(runs, name):
+    """They are parts of the answer, and go on otherwise."""
+    found, counted = [], []
+    for drafts in ("off", 5):
+        engine, core = stepped(4096, compiler=automata(WORDS), runs=runs, drafts=drafts)
+        said = []
+        texts: tuple[str, ...] = ()
+        for line in (1, 2):
+            handle = engine.submit(None, [Text(("ab cat the ",)), at(line, ASKS[name])], Hints(constants=texts))
+            drain(core)
+            said.append(seen_of(handle.results[0]))
+            text = handle.results[0].output().text
+            texts = tuple(text[i : i + 9] + " cat" for i in (0, 6, 12))
+        engine.check()
+        found.append(said)
+        counted.append(core.counters().drafted_tokens)
+    assert found[0] == found[1] and counted[0] == 0 < counted[1]
+
+
+def test_texts_of_the_program_are_bounded_and_those_of_the_last_plan(monkeypatch):
+    monkeypatch.setattr(drafting, "_SITE", 30)
+    engine, core = stepped(1024, drafts=8)
+    for constants in (("x" * 100,), ("y" * 100, "z" * 50)):
+        handle = engine.submit(None, [Text(("one:",)), at(1, gen(8))], Hints(constants=constants))
+        drain(core)
+        assert handle.results[0].done
+        (site,) = core.scheduler.drafts._sites.values()
+        assert len(site.program) == 30 and site.constants == constants
+
+
 def test_nobody_is_told_by_time_what_others_were_answered():
     """Drafts come from answers in the same namespace and of the same account."""
     assert accepted_in(Hints(namespace="a"), Hints(namespace="b")) == 0

@@ -102,3 +102,26 @@ def test_what_was_recorded_is_answered_whatever_the_model_draws(folder):
         assert engine.counters().accepted_tokens > 0
         engine.replay(None)
         assert engine.submit(None, [Text(("ab ",)), Gen(SamplingParams(max_new_tokens=9, temperature=0.0))]).results[0].output().text != answers["ab "]
+
+
+def test_a_compiled_program_tells_what_it_has_for_later(folder):
+    """An answer that anticipates a text of the program takes fewer passes; nothing else differs."""
+    import lmc
+
+    @lmc.function
+    def told(s):
+        s += "the order " + lmc.gen("x", max_tokens=60)
+        s += "\nand then another brown cat came to the end"
+        s += lmc.gen("y", max_tokens=4, ignore_eos=True)
+
+    answer = "is so: and then another brown cat came to the end"
+    found = []
+    with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=1024) as engine:
+        engine.replay(lambda prompt: answer if prompt.endswith("the order ") else None)
+        for drafts in ("off", 8):
+            engine.drafts = drafts
+            state = lmc.compile(told, backend=engine)(temperature=0)
+            found.append((state.text(), state.get_meta_info("x")["completion_tokens"], state.usage.passes, state.usage.accepted_tokens))
+    (text, tokens, passes, none), (same_text, same_tokens, fewer, accepted) = found
+    assert answer in text and (text, tokens) == (same_text, same_tokens)
+    assert none == 0 and accepted > 8 and fewer <= passes - accepted // 2
