@@ -8,6 +8,7 @@ import threading
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from lmc.errors import Loc
 
@@ -64,7 +65,7 @@ def _found(fn: types.FunctionType) -> SourceFunction:
         raise NoSource(f"{fn.__qualname__} has no readable source ({where})")
     place = (code.co_firstlineno, code.co_name)
     nodes = module.functions.get(place, [])
-    if not nodes or not any(_same_code(code, c) for c in (*module.codes.get(place, ()), *_of_statement(module, code))):
+    if not nodes or not any(_same_code(code, c) for c in chain(module.codes.get(place, ()), _of_statement(module, code))):
         raise NoSource(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
     if len(nodes) > 1:
         nodes = [found for found in nodes if isinstance(found.node, ast.Lambda) and _span(found.node.body) == _covered(code)]
