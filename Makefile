@@ -24,11 +24,12 @@ check: $(VENV)/.dev $(VENV)/.model  ## before each commit, some two minutes: sty
 unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (about a minute), on all cores
 	$(PYTEST) -q -n auto -m unit
 
-conformance: $(VENV)/.dev $(VENV)/.model  ## 500 random programs in every execution, and the other random searches, on all cores
-	$(PY) -m tests.conformance --programs 500
-	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
+conformance: $(VENV)/.dev $(VENV)/.model  ## 300 random programs in every execution, and the other random searches, on all cores
+	$(PY) -m tests.conformance --programs 300
+	LMC_SEARCH=0.4 $(PYTEST) -q -n auto -m search
 
-nightly: $(VENV)/.dev $(VENV)/.model  ## 20,000 random programs, going on where it was interrupted, 2,000 wrong model files, every kill point of journals, hundreds of forced answers; SEED=n for others
+nightly: $(VENV)/.dev $(VENV)/.model  ## 20,000 random programs, going on where it was interrupted, the other random searches at full length, 2,000 wrong model files, every kill point of journals; SEED=n for others
+	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 	$(PY) -m tests.durable.kill_points
 	LMC_SEARCH=1 $(MODEL) $(PYTEST) -q -n 2 -m model tests/test_forcing.py tests/backend/engine/test_forced_runs.py
 	$(PY) -m tests.fuzzing --files 2000 --seed $(or $(SEED),1000000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -10,13 +11,16 @@ import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import typer.main
 
 from lmc.extras import install_line
 
 TIERS = ("unit", "model", "gpu", "api")
+HEAVY = ("torch", "transformers", "openai", "anthropic")
 
 if sys.dont_write_bytecode:  # the tests themselves, and the processes that dozens of them start: compiled once
     sys.dont_write_bytecode = False
@@ -24,6 +28,9 @@ if sys.dont_write_bytecode:  # the tests themselves, and the processes that doze
 
 if not os.path.exists("/dev/nvidiactl"):  # Triton reads this once, when it is imported: its kernels then run on a CPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+typer.main.get_command = functools.cache(typer.main.get_command)  # a process makes its commands once, and a test process runs dozens
 
 
 def pytest_configure() -> None:
@@ -40,7 +47,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text("utf-8")
     if asked == "search":
-        return None if re.search(r"\bsearch", text) else True
+        return None if re.search(r"mark\.search|\bsearching\b", text) else True
     said = re.search(r"^pytestmark = .*", text, re.MULTILINE)
     tiers = set(re.findall(r"pytest\.mark\.(\w+)", said[0])).intersection(TIERS) if said else set[str]()
     return True if tiers and asked not in tiers else None
@@ -53,7 +60,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)  # stable: files stay together
 
 
-@pytest.hookimpl(optionalhook=True)  # of xdist, where it is installed
+@pytest.hookimpl(optionalhook=True, wrapper=True)  # of xdist, where it is installed
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    """One process more than cores for tests that often wait: for processes, answers and the clock."""
+    return (yield) + (config.option.markexpr in ("unit", "api"))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Unit tests of one file share what is parsed, instrumented and built for it, so a file stays in one process."""
     if config.option.dist != "load" or config.option.markexpr != "unit":
@@ -86,6 +99,19 @@ def _freeze() -> None:
 def no_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     """What measures collects garbage before each run, which takes long beside all other tests' objects; no test needs it."""
     monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Of unit tests none imports what takes seconds."""
+    before = _heavy()
+    yield
+    if item.config.option.markexpr == "unit" and (found := _heavy() - before):
+        pytest.fail(f"a unit test imports {', '.join(found)}: mark it as one of the tier that has that", pytrace=False)
+
+
+def _heavy() -> set[str]:
+    return {name for name in HEAVY if isinstance(sys.modules.get(name), ModuleType)}  # not what a test put in its place
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,6 +1,6 @@
-"""Random searches: a handful of examples in the unit tier, all of them in `make conformance` (LMC_SEARCH=1).
+"""Random searches: a handful of examples in the unit tier, a share of them in `make conformance` (LMC_SEARCH=0.4), all in `make nightly` (LMC_SEARCH=1).
 
-A number says how many times longer: LMC_SEARCH=100 looks at a hundred times as many, and at others in every run.
+The number says how many times longer: LMC_SEARCH=100 looks at a hundred times as many, and at others in every run. Tables are looked at whole if it is set.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-TIMES = int(os.environ.get("LMC_SEARCH", "0"))
+TIMES = float(os.environ.get("LMC_SEARCH", "0"))
 
 
 def size(few: int, many: int) -> int:
-    """How much is looked at: `few` in the unit tier."""
-    return many * TIMES if TIMES else few
+    """How much is looked at: `few` in the unit tier, and never less."""
+    return max(few, round(many * TIMES))
 
 
 def examples(few: int, many: int) -> settings:

@@ -166,6 +166,7 @@ def test_check_takes_no_saved_program(lmc_cli):
     assert str(error) == "k.lmcp is a saved program; lmc check takes the source: FILE.py, or FILE.py:FUNCTION"
 
 
+@pytest.mark.api
 def test_check_says_that_tokens_are_bytes_where_no_model_is_named(lmc_cli):
     pytest.importorskip("openai")
     assert "note: tokens are counted as bytes; name a model with -b for its tokens and context\n" in lmc_cli("check", "checked.py:fine")[2]
@@ -173,6 +174,7 @@ def test_check_says_that_tokens_are_bytes_where_no_model_is_named(lmc_cli):
     assert "bytes" not in lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x", "--prices", "1,2")[2]
 
 
+@pytest.mark.api
 def test_check_says_what_a_run_costs_without_a_key(lmc_cli, monkeypatch):
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)

@@ -42,7 +42,7 @@ def outcome(run):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-@some("seed", range(5), 3)
+@some("seed", range(5), 5)
 def test_interpreted_compiled_and_batch_agree_on_the_mock(name, seed, monkeypatch):
     program, arguments = example(name)
     if name == "durable_research":

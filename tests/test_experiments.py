@@ -32,6 +32,7 @@ from experiments.quality import gsm8k, hellaswag, last_number, mmlu
 from experiments.results import OWN, PAGE, PAPER, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
+from tests.searching import apart
 
 pytestmark = pytest.mark.usefixtures("no_full_collections")
 
@@ -202,6 +203,7 @@ def test_a_section_says_what_was_not_measured():
     assert "* q, r: why" in text and "| a\\|b |" in text
 
 
+@pytest.mark.api
 def test_the_command_lists_runs_and_refuses(capsys, tmp_path):
     assert command.main([]) == 0
     listed = capsys.readouterr().out
@@ -220,7 +222,7 @@ def test_the_command_lists_runs_and_refuses(capsys, tmp_path):
 
 @pytest.mark.parametrize("arguments, why", [
     (["quality", "--backend", "mock"], "by --data"), (["quality", "--backend", "mock", "--data", "/nowhere"], "there is no /nowhere/mmlu.csv"),
-    (["throughput", "--backend", "vllm:http://127.0.0.1:9"], "127.0.0.1:9"), (["hit-rate", "--backend", "/nowhere"], "/nowhere"), (["energy"], "needs GPUs"),
+    (["throughput", "--backend", "vllm:http://127.0.0.1:9"], "127.0.0.1:9"), pytest.param(["hit-rate", "--backend", "/nowhere"], "/nowhere", marks=pytest.mark.model), (["energy"], "needs GPUs"),
 ], ids=["no data", "no folder", "no server", "no model", "no GPU"])  # fmt: skip
 def test_an_experiment_of_which_nothing_was_measured_fails(arguments, why, capsys, tmp_path):
     assert command.main([*arguments, "--n", "1", "--reps", "1", "--out", str(tmp_path)]) == 1
@@ -246,6 +248,7 @@ def test_a_report_of_a_file_that_is_no_result_is_refused(capsys, tmp_path, monke
     assert left.value.code == 1 and "order.json is not the result of an experiment" in capsys.readouterr().err and not (tmp_path / "results.md").exists()
 
 
+@apart
 def test_a_killed_experiment_goes_on(tmp_path):
     import signal
     import subprocess
@@ -276,6 +279,7 @@ def test_the_command_says_what_is_in_the_way_and_goes_on(capsys, tmp_path):
     assert "scaling.json" in capsys.readouterr().err
 
 
+@apart
 def test_an_interrupted_command_says_how_it_goes_on(capsys, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -361,6 +365,7 @@ def test_a_data_set_that_cannot_be_read_is_said_and_the_others_are_measured(data
     assert [row["way"] for row in found.rows["lmc HellaSwag"]] == ["interpreted", "compiled"]
 
 
+@pytest.mark.api
 def test_all_that_run_programs_say_how_items_arrive_percentiles_and_whether_answers_are_the_same(fixed, tmp_path):
     columns = {"arrivals", "seconds", "least", "most", "same", *(f"{what} {share}" for what in ("first", "total") for share in ("p50", "p95", "p99"))}
     (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])

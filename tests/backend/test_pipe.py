@@ -67,7 +67,7 @@ def gen(most: int = 4, **how: Any) -> Gen:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@some("name", CASES, 3)
+@some("name", CASES, 6)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager

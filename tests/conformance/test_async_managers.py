@@ -7,10 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 import lmc
 from tests.conformance.harness import Case, case, cases, effect, opaque, scripted
+from tests.searching import some
 
 
 class Session:
@@ -222,7 +221,7 @@ async def of_its_own_then_left(s: Any, q: str) -> Any:
     return one.log
 
 
-@pytest.mark.parametrize("name", cases(globals()))
+@some("name", cases(globals()), 2)
 def test_means_the_same_in_every_execution(name: str) -> None:
     one: Case = cases(globals())[name]
     one.check()

@@ -488,13 +488,13 @@ async def generators_that_are_closed(s, q):
 TABLE = cases(globals())
 
 
-@some("name", TABLE, 2)
+@some("name", TABLE, 3)
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_means_the_same(name: str, tmp_path: Path):
     means_the_same(TABLE[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@some("name", TABLE, 2)
 def test_nothing_certain_is_wasted(name: str):
     found: Case = TABLE[name]
     program = eager(lmc.compile(found.program))

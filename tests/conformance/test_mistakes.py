@@ -10,11 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import lmc
 from lmc.backend.mock import Mock
 from lmc.errors import BackendError
+from tests.searching import some
 
 from . import outside
 from .harness import case, cases, conform, effect, scripted
@@ -307,7 +306,7 @@ def files_and_sets(s: Any, q: str) -> Any:
 CASES = cases(dict(globals()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@some("name", CASES, 2)
 def test_means_the_same(name: str) -> None:
     try:
         CASES[name].check()

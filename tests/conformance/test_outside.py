@@ -130,7 +130,7 @@ SEEN: dict[str, Any] = {
 }
 
 
-@some("name", SEEN, 3)
+@some("name", SEEN, 6)
 def test_what_a_loop_has_seen(name: str):
     conform(lmc.function(collects(*SEEN[name])), [{"q": q} for q in "abc"])
 
@@ -241,7 +241,7 @@ def a_global_that_the_program_changes(s, q):
 TABLE = cases(globals())
 
 
-@pytest.mark.parametrize("name", TABLE)
+@some("name", TABLE, 2)
 def test_means_the_same(name: str):
     found: Case = TABLE[name]
     found.check()

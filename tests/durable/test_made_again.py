@@ -53,11 +53,11 @@ def caches(s, q):
 @lmc.function
 def looks_at_frames(s, q):
     def helper():
-        return inspect.stack()[1].function, sys._getframe(1).f_code.co_name, traceback.extract_stack()[-1].name
+        return inspect.stack(0)[1].function, sys._getframe(1).f_code.co_name, traceback.extract_stack()[-1].name
 
     s += q + lmc.gen("a", max_tokens=4)
     items = (x for x in "ab")
-    seen = [inspect.stack()[0].function, *helper(), inspect.getgeneratorstate(items)]
+    seen = [inspect.stack(0)[0].function, *helper(), inspect.getgeneratorstate(items)]
     try:
         noted(int("x"))
     except ValueError as error:

@@ -177,7 +177,7 @@ PROGRAMS = [gathers_tools, tasks_of_tools, cancels_one_that_comes, group_of_tool
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@some("program", PROGRAMS, 2, ids=lambda p: p.name)
+@some("program", PROGRAMS, 4, ids=lambda p: p.name)
 def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 

@@ -20,6 +20,7 @@ from lmc.frontend import flights
 from lmc.frontend.batches import PendingBatch
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
+from tests.searching import some
 
 PATIENCE = 60.0  # seconds; only against hangs
 
@@ -145,7 +146,7 @@ TABLE: list[Callable[..., None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("body", TABLE, ids=lambda f: f.__name__)
+@some("body", TABLE, 2, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("latency", [0.0, 2e-3], ids=["at once", "later"])
 @pytest.mark.parametrize("ahead", [None, "certain", "likely"])
 def test_code_of_threads_means_what_it_means(body: Callable[..., None], latency: float, ahead: str | None):

@@ -88,7 +88,7 @@ def equivalent_states(automaton: ArrayDFA) -> int:
         block = refined.reshape(-1)
 
 
-@pytest.mark.parametrize("pattern", HAND_WRITTEN)
+@some("pattern", HAND_WRITTEN, 2)
 def test_the_language_is_that_of_fullmatch_and_the_automaton_minimal(pattern):
     check_language(pattern, 25)
     check_words_of_the_automaton(pattern, 10)
@@ -178,7 +178,7 @@ COUNTED = [
 ]  # fmt: skip
 
 
-@some("pattern", COUNTED, 3)
+@some("pattern", COUNTED, 6)
 def test_counted_unicode_classes_have_the_language_of_fullmatch_and_are_minimal(pattern):
     check_language(pattern, 25)
     check_words_of_the_automaton(pattern, 10)

@@ -107,7 +107,7 @@ def _parsed(text: str, schema):
     return json.loads(text, parse_float=Decimal if exact else float)
 
 
-@some("name", SCHEMAS, 2)
+@some("name", SCHEMAS, 4)
 def test_texts_that_belong_and_texts_that_do_not(name):
     schema, good, bad = SCHEMAS[name]
     dfa, valid = automaton(schema), validator(schema)
@@ -118,7 +118,7 @@ def test_texts_that_belong_and_texts_that_do_not(name):
 
 
 def check_that_texts_validate(schema, dfa, valid):
-    for text in samples(dfa, size(8, 25)):
+    for text in samples(dfa, size(4, 25)):
         value = _parsed(text, schema)
         # nullable is OpenAPI's; everything else is judged by the package
         assert valid.is_valid(value) or (value is None and schema.get("nullable")), text
@@ -126,7 +126,7 @@ def check_that_texts_validate(schema, dfa, valid):
 
 def check_that_what_is_changed_and_accepted_validates(schema, dfa, valid):
     rng = random.Random(1)
-    for text in samples(dfa, size(3, 8), seed=2):
+    for text in samples(dfa, size(2, 8), seed=2):
         for _ in range(12):
             at = rng.randrange(len(text) + 1)
             cut = rng.choice([0, 1, 1, 2])
@@ -170,7 +170,7 @@ def test_what_cannot_be_enforced_is_refused_by_name_and_place(name):
             ebnf_of("json_schema", source)
 
 
-@pytest.mark.parametrize("name", LATER)
+@some("name", LATER, 2)
 def test_what_no_automaton_holds_is_said_and_checked_when_the_answer_ends(name):
     schema, says, good, bad = LATER[name]
     source = json.dumps(schema)
@@ -501,7 +501,7 @@ LIMITED = {  # patterns of which a length is a matter of counts, or None where i
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern", LIMITED)
+@some("pattern", LIMITED, 2)
 @pytest.mark.parametrize("low, high", [(0, 3), (2, None), (2, 4), (4, 4), (0, 0), (9, 9)])
 def test_lengths_beside_a_pattern_are_counts_of_its_repeats(pattern, low, high):
     """So no product of automata is made, and states that are far from the bound are alike."""

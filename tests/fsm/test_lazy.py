@@ -30,7 +30,7 @@ from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import regexes
 from tests.fsm.schemas import RECURSIVE, SCHEMAS
 from tests.fsm.small_vocabulary import small
-from tests.searching import search, some
+from tests.searching import search, size, some
 
 
 def lazy_regex(pattern: str) -> LazyDFA:
@@ -233,7 +233,7 @@ RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex"
         ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON)]  # fmt: skip
 
 
-@some("kind, source", RUNS, 2, ids=lambda x: x[:60])
+@some("kind, source", RUNS, 4, ids=lambda x: x[:60])
 def test_rows_of_runs_are_the_tokens_that_can_be_stepped(kind, source, rough):
     """However runs of characters, counted or not, and what follows them are put together."""
     from lmc.fsm.sources import grammar_of
@@ -390,18 +390,19 @@ def test_ebnf_that_is_refused(source, says):
         lazily(compile_ebnf(source))
 
 
+@pytest.mark.search
 def test_the_language_of_python_is_that_of_the_machine():
     """Of regexes that are too large for a whole automaton."""
     rng = random.Random(4)
     for pattern in ("(a|b)*a(a|b){20}", "(ab{1,50}){2,40}a?", "(?:a.{3,90}){1,80}b"):
         made = machine_of("regex", pattern)
         assert isinstance(made, LazyDFA)
-        for _ in range(150):
+        for _ in range(size(40, 150)):
             text = "".join(rng.choice("ab") for _ in range(rng.randint(1, 60)))
             assert made.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
 
 
-@some("name", [*SCHEMAS, *RECURSIVE], 3)
+@some("name", [*SCHEMAS, *RECURSIVE], 5)
 def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(name):
     """White space of each style and level; and each step that is nearest to the end leads nearer."""
     from lmc.fsm.sources import grammar_of

@@ -7,7 +7,7 @@ not the code that cuts.
 from __future__ import annotations
 
 from functools import cache
-from itertools import islice, product
+from itertools import cycle, islice, product
 
 import pytest
 from jinja2 import Environment, Template
@@ -114,7 +114,7 @@ def lowered(template: ChatTemplate, messages: list[tuple[str, str]]) -> str:
     return plain([p for p in parts if not isinstance(p, Mark)])  # pyright: ignore
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@some("family", FAMILIES, 2)
 def test_the_pieces_write_what_the_whole_template_renders(family: str) -> None:
     template = template_of(family)
     seen = 0
@@ -188,7 +188,7 @@ def trapped(source: str) -> ChatTemplate:
 @some("trap", TRAPS, 2)
 def test_what_cannot_be_cut_is_never_written_wrong(trap: str) -> None:
     template = trapped(TRAPS[trap])
-    for roles in islice(product(["user", "assistant", "system"], repeat=4), 0, None, 1 if TIMES else 4):
+    for roles in islice(product(["user", "assistant", "system"], repeat=4), 0, None, 1 if TIMES else 8):
         messages = [(role, f"Text {i}") for i, role in enumerate(roles)]
         try:
             pieces = lowered(template, messages)
@@ -209,7 +209,7 @@ _whole = cache(lambda source: Environment(trim_blocks=True, lstrip_blocks=True).
 def test_long_conversations_and_odd_contents_are_never_written_wrong(trap: str) -> None:
     source = TRAPS.get(trap, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ")
     template = trapped(source)
-    for content, length in product(CONTENTS, (1, 2, 9, 11, 33) if TIMES else (2, 11)):
+    for content, length in product(CONTENTS, (1, 2, 9, 11, 33)) if TIMES else zip(CONTENTS, cycle((2, 11, 3))):
         messages = [(("user", "assistant")[i % 2], content) for i in range(length)]
         try:
             pieces = lowered(template, messages)

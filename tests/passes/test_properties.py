@@ -45,7 +45,7 @@ def keeps_meaning(passes: Sequence[Pass], graph: Graph, seed: int) -> None:
     assert after.asked <= before.asked
 
 
-@some("pipeline", PIPELINES, 2)
+@some("pipeline", PIPELINES, 4)
 def test_a_pass_keeps_what_is_observable(pipeline: str) -> None:
     passes = parse_pipeline(pipeline)
 

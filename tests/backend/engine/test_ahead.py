@@ -24,7 +24,7 @@ from tests.backend.engine_fakes import (
     promising_little,
     stepped,
 )
-from tests.searching import TIMES, apart, some
+from tests.searching import apart, size, some
 
 WORDS = FakeWords()
 
@@ -81,7 +81,7 @@ CHAINS = [
 ]
 
 
-@some("chunk, max_batch", [(8, 3), (8, 64), (512, 3), (512, 64)], 3)
+@some("chunk, max_batch", [(8, 3), (8, 64), (512, 3), (512, 64)], 6)
 def test_answers_are_those_of_a_loop_that_waits(chunk, max_batch):
     expected, _ = answers(FakeRunner, CHAINS, chunk=chunk, max_batch=max_batch)
     found, core = answers(FakeAheadRunner, CHAINS, chunk=chunk, max_batch=max_batch)
@@ -159,7 +159,7 @@ def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
         return [seen_of(r) for handle in kept for r in handle.results]
 
     preempted: list[int] = []
-    for seed in range(400) if TIMES else (0, 1, 2, 3, 11):  # the last one is preempted
+    for seed in range(size(0, 400)) or (0, 1, 2, 3, 11):  # the last one is preempted
         rng = Random(seed)
         chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(4, 12))]
         cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]
@@ -383,6 +383,7 @@ def test_who_submits_gives_way_while_the_loop_works_for_the_device():
     assert [len(h.results[0].output().text) > 0 for h in handles] == [True, True]
 
 
+@apart
 def test_who_gave_way_has_a_turn_where_the_device_is_never_waited_for():
     engine, runner = backend(4096, runs=FakeAheadRunner)
     resting = engine._core._resting

@@ -13,6 +13,7 @@ from lmc.backend.engine.template_sandbox import Sandbox
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ProgramError
 from lmc.segments import Mark, Special, plain
+from tests.searching import some
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<image>"]
 ALTERNATE = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -189,7 +190,7 @@ SEEING = {  # as the published ones of OneVision, SmolVLM and LLaVA write them
 CONTENTS = (["What?"], ["<image>", "What?"], ["<image>", "<image>", "Which?"], ["<image>"], ["<image>", "<image>"], ["See ", "<image>", "!"], ["", "<image>", "What?"])
 
 
-@pytest.mark.parametrize("kind", SEEING)
+@some("kind", SEEING, 3)
 def test_pictures_are_written_as_the_template_writes_them(tokens, kind):
     found, surroundings = cut(SEEING[kind], tokens, name="m", in_parts=True), around(SEEING[kind], tokens, "<image>", "image")
     sandbox = Sandbox(SEEING[kind], {})

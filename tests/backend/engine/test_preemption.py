@@ -19,6 +19,7 @@ from tests.backend.engine_fakes import (
     promising_little,
     stepped,
 )
+from tests.searching import some
 
 WORDS = FakeWords()
 
@@ -75,7 +76,7 @@ def outcomes(slots: int, chains: list[list[str]], runs=FakeRunner, **options):
 
 
 @pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
-@pytest.mark.parametrize("chunk", [5, 64])
+@some("chunk", [5, 64], 2)
 def test_nothing_that_is_said_changes(runs, chunk):
     *expected, _ = outcomes(4096, CHAINS)
     with promising_little():

@@ -46,7 +46,7 @@ def test_agents_compute_their_prompts_once():
     assert counters.prefilled_tokens <= 4600
 
 
-@some("times", [4, 8], 2)
+@some("times", [4, 8], 4)
 def test_so_do_more_than_the_pool_has_room_for(times):
     world = World(POOL)
     world.run(agents(6 * times))
@@ -98,6 +98,7 @@ def test_without_runs_they_compute_them_again_and_again(policy):
     assert counters.prefilled_tokens > 3 * counters.unique_tokens
 
 
+@apart
 def test_agents_whose_contexts_grow_tenfold_are_interrupted_and_come_to_their_end():
     """Nothing is known of the program when the first ones begin: the youngest give up what they have."""
     world = World(3000)

@@ -11,9 +11,8 @@ import json
 from collections import deque
 from typing import Any, NamedTuple
 
-import pytest
-
 import lmc
+from tests.searching import some
 
 from .comparing import run_python
 from .recording import evaluate
@@ -110,7 +109,7 @@ FAILING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAILING)
+@some("name", FAILING, 2)
 def test_a_message_in_a_prompt_is_pythons_or_unknown(name: str):
     fail = FAILING[name]
 
