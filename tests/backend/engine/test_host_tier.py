@@ -19,7 +19,7 @@ from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_runs import AnythingInTheRoomOfOthers, AnythingTalked, drain
 from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped
-from tests.searching import apart, examples, size
+from tests.searching import TIMES, apart, examples, size
 
 
 def gen(n: int) -> Gen:
@@ -293,7 +293,7 @@ def test_talks_at_random(seed, ahead):
     rng, clock = Random(seed), Clock()
     engine, core = stepped(300, host=900, max_context=150, chunk=40, max_batch=6, now=clock, **({"runs": FakeAheadRunner} if ahead else {}))
     mover, talks = mover_of(core), list[tuple[ProgramRun | None, Any]]()
-    for step in range(size(150, 400)):
+    for step in range(400 if TIMES else 150):
         match rng.choices(["begin", "go on", "end", "cancel", "late", "fail", "flush", "time"], [20, 60, 8, 4, 6, 3, 0.3, 8])[0]:
             case "begin":
                 run = ProgramRun("talk") if rng.random() < 0.7 else None
