@@ -11,9 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lmc import config as _config
-from lmc.errors import ParameterError
-
-__version__ = "0.2.0.dev0"
+from lmc.version import __version__ as __version__
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.frontend.primitives": (
@@ -197,40 +195,6 @@ def _open_telemetry() -> Any:
 
 def _small_model() -> Any:
     return _opened(_config.settings().model or "smollm2")
-
-
-def _engine(model: str) -> Any:
-    """An engine on LMC_DEVICE (if it is not set: on a GPU, if there is one)."""
-    from lmc.extras import require
-
-    require(f"the model {model}", "engine")
-    from lmc.backend.local import Engine
-
-    found = _config.settings()
-    if found.device:
-        _check_device(found.device)
-    return Engine(
-        model,
-        device=found.device or "auto",
-        kv_dtype="fp8" if found.kv_dtype else None,
-        deterministic=found.deterministic,
-        drafts=found.drafts,
-        draft_model=found.draft_model or None,
-        adapters=found.adapters,
-        tp=found.tp,
-        dp=found.dp,
-    )
-
-
-def _check_device(device: str) -> None:
-    """Refuse a device that torch does not know or cannot reach, before a model is loaded."""
-    import torch
-
-    try:
-        torch.ones(1, device=device).item()
-    except Exception as error:  # torch raises many types, with long messages
-        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        raise ParameterError(f"LMC_DEVICE={device!r} is not a device that torch can use here; set it to {' or '.join(['cpu', *gpus])}, or unset it") from error
 
 
 class _CallableModule(ModuleType):

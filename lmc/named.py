@@ -11,13 +11,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import lmc
 from lmc.backend.api.redaction import shown
 from lmc.backend.base import Prices
+from lmc.config import settings
 from lmc.errors import ParameterError
+from lmc.extras import require
+from lmc.tracebacks import hide_in_constructor
 
 FORMS = (
     "mock, smollm2, a GGUF file, a folder with config.json, tokenizer.json and *.safetensors, a hub id such as "
@@ -40,9 +43,9 @@ def open_backend(name: str) -> Any:
     if _is_service(name):
         return open_service(name)
     if name == "mock":
-        return lmc.Mock()
+        return _constructor("lmc.backend.mock", "Mock")()
     check_model(name)
-    return lmc._engine(name)
+    return _engine(name)
 
 
 def open_service(name: str, **options: Any) -> Any:
@@ -99,6 +102,49 @@ def check_model(name: str) -> None:
         )
 
 
+def _engine(model: str) -> Any:
+    """An engine on LMC_DEVICE (if it is not set: on a GPU, if there is one)."""
+    require(f"the model {model}", "engine")
+    from lmc.backend.local import Engine
+
+    found = settings()
+    if found.device:
+        _check_device(found.device)
+    return Engine(
+        model,
+        device=found.device or "auto",
+        kv_dtype="fp8" if found.kv_dtype else None,
+        deterministic=found.deterministic,
+        drafts=found.drafts,
+        draft_model=found.draft_model or None,
+        adapters=found.adapters,
+        tp=found.tp,
+        dp=found.dp,
+    )
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that torch does not know or cannot reach, before a model is loaded."""
+    import torch
+
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:  # torch raises many types, with long messages
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ParameterError(f"LMC_DEVICE={device!r} is not a device that torch can use here; set it to {' or '.join(['cpu', *gpus])}, or unset it") from error
+
+
+def _constructor(module: str, name: str) -> Callable[..., Any]:
+    """Return what makes a backend of a class, whose module is imported then; errors come back without lmc's frames."""
+
+    def made(*args: Any, **options: Any) -> Any:
+        found = getattr(import_module(module), name)
+        hide_in_constructor(found)
+        return found(*args, **options)
+
+    return made
+
+
 def _api(make: Callable[..., Any], *, own: bool = False) -> Callable[..., Any]:
     """Return what opens an API; `own`: without a URL it has servers of its own, which get the user's key."""
 
@@ -130,10 +176,10 @@ def _server(make: Callable[..., Any]) -> Callable[..., Any]:
 _SERVERS = ("vllm", "sglang")
 _KEYED = ("openai:", "anthropic:")  # their clients need a key
 _SERVICES: Mapping[str, Callable[..., Any]] = {
-    "openai": _api(lambda *model, **options: lmc.OpenAI(*model, **options), own=True),
-    "anthropic": _api(lambda *model, **options: lmc.Anthropic(*model, **options), own=True),
-    "litellm": _api(lambda *model, **options: lmc.LiteLLM(*model, **options)),
-    "vertexai": _api(lambda *model, **options: lmc.VertexAI(*model, **options)),
-    "vllm": _server(lambda urls, **options: lmc.VLLM(urls, **options)),
-    "sglang": _server(lambda urls, **options: lmc.SGLang(urls, **options)),
+    "openai": _api(_constructor("lmc.backend.api.openai", "OpenAI"), own=True),
+    "anthropic": _api(_constructor("lmc.backend.api.anthropic", "Anthropic"), own=True),
+    "litellm": _api(_constructor("lmc.backend.api.litellm", "LiteLLM")),
+    "vertexai": _api(_constructor("lmc.backend.api.litellm", "VertexAI")),
+    "vllm": _server(_constructor("lmc.backend.api.vllm", "VLLM")),
+    "sglang": _server(_constructor("lmc.backend.api.sglang", "SGLang")),
 }

@@ -13,7 +13,7 @@ from tests.searching import apart
 
 DOCS = Path(__file__).parent.parent / "docs"
 MOST = 36  # modules of the largest circle, imports under TYPE_CHECKING and in functions counted
-CIRCLES = 8
+CIRCLES = 4
 
 
 @pytest.fixture(scope="module")

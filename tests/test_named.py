@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -10,6 +10,17 @@ import pytest
 import lmc
 from lmc import named
 from lmc.errors import ParameterError
+
+
+class Made:
+    """A module whose classes are makers of these names; what it does not have is an error."""
+
+    def __init__(self, module: str, maker: Any) -> None:
+        self._module, self._maker = import_module(module), maker
+
+    def __getattr__(self, name: str) -> Any:
+        assert isinstance(getattr(self._module, name), type)
+        return self._maker(name)
 
 
 @pytest.fixture
@@ -20,8 +31,9 @@ def made(monkeypatch) -> list[tuple[Any, ...]]:
     def maker(name: str) -> Any:
         return lambda *args, **options: found.append((name, *args, options) if options else (name, *args))
 
-    names = ("OpenAI", "Anthropic", "LiteLLM", "VertexAI", "VLLM", "SGLang", "Mock", "_engine")
-    monkeypatch.setattr(named, "lmc", SimpleNamespace(**{name: maker(name) for name in names}))
+    monkeypatch.setattr(named, "import_module", lambda module: Made(module, maker))
+    monkeypatch.setattr(named, "hide_in_constructor", lambda found: None)
+    monkeypatch.setattr(named, "_engine", maker("_engine"))
     return found
 
 

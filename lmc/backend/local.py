@@ -13,6 +13,7 @@ Ownership of objects:
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import threading
@@ -786,7 +787,9 @@ class Engine(LocalBackend):
             return super().__new__(cls)
         from lmc.backend.replicas.start import start
 
-        return cast("Self", start(model, dp, options))
+        inspect.signature(cls.__init__).bind(None, model, **options)  # a wrong name is a TypeError here
+        check_count("tp", options.get("tp", 1))
+        return cast("Self", start(model, dp, {**options, "adapters": dict(check_adapters(options.get("adapters")))}))
 
     def __init__(
         self,

@@ -25,13 +25,14 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, StatusCode, use_span
 
-import lmc
 from lmc.backend.base import Backend, Handle, Hints, Output, Result
 from lmc.errors import CancelledError, Loc
 from lmc.frontend.active import ACTIVE
+from lmc.frontend.tools import call_tool
 from lmc.observing import Headers
 from lmc.prompt import Excerpt, Prompt
 from lmc.segments import Gen, Mark, Segment, Select, Special, Text
+from lmc.version import __version__
 
 if TYPE_CHECKING:
     from lmc.frontend.host import HostFunction
@@ -50,7 +51,7 @@ class OpenTelemetry:
     """The observer whose spans go to the tracer provider of the process."""
 
     def __init__(self) -> None:
-        self._tracer = trace.get_tracer("lmc", lmc.__version__)
+        self._tracer = trace.get_tracer("lmc", __version__)
         self._content = os.environ.get(_CONTENT, "").strip().lower() in ("true", "1", "span_only", "span_and_event")
         self._guesses: dict[int, _Request] = {}  # made ahead, not settled: by the id of their results, which their ledger keeps alive
         self._calls: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()  # of async tools that a journaled run has not awaited yet
@@ -82,7 +83,7 @@ class OpenTelemetry:
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         name, given = fn.name, {"args": list(args), **kwargs} if args else dict(kwargs)
         attributes: Attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
-        if fn is lmc.call_tool and args and isinstance(args[0], Mapping):  # the model's tool, not its caller
+        if fn is call_tool and args and isinstance(args[0], Mapping):  # the model's tool, not its caller
             name, given = str(args[0].get("name")), args[0].get("arguments")
             attributes |= {"gen_ai.tool.call.id": args[0]["id"]} if args[0].get("id") else {}
         elif fn.__doc__:

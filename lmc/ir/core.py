@@ -10,7 +10,7 @@ values are visible only inside it (as in MLIR's `scf`), while passes walk one fl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -111,6 +111,10 @@ class Block:
         return arms if end.then is None else (*arms, end.then)
 
 
+display: Callable[[Graph], str] = repr
+"""Renders a graph for a notebook. The package sets it: what renders knows the op table, which knows this module."""
+
+
 @dataclass(frozen=True)
 class Graph:
     """The graph of a function: a tree of blocks. `params` are its arguments."""
@@ -190,9 +194,7 @@ class Graph:
 
     def _repr_html_(self) -> str:
         """Return the notebook display: the tree of prompts, and each op beside its source line."""
-        from lmc.ir.page import Section, fragment
-
-        return fragment(f"@{self.name}", [Section(f"@{self.name}", self)])
+        return display(self)
 
     @cached_property
     def extended(self) -> Mapping[Value, tuple[Op, ...]]:

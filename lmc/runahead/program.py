@@ -8,14 +8,14 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from lmc.backend import recording
-from lmc.backend.base import Backend, Counters
+from lmc.backend.base import Backend
 from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.batches import failure_of
@@ -27,6 +27,7 @@ from lmc.frontend.state import State
 from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
 from lmc.ir.core import Graph
 from lmc.passes.manager import Target, run_pipeline
+from lmc.runahead.compiled import Stats
 from lmc.runahead.ledger import AheadPolicy, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
@@ -91,20 +92,6 @@ def _of_file(saved: SavedFile, backend: Backend | None) -> Program:
     program.profile.learn(saved.measured)
     program.planner.adopt(saved.graph)
     return program
-
-
-@dataclass
-class Stats:
-    """Counters of a program so far.
-
-    counters  the backend's work during the last call or batch
-    note      in which way that differs from what its answers say of themselves; "" if it does not
-    """
-
-    runs: int = 0
-    run_seconds: float = 0.0
-    counters: Counters = field(default_factory=Counters)
-    note: str = ""
 
 
 class Program(Call[P, "State[R]"], Generic[P, R]):

@@ -1,5 +1,4 @@
-"""A replica's process: one engine, served over a pipe until the other side goes; and starting and ending such
-processes."""
+"""The processes of replicas: starting and ending them. What runs in one: child.py."""
 
 from __future__ import annotations
 
@@ -8,22 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
 from lmc.backend.pipe.client import PipeBackend
-from lmc.errors import BackendError, ModelLoadError
+from lmc.errors import ModelLoadError
 
-CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.backend.replicas.process import main; main()"
+CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.backend.replicas.child import main; main()"
 
 _LOOK = 0.1  # seconds between checks of a silent process
-_CHECK = 1.0  # seconds between a replica's checks of its engine
-_GRACE = 10.0  # grace period for a replica to end by itself, in seconds
+GRACE = 10.0  # grace period for a replica to end by itself, in seconds
 
 
 class Process:
@@ -81,7 +76,7 @@ class Process:
             return  # in a child of fork()
         self._line.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE if self.topology else 0.0)
+            self._process.wait(GRACE if self.topology else 0.0)
         self.kill()
 
     def kill(self) -> None:
@@ -96,61 +91,3 @@ def _errors() -> int:
         return sys.__stderr__.fileno() if sys.__stderr__ is not None else subprocess.DEVNULL
     except (OSError, ValueError):
         return subprocess.DEVNULL
-
-
-# -- in the process ------------------------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Run a replica according to `sys.argv`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the program, which ends this
-    told = json.loads(sys.argv[2])
-    line, connection = Connection(told["line"]), Connection(told["pipe"])
-    threading.Thread(target=_end_with, args=(told["leader"], line), name="lmc-leader", daemon=True).start()
-    engine = _engine(told, line)
-    from lmc.backend.pipe.server import PipeServer
-
-    _tell(line, {"topology": list(engine.topology) or [f"a KV pool of {engine.server_info()['max_tokens']} tokens"]})
-    server = PipeServer(engine, connection)
-    while not server.join(_CHECK):
-        if engine.health().state == "ended":
-            time.sleep(_CHECK)  # waiting requests get the reason before that
-            break
-    engine.close()
-    os._exit(0)
-
-
-def _engine(told: Mapping[str, Any], line: Connection) -> Any:
-    try:
-        import torch
-
-        from lmc.backend.local import Engine
-
-        torch.set_num_threads(told["threads"])
-        if told["options"]["device"] != "cpu":
-            torch.cuda.set_device(told["options"]["device"])  # no memory on another GPU
-        return Engine(**told["options"])
-    except BaseException as error:
-        from lmc.errors import LmcError
-
-        _tell(line, {"failed": error.message if isinstance(error, LmcError) else f"{type(error).__name__}: {error}"})
-        os._exit(1)
-
-
-def _end_with(leader: int, line: Connection) -> None:
-    """End this process when the program's does, in any state: no message is ever sent here."""
-    import select
-
-    watched = select.poll()
-    watched.register(line.fileno(), 0)
-    while os.getppid() == leader and not watched.poll(250):
-        pass
-    time.sleep(_GRACE / 2 if os.getppid() == leader else 0.0)  # the engine is closed first
-    os._exit(0)
-
-
-def _tell(line: Connection, message: Mapping[str, Any]) -> None:
-    try:
-        line.send_bytes(json.dumps(message).encode())
-    except OSError:
-        raise BackendError("the program that this replica belongs to has ended") from None

@@ -3,7 +3,6 @@ side."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,21 +12,17 @@ from lmc.errors import ParameterError
 
 
 def start(model: str, count: int, options: Mapping[str, Any]) -> Replicas:
-    """Start `count` engines with these options of lmc.Engine. Raises ModelLoadError if one does not start; nothing is
+    """Start `count` engines with these options of lmc.Engine, which has checked them. Raises ModelLoadError if one does not start; nothing is
     left running then."""
     import torch
 
     from lmc.backend.engine.distributed.start import devices_of
     from lmc.backend.engine.models.loader import local_source, words
-    from lmc.backend.local import Engine, check_adapters, check_count
 
-    inspect.signature(Engine.__init__).bind(None, model, **options)  # a wrong name is a TypeError here
-    options = {**options, "adapters": dict(check_adapters(options.get("adapters")))}
     for name, value in options.items():
         if name != "adapters" and not isinstance(value, str | int | float | bool | None):
             raise ParameterError(f"Engine: {name} is {value!r}; with dp more than 1 it must be text, a number or None")
     tp = options.get("tp", 1)
-    check_count("tp", tp)
     source = local_source(str(options.get("model_path") or model))
     tokenizer, whole_template = words(source, parse_special=bool(options.get("parse_special", False)))
     devices = devices_of(str(options.get("device", "auto")), count * tp)

@@ -1,0 +1,65 @@
+"""What a compiled program shows of itself to those that describe it: explanations, costs, saved files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lmc.backend.base import Backend, Counters
+from lmc.frontend.interpreter import Function
+from lmc.ir.core import Graph
+from lmc.passes.manager import Target
+from lmc.runahead.ledger import AheadPolicy
+from lmc.runahead.planning import Planner
+from lmc.runahead.profile import Profile
+
+
+@dataclass
+class Stats:
+    """Counters of a program so far.
+
+    counters  the backend's work during the last call or batch
+    note      in which way that differs from what its answers say of themselves; "" if it does not
+    """
+
+    runs: int = 0
+    run_seconds: float = 0.0
+    counters: Counters = field(default_factory=Counters)
+    note: str = ""
+
+
+class CompiledProgram(Protocol):
+    """What is read of `lmc.Program`, which has all of it."""
+
+    @property
+    def function(self) -> Function: ...
+
+    @property
+    def backend(self) -> Backend | None: ...
+
+    @property
+    def opt(self) -> int: ...
+
+    @property
+    def aggressive(self) -> bool: ...
+
+    @property
+    def outputs(self) -> Sequence[str] | None: ...
+
+    @property
+    def ahead(self) -> AheadPolicy: ...
+
+    @property
+    def stats(self) -> Stats: ...
+
+    @property
+    def profile(self) -> Profile: ...
+
+    @property
+    def planner(self) -> Planner: ...
+
+    @property
+    def target(self) -> Target: ...
+
+    def graph(self) -> Graph: ...
