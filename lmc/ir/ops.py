@@ -116,6 +116,10 @@ FUNCTION = OpSpec(
 """All ops whose kind begins with `py.`: functions in the evaluator's table."""
 
 
+IMAGES = ("image", "video")
+"""Kinds that append what has no text."""
+
+
 def spec_of(kind: str) -> OpSpec | None:
     """Return the table's entry for a kind; None for an unknown one."""
     if (found := OPS.get(kind)) is not None:

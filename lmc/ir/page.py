@@ -15,7 +15,7 @@ from lmc import pages
 from lmc.ir.analysis import answers_put
 from lmc.ir.core import DEFAULT, Block, Graph, Op
 from lmc.ir.layout import HEIGHT, WIDTH, Box, GraphLayout, picture
-from lmc.ir.ops import spec_of, trait
+from lmc.ir.ops import IMAGES, spec_of, trait
 from lmc.ir.text import print_op
 from lmc.pages import count, quoted, seconds, several, short
 from lmc.segments import Frames, Image, plain
@@ -239,7 +239,7 @@ def _op(op: Op, names: Mapping[str, str]) -> str:
 
 def _thumbnail(op: Op) -> str:
     """Return the picture or the first frame of a constant path."""
-    if op.kind not in ("image", "video") or not isinstance(op.operands[1], str):
+    if op.kind not in IMAGES or not isinstance(op.operands[1], str):
         return ""
     url = thumbnail(Image(op.operands[1], Frames() if op.kind == "video" else None))
     return "" if url is None else f"<br><img class=thumb alt={quoted(op.kind)} src={quoted(url)}>"

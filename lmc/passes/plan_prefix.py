@@ -23,7 +23,7 @@ from lmc.errors import ProgramError
 from lmc.ir.analysis import ctx_children, dominance
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_blocks, with_operands
 from lmc.ir.core import Block, Graph, Op, Operand, Value
-from lmc.ir.ops import spec, trait
+from lmc.ir.ops import IMAGES, spec, trait
 from lmc.passes.manager import Pass, PassContext, register
 from lmc.segments import Special
 
@@ -35,11 +35,13 @@ class PlanPrefix(Pass):
 
     min_chars      shared text shorter than this (a special token counts as 4) is not worth a prefill
     unknown_chars  assumed length of a text that is known only at run time
+    image_chars    and of an image, in characters of as many tokens
     """
 
     name: ClassVar[str] = "plan-prefix"
     min_chars: int = 16
     unknown_chars: int = 200
+    image_chars: int = 2000
 
     def run(self, graph: Graph, ctx: PassContext) -> Graph:
         for op in graph.ops():
@@ -148,9 +150,9 @@ class PlanPrefix(Pass):
             if op is None:
                 continue
             chars = tails[value] = self._tail(op, tails, pinned)  # again, now that a prompt before it may be pinned
-            if op.kind != "append" or value in pinned:
+            if op.kind not in ("append", *IMAGES) or value in pinned:
                 continue
-            if chars < self.min_chars or not self.size(_literals(op.operands[1:])):
+            if chars < self.min_chars or (op.kind == "append" and not self.size(_literals(op.operands[1:]))):
                 continue  # a prefill needs text that is certainly known
             fork = Fork.of(tree, value, chars)
             if fork.width[fork.home] >= 2:
@@ -171,9 +173,9 @@ class PlanPrefix(Pass):
         return tails
 
     def _tail(self, op: Op, tails: Mapping[Operand, int], pinned: Collection[Operand]) -> int:
-        if op.kind != "append":
+        if op.kind not in ("append", *IMAGES):
             return 0
-        return self.size(op.operands[1:]) + (0 if op.operands[0] in pinned else tails[op.operands[0]])
+        return (self.image_chars if op.kind in IMAGES else self.size(op.operands[1:])) + (0 if op.operands[0] in pinned else tails[op.operands[0]])
 
 
 # -- fork points -----------------------------------------------------------------------------------------------------
@@ -343,7 +345,7 @@ def _placed(graph: Graph, programs: Sequence[Value], forks: Sequence[Fork], opti
                 insertions.add(block.label, i + 1, Op("prefill", op.results, (), {"scope": "program"}, (), op.loc))
                 ctx.count("program prefixes")
                 ctx.count("characters shared by runs", _length(graph, op.results[0], options))
-    defined = {op.results[0]: i for block in graph.blocks for i, op in enumerate(block.ops) if op.kind == "append"}
+    defined = {value: i for block in graph.blocks for i, op in enumerate(block.ops) for value in op.results}
     for fork in forks:
         loc = graph.producer[fork.value].loc
         for label, index in fork.places(graph, defined[fork.value]):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lmc.ir.analysis import dominance
 from lmc.ir.core import Block, Graph, Op, Operand, Symbol, Value
-from lmc.ir.ops import trait
+from lmc.ir.ops import IMAGES, trait
 from lmc.passes.batch_forks import choices
 from lmc.passes.manager import CHARACTERS, Measure
 
@@ -133,7 +133,7 @@ class _Growth:
         if op.kind == "select":
             texts = choices(op)
             return max(map(self.measure.text, texts), default=0) if all(isinstance(text, str) for text in texts) else None  # pyright: ignore[reportArgumentType]
-        return None if op.kind in ("image", "video") or (op.kind == "unknown" and any(x.type == "ctx" for x in op.uses)) else 0
+        return None if op.kind in IMAGES or (op.kind == "unknown" and any(x.type == "ctx" for x in op.uses)) else 0
 
     @staticmethod
     def _plus(*parts: int | None) -> int | None:

@@ -17,12 +17,13 @@ from typing import Any
 from lmc.backend.base import Beyond, Hints
 from lmc.errors import Loc
 from lmc.ir.core import Graph, Op, Operand, Symbol, Value
+from lmc.ir.ops import IMAGES, trait
 from lmc.ir.ops import address as address_of
-from lmc.ir.ops import trait
 from lmc.passes.manager import CHARACTERS, Measure
 from lmc.passes.predict import growth
 from lmc.runahead.moving import Move, Place
-from lmc.runahead.text import Piece, divided, encoded, flat, is_text, pattern, without
+from lmc.runahead.text import Piece, divided, encoded, flat, is_literal, pattern, without
+from lmc.segments import Image
 
 _CONSTANTS = 4096  # characters of the texts for one request
 _SHORT = 8  # characters of a text that is worth a draft
@@ -49,12 +50,12 @@ class Pin:
 
     def cut(self, tail: Sequence[object]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
         """Split the unsubmitted tail of a prompt into the pinned part and the rest; None if the text differs."""
-        if None not in self.text:
+        if None not in self.text and Image not in self.text:
             return without(tail, self.text)
         text, parts = encoded(tail)
         match = pattern(self.text, self.rest).fullmatch(text)
         cut = None if match is None else divided(parts, match.end(1))
-        return cut if cut is None or is_text(cut[0]) else None
+        return cut if cut is None or is_literal(cut[0]) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +253,14 @@ class _Annotator:
             if made is None:
                 pieces.append((None,))  # text added by arms or turns is not known here
                 break
-            if made.kind != "append":
-                if made.kind != "ctx.new" and trait(made) != "samples":
-                    return  # an image, or a role that is not lowered
+            if made.kind == "append":
+                pieces.append(tuple(None if isinstance(x, Value) else x for x in made.operands[1:]))  # type: ignore[misc]
+            elif made.kind in IMAGES:
+                pieces.append((Image,))
+            elif made.kind == "ctx.new" or trait(made) == "samples":
                 break
-            pieces.append(tuple(None if isinstance(x, Value) else x for x in made.operands[1:]))  # type: ignore[misc]
+            else:
+                return  # a role that is not lowered
             node = made.operands[0]
         begin = len(pieces)
         for prompt, behind in reversed(found):

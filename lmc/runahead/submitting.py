@@ -14,10 +14,10 @@ from lmc.backend.base import Backend, Handle, Hints
 from lmc.backend.deferred import Deferred, DeferredHandle
 from lmc.backend.pins import Pins
 from lmc.frontend.live import Run
-from lmc.prompt import Prompt
+from lmc.prompt import Prompt, segments_of
 from lmc.runahead.annotations import NOTHING, Annotation, Annotations, Pin
 from lmc.runahead.text import without
-from lmc.segments import Gen, Select, Text
+from lmc.segments import Gen, Select
 
 if TYPE_CHECKING:
     from lmc.runahead.ledger import Address, Ledger
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class Pinned(NamedTuple):
-    """Text that a run keeps pinned: the handle before it (kept alive, so that its id stays unique), the text, and the handle of both."""
+    """Text and images that a run keeps pinned: the handle before them (kept alive, so that its id stays unique), they, and the handle of both."""
 
     before: Handle | None
     text: tuple[Any, ...]
@@ -101,7 +101,7 @@ class RunPlan:
             return before
         head, rest = cut
         owner = None if pin.shared else hints.run
-        prefill = lambda: backend.prefill(parent, (Text(head),), Hints(pin=True, order=hints.order, has_more=True, run=owner, adapter=adapter))
+        prefill = lambda: backend.prefill(parent, tuple(segments_of(head)), Hints(pin=True, order=hints.order, has_more=True, run=owner, adapter=adapter))
         if known is not None:
             handle = known.handle
         elif pin.shared and parent is None:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
-from lmc.segments import Mark, Special
+from lmc.segments import Image, Mark, Special
 
-Piece = str | Special | Mark | None
-"""A part of a prompt's text as far as it is known; None: any text."""
+Piece = str | Special | Mark | type[Image] | None
+"""A part of a prompt's text as far as it is known; None: any text; Image: any image."""
 
 
 def flat(pieces: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -35,9 +35,11 @@ def source(pieces: Iterable[Piece], any_text: str) -> str:
 
 
 def code(part: object) -> str:
-    """Encode a part as text to search: special tokens and marks as strings unlikely to occur in text."""
+    """Encode a part as text to search: special tokens, marks and images as strings unlikely to occur in text."""
     if isinstance(part, str):
         return part
+    if part is Image or isinstance(part, Image):
+        return "\0i\0"
     return f"\0s{part.spelling}\0" if isinstance(part, Special) else f"\0m{part.edge} {part.role}\0" if isinstance(part, Mark) else "\0?\0"
 
 
@@ -75,9 +77,9 @@ def between(parts: Sequence[tuple[int, object]], start: int, end: int) -> tuple[
     return tuple(found)
 
 
-def is_text(parts: Iterable[object]) -> bool:
-    """Return whether the parts are text alone, special tokens and marks included."""
-    return all(isinstance(part, str | Special | Mark) for part in parts)
+def is_literal(parts: Iterable[object]) -> bool:
+    """Return whether the parts are text and images alone, special tokens and marks included."""
+    return all(isinstance(part, str | Special | Mark | Image) for part in parts)
 
 
 def without(tail: Sequence[object], head: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:

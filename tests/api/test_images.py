@@ -148,6 +148,29 @@ def test_sglang_gets_them_as_image_data(opened, words):
         assert f"{begun}{sure}, so " in texts
 
 
+def test_sglang_reads_a_picture_once_before_forks_extend_it(opened):
+    from tests.api import sglang_server as servers
+
+    @lmc.function
+    def look(s, picture):
+        s += "See " + lmc.image(picture)
+        forks = s.fork(2)
+        for f, which in zip(forks, ("first", "second")):
+            f += which + "? " + lmc.gen("a", max_tokens=9, temperature=0)
+        return [f["a"] for f in forks]
+
+    stand_in = servers.SGLangModel(TextModel(script))
+    server = opened(servers.serve(stand_in))
+    backend = opened(lmc.SGLang(server.url, tokenizer=servers.WORDS, chat_template=lmc.get_chat_template("chatml"), image_token="<image>"))
+    program = lmc.compile(look, backend=backend)
+    for picture in (DARK, LIGHT, DARK):
+        program(picture).sync()
+    begun = "See <image>"
+    read = [(text, urls) for text, urls in stand_in.seen if text == begun]
+    assert read == [(begun, [url(DARK)]), (begun, [url(LIGHT)])]  # another picture is another prefix
+    assert len(stand_in.seen) == 2 + 3 * 2
+
+
 def test_requests_with_one_picture_go_to_one_server(remote):
     from lmc.backend.api.place import ROOT
     from lmc.backend.api.prefixes import beginning

@@ -450,11 +450,10 @@ class RemoteBackend(Listed):
 
     async def warm(self, place: PromptNode, hints: Hints) -> None:
         if not self._written_there(place):
-            await self.read(self._prompts.write(place, self.name), self.headers(place), self.worth)
+            await self.read(self.reading(self._prompts.write(place, self.name), self.headers(place)), self.worth)
 
-    async def read(self, prompt: str | list[int], headers: Mapping[str, str], worth: int) -> None:
+    async def read(self, request: HttpRequest, worth: int) -> None:
         """Let the server that will get requests with this prompt prefill it, if enough of it is unread."""
-        request = self.reading(prompt, headers)
         if self._fleet.unread(request) < worth:
             return
         try:

@@ -14,6 +14,7 @@ from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import PromptNode
+from lmc.backend.api.prefixes import keys_of
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend, asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.reports import count_of
@@ -26,8 +27,8 @@ from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, UnsupportedOpError
 from lmc.fsm.sources import ebnf_of
-from lmc.images import data_url
-from lmc.segments import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select
+from lmc.images import data_url, digest
+from lmc.segments import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select, plain
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
@@ -149,6 +150,15 @@ class SGLang(RemoteBackend):
     async def warm(self, place: PromptNode, hints: Hints) -> None:
         if not place.has_images:
             await super().warm(place, hints)
+        elif not self._written_there(place):
+            await self.read(self._seeing(self.reading(self._write(place), self._prompts.headers(place)), place), self.worth)
+
+    def _seeing(self, request: HttpRequest, place: PromptNode) -> HttpRequest:
+        """Add the prompt's pictures to a request. Among the prefixes that servers have read each stands as its hash."""
+        if not place.has_images:
+            return request
+        known = "".join(digest(piece).hex() * _PICTURE if isinstance(piece, Image) else plain((piece,)) for piece in place.pieces())
+        return replace(request, body={**request.body, **_pictures(place)}, keys=keys_of(known), size=self._prompts.size(known))
 
     def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> HttpRequest:
         return self.request({**_prompt(prompt), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}, prompt, headers)
@@ -180,13 +190,13 @@ class SGLang(RemoteBackend):
     async def _generated(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         stops = self._stops(ask) if beyond is None else beyond.stop
         prompt = self._write(place)
-        body = {**_prompt(prompt), **_pictures(place), "sampling_params": self._sampled(ask, beyond, stops)}
+        body = {**_prompt(prompt), "sampling_params": self._sampled(ask, beyond, stops)}
         if ask.params.return_logprob or beyond is not None:
             params = ask.params
             body |= {"return_logprob": True, "return_text_in_logprobs": params.return_text_in_logprobs or beyond is not None}
             body |= {"logprob_start_len": -1 if params.logprob_start_len is None else params.logprob_start_len}
             body |= {"top_logprobs_num": params.top_logprobs_num} if params.top_logprobs_num else {}
-        request = self.request(body, prompt, self._prompts.headers(place), body["sampling_params"]["max_new_tokens"])
+        request = self._seeing(self.request(body, prompt, self._prompts.headers(place), body["sampling_params"]["max_new_tokens"]), place)
 
         def read(body: Body) -> ServerReply:
             items = _items(body)
@@ -196,7 +206,7 @@ class SGLang(RemoteBackend):
 
         if feed is None:
             return await self.client.call(lambda: request, _usage, read, tally)
-        streamed = replace(request, body={**body, "stream": True})
+        streamed = replace(request, body={**request.body, "stream": True})
         watch = Watch(feed)
         return await self.client.stream(lambda: streamed, _usage, lambda: _Growing(watch, read), tally)
 
@@ -337,7 +347,7 @@ class SGLang(RemoteBackend):
         rows = scoring.wanted()
         prompt = list(scoring.prompt)
         if len(rows) > 1:  # or each of them computes the unread prefix
-            await self.read(prompt, headers, _WORTH_OF_ROWS // (len(rows) - 1))
+            await self.read(self.reading(prompt, headers), _WORTH_OF_ROWS // (len(rows) - 1))
         lists = [[row for row in rows if row.base], [row for row in rows if not row.base]]
         await asyncio.gather(*[self._score_list(scoring, some, headers, known, texts, tally) for some in lists if some])
 
@@ -370,8 +380,7 @@ class SGLang(RemoteBackend):
     async def _chosen_by_text(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose on a server whose tokenizer is unknown here: the server reports where the prompt's tokens end."""
         prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), _pictures(place)
-        request = self.reading(prompt, headers)
-        request = replace(request, body={**request.body, **seen})
+        request = self._seeing(self.reading(prompt, headers), place)
         known = await self.client.call(lambda: request, _usage, _prompt_tokens, tally)
         tail = 2  # tokens of the prompt that a choice may change: more if it does
         while True:
@@ -405,6 +414,7 @@ class SGLang(RemoteBackend):
 
 
 _SCORED: Body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True, "return_text_in_logprobs": True}
+_PICTURE = 64  # times that a picture's hash is repeated: as characters, those of the 512 tokens that one has about
 _WORTH_OF_ROWS = 128  # extra tokens of several prompts from which on a common prefix is prefilled
 
 

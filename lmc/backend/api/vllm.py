@@ -234,7 +234,7 @@ class VLLM(RemoteBackend):
     ) -> None:  # fmt: skip
         """Return log-probabilities of the wanted tokens after each context: one request for as many tokens as it may
         name."""
-        await self.read(list(scoring.prompt), headers, self.worth)
+        await self.read(self.reading(list(scoring.prompt), headers), self.worth)
 
         async def ask(some: Mapping[ScoredRow, set[int]]) -> None:
             wanted = sorted(set[int]().union(*some.values()))
