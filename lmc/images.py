@@ -125,9 +125,10 @@ def _encoded(source: Any, what: str, loc: Loc | None) -> bytes:
         return bytes_of_file(Path(source), what, MOST_BYTES, loc)
     if hasattr(source, "save") and hasattr(source, "getbands"):
         return _as_png(source, loc)
-    if hasattr(source, "__array__") or hasattr(source, "detach"):
+    if hasattr(source, "__array__") or hasattr(source, "cpu"):
         return _as_png(_of_array(source, loc), loc)
-    raise ArgumentError(f"image() takes a path, bytes, a data URL, a web address, a PIL image, an array or a tensor, not {type(source).__name__}", loc=loc)
+    what = f"{type(source).__name__}; give its read()" if hasattr(source, "read") else type(source).__name__
+    raise ArgumentError(f"image() takes a path, bytes, a data URL, a web address, a PIL image, an array or a tensor, not {what}", loc=loc)
 
 
 def bytes_of_url(url: str, what: Literal["image", "video"], loc: Loc | None) -> bytes:
@@ -145,7 +146,10 @@ def bytes_of_file(path: Path, what: str, most: int, loc: Loc | None) -> bytes:
     """Return a file of at most `most` bytes; raises at `loc`."""
     try:
         check_size(path.stat().st_size, what, most, loc)
-        return path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(most + 1)  # what is no plain file has any size
+        check_size(len(data), what, most, loc)
+        return data
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if isinstance(error, ParameterError):
             raise
@@ -174,7 +178,7 @@ def _of_array(source: Any, loc: Loc | None) -> Pillow:
     import numpy as np
     from PIL import Image as pillow
 
-    array = np.asarray(source.detach().cpu().numpy() if hasattr(source, "detach") else source)
+    array = np.asarray(source.detach().cpu().numpy() if hasattr(source, "cpu") else source)
     if array.ndim == 3 and array.shape[-1] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[-1] == 1:
@@ -205,6 +209,8 @@ def check(data: bytes, loc: Loc | None) -> None:
         return
     with _told(loc), _opened(data) as picture:
         _check_frame(picture, loc)
+        if data.startswith(b"\x89PNG") and data[24] > 8:  # Pillow would drop the lower half of each colour
+            raise ParameterError('image(…): 16 bits a colour; convert it to 8-bit RGB: PIL.Image.open(path).convert("RGB")', loc=loc)
         picture.load()  # a truncated file fails only here
 
 
@@ -255,7 +261,7 @@ def _check_frame(picture: Any, loc: Loc | None) -> None:
         raise ParameterError(
             f"image(…): {width} × {height} pixels are {width * height / 1e6:.0f} million, and the limit is {MOST_PIXELS / 1e6:.0f}; make it smaller", loc=loc
         )
-    if getattr(picture, "n_frames", 1) > 1:
+    if picture.format != "MPO" and getattr(picture, "n_frames", 1) > 1:  # MPO: a JPEG with further pictures, as telephones make
         raise ParameterError(f"image(…): animated, of {picture.n_frames} frames; give one of them, or several as images", loc=loc)
     if picture.mode not in _MODES:
         raise ParameterError(f'image(…): pixels of the mode {picture.mode!r}; convert it to 8-bit RGB: PIL.Image.open(path).convert("RGB")', loc=loc)

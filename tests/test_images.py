@@ -48,6 +48,8 @@ def test_a_web_address_stays_one() -> None:
         ("data:text/plain;base64,AAAA", "not a picture's data URL"),
         ("data:image/png;base64,A!A", "not a picture's data URL"),
         (3, "not int"),
+        (io.BytesIO(PNG), r"not BytesIO; give its read\(\)"),
+        ("/dev/zero", "the limit is 64"),
         (None, "not NoneType"),
         ([PNG], "not list"),
         (PNG + bytes(MOST_BYTES), "the limit is 64"),
@@ -164,6 +166,7 @@ def file(image: Any, format: str, **options: Any) -> bytes:
         ("animated WebP", "animated, of 3 frames"),
         ("CMYK", "mode 'CMYK'"),
         ("16 bits", "mode 'I;16'"),
+        ("16 bits, colours", "16 bits a colour"),
         ("no pixels", "damaged|no picture"),
         ("text after a PNG's first bytes", "damaged"),
     ],
@@ -179,6 +182,7 @@ def test_what_no_model_should_see_is_one_error(pillow: Any, name: str, why: str)
         "animated WebP": file(frames[0].convert("RGB"), "WEBP", save_all=True, append_images=[f.convert("RGB") for f in frames[1:]]),
         "CMYK": file(pillow.new("CMYK", (4, 4)), "JPEG"),
         "16 bits": png(bits=16),
+        "16 bits, colours": png(bits=16, colours=3),
         "no pixels": png(claimed=(0, 0)),
         "text after a PNG's first bytes": PNG[:8] + b"and so on",
     }
@@ -197,6 +201,11 @@ def test_pixels_are_upright_and_on_white(pillow: Any) -> None:
     palette.putpalette([0, 0, 0, 1, 1, 1, 2, 2, 2, 9, 8, 7])
     assert decoded(Image(file(palette, "GIF"))).getpixel((0, 0)) == (9, 8, 7)
     assert decoded(Image(PNG)).mode == "RGB"
+
+
+def test_a_photograph_of_a_telephone_is_its_first_picture(pillow: Any) -> None:
+    data = file(pillow.new("RGB", (8, 6), "red"), "MPO", save_all=True, append_images=[pillow.new("RGB", (4, 3))])
+    assert encoded(Image(data)) == ("image/jpeg", data) and decoded(Image(data)).size == (8, 6)
 
 
 def test_pillow_images_arrays_and_tensors(pillow: Any) -> None:
