@@ -146,7 +146,8 @@ def _model(path: Path, theirs: Any, dtype: torch.dtype, random: bool) -> Any:
 def _processor(path: Path) -> Any:
     """Return the processor that resizes, crops and scales pictures. Always by Pillow: features must not depend on what
     else is installed."""
-    from transformers import AutoImageProcessor
+    # from its own module: the package's face wants torchvision for it, in 5.17 at least
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
         return AutoImageProcessor.from_pretrained(str(path), backend="pil", local_files_only=True)
