@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -119,6 +119,13 @@ def host() -> Iterator[tuple[str, list[str]]]:
                 self.wfile.flush()
                 slow.wait(60)
                 return
+            if self.path == "/endless":
+                self.send_response(200)
+                self.end_headers()
+                with suppress(OSError):
+                    while not slow.is_set():
+                        self.wfile.write(bytes(1 << 16))
+                return
             self.send_response(200 if self.path == "/a.png" else 404)
             self.end_headers()
             self.wfile.write(DARK)
@@ -157,10 +164,28 @@ def test_files_of_named_hosts_are_fetched():
             f"http://user@{name}/a.png",
             "http://127.0.0.1/a.png",
             "http://[::1/a.png",
+            f"http://{name}\\@localhost/a.png",
+            f"http://localhost:{name.partition(':')[2]}\\@{name}/a.png",
+            f"http://localhost:{name.partition(':')[2]}#@{name}/a.png",
+            f"http://localhost:{name.partition(':')[2]}\t@{name}/a.png",
+            f"http://2130706433:{name.partition(':')[2]}/a.png",
+            f"http://127.1:{name.partition(':')[2]}/a.png",
+            f"http://[::ffff:127.0.0.1]:{name.partition(':')[2]}/a.png",
+            f"http://{name.replace('.', '%2e')}/a.png",
+            f"http://{name.replace('.', '。')}/a.png",
+            f"ftp://{name}/a.png",
+            f"file://{name}/etc/passwd",
         ):
             answer = post(CHAT, asked(part(address)), mock, media_hosts=frozenset({name}))
             assert answer.status_code == 400, address
         assert len(seen) == before
+
+
+def test_an_endless_file_is_left_at_the_limit(monkeypatch):
+    monkeypatch.setattr("lmc.serve.media.MOST_BYTES", 1 << 20)
+    with host() as (name, _):
+        answer = post(CHAT, asked(part(f"http://{name}/endless")), lmc.Mock(seeing), media_hosts=frozenset({name}))
+        assert answer.status_code == 400 and "too large" in answer.json()["error"]["message"]
 
 
 def test_a_host_that_sends_byte_by_byte_is_not_waited_for(monkeypatch):
