@@ -3,6 +3,8 @@ the program."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -160,6 +162,9 @@ def outcome_of(effect: Effect) -> str:
             return f"failed {effect.failed} times, and not made again yet"
         case None:
             return "in doubt: begun, and not known to be done"
+        case ["value", {codec.TAG: ["bytes", str(file)]}, *_]:  # of an image or a video: megabytes, if shown
+            data = base64.b64decode(file)
+            return f"{len(data)} bytes, {hashlib.blake2b(data, digest_size=16).hexdigest()[:8]}"
         case ["value", data, *_]:
             return codec.dumps(data)
         case ["raised", data, *_]:

@@ -10,6 +10,8 @@ import pytest
 import lmc
 from lmc.durable import steps, viewer
 from lmc.frontend import live
+from lmc.images import digest
+from lmc.segments import Image
 from tests.pictures import png
 
 DARK, LIGHT = png(0), png(200)
@@ -93,3 +95,11 @@ def test_a_replay_names_and_shows_them(picture: Path, tmp_path: Path) -> None:
     assert "Compare [image " in asked[0].prompt and len(asked[0].pictures) == 2 and len(asked[1].pictures) == 1
     assert steps.to_html([story], "j").count("<img class=thumb alt=picture src=\"data:image/png;base64,") == 3
     assert "[image " in steps.to_text([story])
+
+
+def test_a_replay_tells_of_a_file_what_it_is_and_not_its_bytes(picture: Path, tmp_path: Path) -> None:
+    picture.write_bytes(data := png(7, 400, 300))
+    look.run(str(picture), LIGHT, journal=lmc.Journal(tmp_path / "j", with_media=True), backend=lmc.Mock(judge)).sync()
+    told = f"{len(data)} bytes, {digest(Image(data)).hex()[:8]}"
+    for stories in (steps.listed(tmp_path / "j"), viewer.replayed(tmp_path / "j", look, lmc.Mock())):
+        assert [step.result for step in stories[0].steps if step.kind == "effect"] == [told]
