@@ -99,7 +99,7 @@ def test_a_replay_names_and_shows_them(picture: Path, tmp_path: Path) -> None:
 
 def test_a_replay_tells_of_a_file_what_it_is_and_not_its_bytes(picture: Path, tmp_path: Path) -> None:
     picture.write_bytes(data := png(7, 400, 300))
-    look.run(str(picture), LIGHT, journal=lmc.Journal(tmp_path / "j", with_media=True), backend=lmc.Mock(judge)).sync()
+    look.run(str(picture), LIGHT, journal=lmc.Journal(tmp_path / "j", with_media=True), backend=lmc.Mock()).sync()
     told = f"{len(data)} bytes, {digest(Image(data)).hex()[:8]}"
     for stories in (steps.listed(tmp_path / "j"), viewer.replayed(tmp_path / "j", look, lmc.Mock())):
-        assert [step.result for step in stories[0].steps if step.kind == "effect"] == [told]
+        assert [step.result for step in stories[0].steps if step.kind == "effect"] == [told] * 2
