@@ -425,6 +425,40 @@ def test_a_pass_that_does_not_end(tiny, monkeypatch):
     ended(engine, began, "the engine has ended")
 
 
+def test_a_rank_that_hangs_in_a_pass_is_named(tiny, monkeypatch):
+    """It lives, and its beats say so; that it computes nothing while the other waits tells it from a slow one."""
+    monkeypatch.setattr(crews, "CODE", FAULTY % "import threading; threading.Event().wait()")
+    monkeypatch.setattr(crews, "_STILL", 2.0)
+    engine = engine_of(tiny)
+    began = time.monotonic()
+    with pytest.raises(BackendError, match=r"a pass has not moved for \d s: rank 1 on cpu computes nothing"):
+        long(engine).results[0].output()
+    ended(engine, began, "rank 1 on cpu")
+
+
+SLOW = """
+import time
+        end = time.thread_time() + 4.0
+        while time.thread_time() < end:
+            pass
+""".strip()
+
+
+def test_a_slow_pass_is_no_hung_one(tiny, monkeypatch):
+    with engine_of(tiny) as engine:
+        expected = engine.prompt_ids(long(engine, most=4))
+    monkeypatch.setattr(crews, "CODE", FAULTY % SLOW)
+    monkeypatch.setattr(crews, "_STILL", 2.0)
+    with engine_of(tiny) as engine:
+        assert engine.prompt_ids(long(engine, most=4)) == expected
+
+
+def test_what_a_stopped_watch_has_not_seen_does_not_count():
+    still = crews._Still()
+    assert [still.since(now, 1) for now in (0.0, 0.05, 60.0)] == pytest.approx([0.0, 0.05, 0.3])
+    assert still.since(60.05, 2) == 0.0
+
+
 def test_rank_0_that_fails_in_a_pass_ends_all(tiny, monkeypatch):
     engine = engine_of(tiny)
     model = engine._core._runner._model

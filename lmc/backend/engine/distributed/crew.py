@@ -33,7 +33,7 @@ from typing import Any
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.device_errors import RanksLost
 from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup
-from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, put, wait_until
+from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, processor_clock, put, wait_until
 from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.request import Request
 from lmc.errors import ModelLoadError, ParameterError
@@ -46,6 +46,7 @@ DOORBELL = struct.Struct("<qq")  # number of a pass, int32 of it; -1: the end
 
 _LOOK = 0.05  # seconds between checks of silent ranks
 _SILENT = 6.0  # seconds without a heartbeat (four a second) after which a rank that should compute counts as hung
+_STILL = 7.0  # seconds of a pass in which no rank computes anything: all wait for one that hangs, though it lives
 _SILENT_LOADING = 120.0  # while it loads, native code may hold the interpreter for long
 _GRACE = 2.0  # seconds for ranks to end by themselves, and for the watch to find which rank others miss
 LIMIT_CPU, LIMIT_GPU = 60.0, 8.0
@@ -65,14 +66,16 @@ class Crew:
         self.ranks, self.devices, self._limit = len(devices), list(devices), limit
         if self.ranks > MOST_RANKS:
             raise ParameterError(f"Engine: tp is {self.ranks}; it may be {MOST_RANKS} at most")
-        self.group = RankGroup(0, self.ranks, limit)
         self.lost: RanksLost | None = None
         self.on_loss: Callable[[RanksLost], None] = lambda _: None
         self._process = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="lmc-ranks-")
         self._memory = Memory()
+        self.group = RankGroup(0, self.ranks, limit, self._memory.waiting)
         self._number = 0
         self._began = 0.0  # since when rank 0 waits for a pass, by time.monotonic(); 0: it does not
+        self._worked: Callable[[], int] = time.monotonic_ns  # the processor time of the thread that waits for it
+        self._still = _Still()
         self._peer_lost: tuple[float, str] | None = None  # the first rank that missed another: when, and what it says
         self._serving = self._closing = False
         self._heard = threading.Condition()
@@ -170,6 +173,7 @@ class Crew:
 
     def waits(self) -> None:
         """Time rank 0's wait for a pass, until `over`: from now on it has so many seconds."""
+        self._worked = processor_clock(threading.get_ident())
         self._began = time.monotonic()
 
     def over(self) -> None:
@@ -272,12 +276,38 @@ class Crew:
         elif now - rank.beaten > (_SILENT if self._serving else _SILENT_LOADING):
             self.lose(f"rank {number} on {self.devices[number]} (process {rank.process.pid}) has not been running for {now - rank.beaten:.0f} s")
             return False
-        began = self._began
-        if began and now - began > self._limit:
+        return True
+
+    def look_at_pass(self) -> bool:
+        """Check the pass that rank 0 waits for. Return False when there is nothing more to watch."""
+        now, began = time.monotonic(), self._began
+        if not began or self._closing or self.lost is not None:
+            return True
+        if now - began > self._limit:
             behind = [r for r in range(1, self.ranks) if int(self._memory.taken[r]) < self._number]
             self.lose(f"a pass has taken {now - began:.0f} s and does not end" + (f": rank {behind[0]} has not begun it" if behind else ""))
             return False
+        with suppress(OSError):  # the thread has ended meanwhile, and its pass
+            still = self._still.since(now, (began, self._worked(), *self._memory.worked[1 : self.ranks].tolist()))
+            if still > _STILL:
+                hung = [f"rank {r} on {self.devices[r]} computes nothing" for r in range(self.ranks) if not self._memory.waiting[r]]
+                self.lose(f"a pass has not moved for {still:.0f} s: {hung[0] if hung else 'all ranks wait for each other'}")
+                return False
         return True
+
+
+class _Still:
+    """How long something has not changed while this process was running: one that was stopped itself has not seen what
+    changed."""
+
+    def __init__(self) -> None:
+        self._what: object = None
+        self._seconds = self._looked = 0.0
+
+    def since(self, now: float, what: object) -> float:
+        self._seconds = self._seconds + min(now - self._looked, 5 * _LOOK) if what == self._what else 0.0
+        self._what, self._looked = what, now
+        return self._seconds
 
 
 class _Rank:
@@ -327,6 +357,6 @@ def _watch(crew: weakref.ref[Crew], ranks: list[_Rank]) -> None:
         if here is None:
             return
         looked = [here.look(*each) for each in lines.values()]  # at each, whatever the first says
-        if not all(looked):
+        if not all(looked) or not here.look_at_pass():
             return
         del here

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,11 +51,13 @@ def without_multicast() -> None:
 class RankGroup:
     """The group of ranks 0 to `ranks` - 1. Until `connect` it only identifies this one.
 
-    limit  seconds that a collective on a CPU may take: after that its peers count as lost
+    limit    seconds that a collective on a CPU may take: after that its peers count as lost
+    waiting  by rank, whether it waits in a collective: this one's is kept here
     """
 
-    def __init__(self, rank: int, ranks: int, limit: float) -> None:
+    def __init__(self, rank: int, ranks: int, limit: float, waiting: MutableSequence[int] | np.ndarray | None = None) -> None:
         self.rank, self.ranks, self._limit = rank, ranks, limit
+        self._waiting = [0] * ranks if waiting is None else waiting
         self._group: Any = None
         self._store: Any = None
         self._aborts = False  # NCCL's communicators do not end by themselves
@@ -116,10 +119,13 @@ class RankGroup:
         self._complete(lambda: self._group.broadcast([x], self._from_root))
         return x
 
-    @staticmethod
-    def _complete(collective: Callable[[], Any]) -> None:
-        with _losing_peers():
-            collective().wait()
+    def _complete(self, collective: Callable[[], Any]) -> None:
+        self._waiting[self.rank] = 1
+        try:
+            with _losing_peers():
+                collective().wait()
+        finally:
+            self._waiting[self.rank] = 0
 
     def abort(self) -> None:
         """Abort waits for lost peers. From any thread."""

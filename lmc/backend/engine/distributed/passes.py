@@ -23,7 +23,7 @@ from lmc.backend.engine.request import NOBODY, PENDING, Request
 
 _PARTS = 2
 _FIRST = 1 << 20  # bytes of a part, to begin with
-_HEAD = 4096  # bytes before the parts: `taken` and `beats` of each rank
+_HEAD = 4096  # bytes before the parts: `taken`, `beats`, `worked` and `waiting` of each rank
 _FIELDS = 8
 MOST_RANKS = 64
 
@@ -50,18 +50,28 @@ class Memory:
     def _map(self) -> None:
         size = os.fstat(self.handle).st_size
         self._memory = mmap.mmap(self.handle, size)
-        self._numbers = np.frombuffer(self._memory, np.int64, 2 * MOST_RANKS)
+        self._numbers = np.frombuffer(self._memory, np.int64, 4 * MOST_RANKS).reshape(4, MOST_RANKS)
         self._part = (size - _HEAD) // _PARTS
 
     @property
     def taken(self) -> np.ndarray:
         """Return, by rank, the number of the last pass that it has copied out, [MOST_RANKS] int64."""
-        return self._numbers[:MOST_RANKS]
+        return self._numbers[0]
 
     @property
     def beats(self) -> np.ndarray:
         """Return, by rank, the number of heartbeats."""
-        return self._numbers[MOST_RANKS:]
+        return self._numbers[1]
+
+    @property
+    def worked(self) -> np.ndarray:
+        """Return, by rank, the processor time of its computing thread, in ns, as of the last heartbeat."""
+        return self._numbers[2]
+
+    @property
+    def waiting(self) -> np.ndarray:
+        """Return, by rank, whether it waits in a collective for others."""
+        return self._numbers[3]
 
     def room(self, number: int, ints: int) -> np.ndarray:
         """Return the place of pass `number`, at least so many int32. The writer enlarges it while no rank reads."""
@@ -81,6 +91,14 @@ class Memory:
 
     def close(self) -> None:
         os.close(self.handle)
+
+
+def processor_clock(thread: int) -> Callable[[], int]:
+    """Return a clock of a living thread's processor time, in ns; where there is none, one that never stands still."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic_ns
+    clock = time.pthread_getcpuclockid(thread)
+    return lambda: time.clock_gettime_ns(clock)
 
 
 def _unnamed() -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.distributed.crew import DOORBELL
 from lmc.backend.engine.distributed.group import PeerLost, RankGroup, without_multicast
-from lmc.backend.engine.distributed.passes import Memory, read
+from lmc.backend.engine.distributed.passes import Memory, processor_clock, read
 
 if TYPE_CHECKING:
     from lmc.backend.engine.distributed.runner import Follower
@@ -53,8 +53,9 @@ def _beat(told: Mapping[str, Any], memory: Memory) -> None:
     """Send heartbeats, and end this process when rank 0's ends."""
     line = select.poll()
     line.register(told["control"], 0)  # its end alone
-    rank = told["rank"]
+    rank, worked = told["rank"], processor_clock(threading.main_thread().ident or 0)
     while os.getppid() == told["leader"] and not line.poll(1000 * _BEAT):
+        memory.worked[rank] = worked()
         memory.beats[rank] += 1
     os._exit(0)
 
@@ -81,7 +82,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     from lmc.backend.engine.models.loader import load
 
     torch.set_num_threads(told["threads"])
-    group = RankGroup(told["rank"], told["ranks"], told["limit"])
+    group = RankGroup(told["rank"], told["ranks"], told["limit"], memory.waiting)
     options = json.loads(line.recv_bytes())["load"]
     if options["device"] != "cpu":
         torch.cuda.set_device(options["device"])  # no memory on another GPU
