@@ -131,8 +131,9 @@ def bench(workload: Workload, backend: lmc.SGLang, run: Mapping[str, Callable[[l
             print(f"{workload.name}: {name} {found[name][-1].seconds:.2f} s", file=sys.stderr, flush=True)
     mine, theirs = found["lmc"], found["sglang"]
     pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.texts, b.texts, strict=True)]
-    median_cpu = [statistics.median(t.cpu_seconds for t in timed) for timed in (mine, theirs)]
-    return Row(workload.name, n, tuple(t.seconds for t in mine), tuple(t.seconds for t in theirs), *median_cpu, sum(a == b for a, b in pairs) / len(pairs))
+    cpu = {name: statistics.median(timed.cpu_seconds for timed in found[name]) for name in run}
+    equal = sum(a == b for a, b in pairs) / len(pairs)
+    return Row(workload.name, n, tuple(t.seconds for t in mine), tuple(t.seconds for t in theirs), cpu["lmc"], cpu["sglang"], equal)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
@@ -170,7 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     fast = {name: "yes" if importlib.util.find_spec(name) else "no" for name in ("orjson", "uvloop")}  # which lmc uses, if they are there
     print("  ".join(f"{k}: {v}" for k, v in {**where(), **fast}.items()))
     print(HEAD, flush=True)
-    with lmc.SGLang(options.url, tokenizer=options.tokenizer) as backend:
+    backend = lmc.SGLang(options.url, tokenizer=options.tokenizer)
+    with backend:
         for workload in choose(options.workloads, Size(options.scale)):
             run = runners(workload, backend, endpoint, sgl, threads)
             rows.append(bench(workload, backend, run, options.n or workload.n, options.reps, options.seed))

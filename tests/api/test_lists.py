@@ -237,3 +237,20 @@ def test_events_that_have_it_all_and_events_that_have_what_is_new():
         assert part.add(events[0]) is None
         whole = part.add(events[1])
         assert whole is not None and whole["text"] == "abc" and whole["output_ids"] == [1, 2, 3]
+
+
+def test_behind_sglang_s_router_a_list_has_one_set_of_parameters(sglang):
+    """A router's requests are typed: it takes no list of them."""
+
+    @lmc.function
+    def two(s, q):
+        f, g = s.fork(2)
+        f += q + lmc.gen("a", max_tokens=4)
+        g += q + lmc.gen("b", max_tokens=5)
+        return f["a"], g["b"]
+
+    backend, _, server = sglang(TextModel(), router=True)
+    items = [{"q": "The same beginning of all of them, and then something else"}] * 4
+    lmc.compile(two).batch(items, backend=backend, temperature=0)
+    assert all(isinstance(s.body["sampling_params"], dict) for s in server.seen)
+    assert max(map(asked, server.seen)) > 1

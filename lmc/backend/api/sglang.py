@@ -242,7 +242,8 @@ class SGLang(RemoteBackend):
         if ask is None:
             return self._worth_reading(self._member(place, None, _READING, 0))
         stops = self._stops(ask)
-        return self._member(place, ask, self._params(ask, stops), ask.params.max_new_tokens, stops)
+        params = self._params(ask, stops)
+        return self._member(place, ask, params, ask.params.max_new_tokens, stops, params if self._routed else None)
 
     def _params(self, ask: Gen, stops: tuple[str, ...]) -> bytes:
         key = (ask.params, ask.constraint, stops)
