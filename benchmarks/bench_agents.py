@@ -198,8 +198,12 @@ class NullMover:
         self._at = now
         return int(self._ready)
 
+    @property
+    def grows(self) -> bool:
+        return self.ready < self._wanted
+
     def want(self, slots: int) -> None:
-        self._wanted = max(self.ready, min(slots, self.capacity))
+        self._wanted = max(self.ready, self._wanted, min(slots, self.capacity))
 
     def out(self, device: np.ndarray, host: np.ndarray) -> NullCopy:
         assert self.clock is not None

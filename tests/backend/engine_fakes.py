@@ -302,18 +302,23 @@ class FakeMover:
     """
 
     token_bytes = 8
-    is_slow = False
+    is_slow = grows = False
 
     def __init__(self, runner: FakeRunner, capacity: int) -> None:
-        self.runner, self.capacity, self.ready = runner, capacity, 0
+        self.runner, self.capacity, self._ready, self._wanted = runner, capacity, 0, 0
         self.rows = [np.full((capacity,), -2, np.int64) for _ in range(4)]
         self.late = 0
         self.fail: BaseException | None = None
         self.begun: list[FakeCopy] = []
 
-    def want(self, slots: int) -> None:
+    @property
+    def ready(self) -> int:
         if not self.is_slow:
-            self.ready = min(max(self.ready, slots), self.capacity)
+            self._ready = min(max(self._ready, self._wanted), self.capacity)
+        return self._ready
+
+    def want(self, slots: int) -> None:
+        self._wanted = max(self._wanted, slots)
 
     def _stores(self) -> list[np.ndarray]:
         r = self.runner

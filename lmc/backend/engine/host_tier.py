@@ -30,7 +30,7 @@ log = logging.getLogger("lmc.engine")
 
 LEAST = 16  # least tokens worth a copy in; out goes everything, or a parked prefix would have to be recomputed in part
 _IN_USE = 0.5  # share of the pool in use below which nothing is saved
-_AHEAD = 2  # room that is wanted, in multiples of what is used
+_AHEAD = 4  # room is wanted for as much again as is used, and at least for a 1/n of the pool
 _REMEMBERED = 4096  # remembered prefix ends, saved once the pool fills up
 
 
@@ -49,10 +49,14 @@ class Mover(Protocol):
     """Copies KV between slots of the device and of the host, in the order of calls, after all launched passes.
 
     capacity     number of host slots that there will be, as far as can be told;  ready: of leading ones available by now
+    grows        more of them will come soon
     token_bytes  of one token's KV
     """
 
     token_bytes: int
+
+    @property
+    def grows(self) -> bool: ...
 
     @property
     def capacity(self) -> int: ...
@@ -148,9 +152,14 @@ class HostTier:
         return bool(self._saves or self._fetches)
 
     @property
+    def grows(self) -> bool:
+        """Return whether more room will come soon."""
+        return self._mover.grows
+
+    @property
     def capacity(self) -> int:
-        """Return the tokens that it has room for, or will have."""
-        return self._mover.capacity
+        """Return the tokens that it has room for by now."""
+        return self._mover.ready
 
     @property
     def size(self) -> int:
@@ -167,6 +176,10 @@ class HostTier:
         self._unsaved[node] = space, leased
         if len(self._unsaved) > _REMEMBERED:
             self._unsaved.pop(next(iter(self._unsaved)))
+        self._save_all(leased=leased)
+
+    def _save_all(self, *, leased: bool) -> None:
+        """Save what was remembered, if enough of the pool is in use, and as long as there is room."""
         room = self._promises.unreserved if leased else self._pool.free_count
         if room > (1 - _IN_USE) * self._pool.num_slots:
             return
@@ -205,11 +218,30 @@ class HostTier:
         self.saved += n
         return True
 
+    def want(self, n: int) -> None:
+        """Make room for so many more tokens, and for some that will come after these."""
+        used = self._slots.num_slots - self._slots.free_count + n
+        self._mover.want(used + max(used, self._pool.num_slots // _AHEAD))
+
+    def take_room(self) -> bool:
+        """Use what room has come for what waits for it; return whether some has."""
+        if not self._extend():
+            return False
+        if self._unsaved:
+            _, leased = next(iter(self._unsaved.values()))
+            self._save_all(leased=leased)
+        return True
+
+    def _extend(self) -> bool:
+        new = self._mover.ready
+        if new <= self._slots.num_slots:
+            return False
+        self._slots.extend(new)
+        return True
+
     def _alloc(self, n: int) -> np.ndarray | None:
-        used = self._slots.num_slots - self._slots.free_count
-        self._mover.want(_AHEAD * (used + n))
-        if self._slots.num_slots < self._mover.ready:
-            self._slots.extend(self._mover.ready)
+        self.want(n)
+        self._extend()
         if self._slots.free_count < n:
             if self._slots.free_count + self._host.evictable < n:
                 return None

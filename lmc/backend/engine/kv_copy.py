@@ -27,7 +27,7 @@ log = logging.getLogger("lmc.engine")
 
 _PIECE = 32 << 20  # bytes of host memory allocated, and pinned, at a time
 _STAGE = 64 << 20  # bytes gathered at a time
-_PAUSE = 2.0  # pinning pauses for so many times as long as it took: the driver launches nothing meanwhile
+_PAUSE = 2.0  # after a piece was pinned, in multiples of what that took: the driver launches nothing meanwhile
 _AGAIN = 1.0  # seconds after which a machine that had no more memory may have some
 _WORDS = (torch.int32, torch.int16, torch.uint8)
 
@@ -53,6 +53,7 @@ class KVMover:
         self.ready = self._wanted = 0
         self._growing = threading.Lock()
         self._refused = -math.inf  # when there was no more memory
+        self.pinning = 0.0  # seconds that it took last
         self.capacity = self._share() if host_bytes is None else host_bytes // self.token_bytes
         self._gather, self._scatter = partial(gather_reference, self._stores), partial(scatter_reference, self._stores)
         if self._device.type == "cuda":
@@ -71,7 +72,7 @@ class KVMover:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def want(self, slots: int) -> None:
-        self._wanted = slots if self._shares else min(slots, self.capacity)
+        self._wanted = max(self._wanted, slots if self._shares else min(slots, self.capacity))
         if self.ready >= self._wanted or time.monotonic() < self._refused + _AGAIN:
             return
         if self._device.type != "cuda":
@@ -79,6 +80,10 @@ class KVMover:
                 pass
         elif self._growing.acquire(blocking=False):
             threading.Thread(target=_grow, args=(weakref.ref(self), self._growing), name="lmc-host-memory", daemon=True).start()
+
+    @property
+    def grows(self) -> bool:
+        return self._growing.locked()
 
     def _share(self) -> int:
         """Return the slots, in whole pieces, that leave as much memory free as they take."""
@@ -95,7 +100,11 @@ class KVMover:
             return False
         try:
             shape = rows, self._width
-            piece = torch.empty(shape, dtype=self._dtype) if self._device.type != "cuda" else pinned(shape, self._dtype, self._device)
+            piece = torch.empty(shape, dtype=self._dtype) if self._device.type != "cuda" else paged(shape, self._dtype)
+            began = time.monotonic()
+            if self._device.type == "cuda":
+                pin(piece, self._device)
+            self.pinning = time.monotonic() - began
         except (RuntimeError, MemoryError, OSError) as error:
             log.warning("host memory for KV: %d of %d tokens could be had: %s", self.ready, self.capacity, error)
             self.capacity, self._shares = self.ready, False
@@ -173,26 +182,26 @@ def _parts(stores: Sequence[torch.Tensor], rows: torch.Tensor) -> Iterator[tuple
 def _grow(mover: weakref.ref[KVMover], growing: threading.Lock) -> None:
     """Allocate what is wanted, or until it is no longer needed."""
     try:
-        while (found := mover()) is not None:
-            began = time.monotonic()
-            if not found.grow():
-                return
+        while (found := mover()) is not None and found.grow():
+            pause = _PAUSE * found.pinning
             del found
-            time.sleep(_PAUSE * (time.monotonic() - began))
+            time.sleep(pause)
     finally:
         growing.release()
 
 
-def pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return host memory of pages of its own, pinned, until `unpin`. The pages are made before, which takes longer, and
-    which no launch waits for."""
+def paged(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros in pages of their own, which are made now: that takes longer than pinning them, and no launch waits for it."""
     size = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    found = torch.frombuffer(memory, dtype=dtype).view(shape)
+    found = torch.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=dtype).view(shape)
     ctypes.memset(found.data_ptr(), 0, size)  # without the interpreter's lock
-    with torch.cuda.device(device):
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(found.data_ptr(), size, 0))
     return found
+
+
+def pin(piece: torch.Tensor, device: torch.device) -> None:
+    """Pin pages, until `unpin`."""
+    with torch.cuda.device(device):
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), piece.nbytes, 0))
 
 
 def unpin(pieces: list[torch.Tensor], stream: torch.cuda.Stream) -> None:

@@ -385,7 +385,10 @@ class Runs:
             return 0
         if self._forecast is None:
             self._forecast = Forecast([(run.held + run.away, run.growth, run.peaks is not None) for run in self._open])
-        return self._forecast.peak_beside(need, max(0, peak - need), peaks is not None) - room
+        lack = self._forecast.peak_beside(need, max(0, peak - need), peaks is not None) - room
+        if lack > 0 and self._host is not None:
+            self._host.want(lack)
+        return lack
 
     def may_fit(self, req: Request) -> bool:
         """Return whether a refused request is worth another try."""

@@ -34,6 +34,7 @@ from lmc.backend.engine.slot_ownership import SlotOwnership
 from lmc.backend.engine.waiting import WaitingQueue
 
 _FOR_THE_FIRST = 4  # 1/n of the contested rows of a pass goes to the first prompt
+_GROWS = 0.02  # seconds after which an idle engine looks whether the host tier has more room
 
 
 class Scheduler:
@@ -86,7 +87,8 @@ class Scheduler:
         that are expected back."""
         if self.running or self.runs.over or self._held.copies or not self.waiting.is_stuck:
             return 0.0
-        return self.runs.patience or 0.0
+        patience = self.runs.patience or 0.0
+        return min(patience, _GROWS) if self._held.host is not None and self._held.host.grows else patience
 
     def add(self, req: Request) -> bool:
         """Take a request in. Return whether it is the first of its run here, whose end must then be reported to

@@ -202,8 +202,11 @@ class SlotOwnership:
             self.tree.unlock(parent)
 
     def land_copies(self) -> None:
-        """Complete copies that are done by now."""
-        if self.host is None or not self.copies:
+        """Complete copies that are done by now, and take in what room has come for others."""
+        if self.host is None:
+            return
+        self.changes += self.host.take_room()
+        if not self.copies:
             return
         for req in self.host.landed():
             self.changes += 1

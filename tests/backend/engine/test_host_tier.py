@@ -253,6 +253,26 @@ def test_who_needs_as_much_as_another_that_found_no_room_looks_for_none(monkeypa
     engine.check()
 
 
+def test_who_is_held_back_begins_when_room_has_come():
+    """Memory is wanted for a run that does not fit; it comes while nothing runs and nobody is expected back soon."""
+    clock = Clock()
+    engine, core = stepped(100, host=600, max_context=100, now=clock)
+    mover = mover_of(core)
+    mover.is_slow = mover.grows = True
+    away = [ask(engine, core, name * 40, run=ProgramRun("away")) for name in "ab"]
+    new = engine.submit(None, [Text(("c" * 60,)), gen(4)], Hints(run=ProgramRun("new")))
+    drain(core)
+    assert not new.results[0].done and 0 < core.scheduler.patience <= 0.1 and away, "a short pause of the engine's loop"
+    core.step()
+    assert not new.results[0].done
+    mover.is_slow = mover.grows = False
+    for _ in range(3):  # room, a copy, what it leaves
+        core.step()
+    drain(core)
+    assert new.results[0].done and engine.stats()["broken_leases"] == 0
+    engine.check()
+
+
 def test_what_found_no_room_is_copied_when_there_is_some():
     """Memory comes while passes run: until then what waits for it is neither copied nor forgotten."""
     engine, core = stepped(300, host=1000, max_context=250)
