@@ -69,10 +69,10 @@ class Grammar:
         """
         if self.recursive and depth is None:
             return None
+        if self._size(depth or 0) > (most or MAX_NODES):  # before it is written in each style
+            return None
         if self.styles:
             return self.written.tree(depth, most)
-        if self._size(depth or 0) > (most or MAX_NODES):
-            return None
         made: dict[tuple[str, int], Node] = {}
 
         def expanded(node: Node, left: int) -> Node:
@@ -113,6 +113,8 @@ class Grammar:
 
         def size(node: Node, left: int) -> int:
             if isinstance(node, Ref):
+                if is_mark(node):
+                    return 0  # at least
                 if (rule := self._entered(node, left)) is None:
                     return 1
                 if rule not in made:

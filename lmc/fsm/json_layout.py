@@ -7,15 +7,15 @@ otherwise under `x-lmc`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from lmc.fsm.json_shapes import wrong
 from lmc.fsm.json_styles import CLOSE, ITEM, KEY, MODEL, OPEN, Style
-from lmc.fsm.json_text import seq, string, text
-from lmc.fsm.regex import EMPTY, Node, parse
+from lmc.fsm.json_text import one_of, seq, string, text
+from lmc.fsm.regex import EMPTY, Node, NodeGraph, parse
 
 WHITESPACE = ("model", "compact", "any")
 OPTIONS = "x-lmc"  # a keyword at the root: layout of instances
@@ -73,15 +73,46 @@ class Layout:
             return Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, gap, gap, depth, strict)
         return Layout(ITEM, KEY, OPEN, CLOSE, EMPTY, depth, strict, MODEL if depth is None else MODEL[:1])
 
+    def values(self, values: Sequence[Any]) -> Node:
+        """Return the texts of several values; arrays, and objects, share what they begin with."""
+        found = [self.value(v) for v in values if not isinstance(v, list | dict) or not v]
+        for kind, marks, parts_of in ((list, "[]", _items), (dict, "{}", dict.items)):
+            same = [v for v in values if isinstance(v, kind) and v]
+            if len(same) > 1:
+                found.append(self.bracketed(marks, self._beginnings([list(parts_of(v)) for v in same])))
+            elif same:
+                found.append(self.value(same[0]))
+        return one_of(found)
+
+    def _beginnings(self, sequences: Sequence[Sequence[tuple[str | None, Any]]]) -> Node:
+        """Return a graph with a state for each beginning of some of the sequences; their parts: keys, of objects, and values."""
+        edges: list[tuple[int, Node, int]] = []
+        states: dict[tuple[int, str], int] = {}
+        final: set[int] = set()
+        for parts in sequences:
+            at = 0
+            for key, value in parts:
+                beginning = at, repr((key, value))
+                if beginning not in states:
+                    states[beginning] = len(states) + 1
+                    part = self.value(value) if key is None else self.member(string(key), self.value(value))
+                    edges.append((at, seq(self.item, part) if at else part, states[beginning]))
+                at = states[beginning]
+            final.add(at)
+        return NodeGraph(tuple(edges), frozenset(final))
+
     def value(self, value: Any) -> Node:
-        """Return the one text of a value."""
+        """Return the one text of a value; of a number with a point also that of an equal integer, as in instances of 2.0."""
         if isinstance(value, str):
             return string(value)
         if isinstance(value, list):
             return self.bracketed("[]", self.listed([self.value(v) for v in value]))
         if isinstance(value, dict):
             return self.bracketed("{}", self.listed([self.member(string(k), self.value(v)) for k, v in value.items()]))
-        return text(str(value) if isinstance(value, Decimal) else json.dumps(value))
+        if isinstance(value, Decimal):
+            written = [str(value), *([str(int(value))] if value == value.to_integral_value() else [])]
+            return one_of([text(digits) for digits in dict.fromkeys(written)])
+        return text(json.dumps(value))
 
     def listed(self, parts: Sequence[Node]) -> Node:
         return seq(*(p if i == 0 else seq(self.item, p) for i, p in enumerate(parts)))
@@ -93,6 +124,10 @@ class Layout:
 
     def member(self, key: Node, value: Node) -> Node:
         return seq(key, self.key, value)
+
+
+def _items(value: Sequence[Any]) -> Iterator[tuple[None, Any]]:
+    return ((None, item) for item in value)
 
 
 def _separators(given: Any, at: str) -> tuple[str, str]:

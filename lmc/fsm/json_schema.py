@@ -213,7 +213,7 @@ class _Compiler:
     def of_shape(self, shape: SchemaShape) -> Node:
         if shape.values is not None:
             rest = replace(shape, values=None)  # they are consistent with each other
-            return one_of([self.layout.value(v) for v in shape.values if admits(self.ways, rest, v)])
+            return self.layout.values([v for v in shape.values if admits(self.ways, rest, v)])
         kinds = [k for k in TYPES if k in shape.types and not (k == "integer" and "number" in shape.types)]
         for v in shape.excluded:
             if (kind := type_of(v)) in shape.types and kind in ("array", "object"):
@@ -250,7 +250,7 @@ class _Compiler:
         return less(self.work, self.bounded(integer, shape.bounds), [text(str(int(v))) for v in shape.excluded if type_of(v) == "integer"])
 
     def one_among(self, shape: SchemaShape, values: Sequence[Any]) -> Node:
-        return one_of([self.layout.value(v) for v in values if not any(same(v, w) for w in shape.excluded)])
+        return self.layout.values([v for v in values if not any(same(v, w) for w in shape.excluded)])
 
     def string(self, shape: SchemaShape) -> Node:
         if not shape.texts and shape.length == (0, None) and not any(isinstance(v, str) for v in shape.excluded):

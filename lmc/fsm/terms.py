@@ -27,6 +27,7 @@ Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
 _FREE = 4  # frames that looking at a form pays for, too
 _QUOTE = Chars(((34, 34),))
+_LARGE_GRAPH = 2000  # edges: whether another one is equal takes longer to find than a step may
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
 
@@ -58,7 +59,7 @@ class Term:
     kind    equal for terms whose frames have the same families
     """
 
-    __slots__ = ("above", "capped", "final", "forms", "frame", "kind", "least", "mark", "rest")
+    __slots__ = ("above", "capped", "final", "forms", "frame", "kind", "least", "mark", "rest", "spans")
 
     def __init__(self, frame: TermFrame | None, rest: Term | None) -> None:
         self.frame, self.rest = frame, rest
@@ -69,6 +70,7 @@ class Term:
         self.mark: Term | None = None
         self.kind: object = None
         self.least: int | None = None
+        self.spans: _Spans | None = None
 
 
 class Terms:
@@ -150,6 +152,8 @@ class Terms:
                 case Repeat(body, low, high):
                     body = self._canonical(body)
                     node, key = Repeat(body, low, high), (id(body), low, high)
+                case NodeGraph(edges) if len(edges) > _LARGE_GRAPH:
+                    key = id(node)
                 case NodeGraph(edges, final, but):
                     edges = tuple([(a, self._canonical(body), b) for a, body, b in edges])
                     node, key = NodeGraph(edges, final, but), (tuple([(a, id(body), b) for a, body, b in edges]), final)
@@ -160,7 +164,8 @@ class Terms:
                 case Union() if (words := self._lists.of(node)) is not None:
                     key = "w", *words.texts
                 case _:
-                    parts = tuple([self._canonical(part) for part in parts_of(node)])
+                    canon = self._canon
+                    parts = tuple([canon.get(id(part)) or self._canonical(part) for part in parts_of(node)])
                     node, key = type(node)(parts), (type(node), *map(id, parts))
             found = self._unique.setdefault(key, node)
             self._alive += given, found
@@ -689,9 +694,9 @@ class Terms:
         return frozenset(kept)
 
     def _joined_kind(self, terms: list[Term]) -> list[Term]:
-        spans = sorted(map(_spans, terms), key=repr)
         by_spans = {_spans(term): term for term in terms}
-        changed = True
+        spans = list(by_spans) if len(by_spans) == 2 else sorted(by_spans, key=repr)
+        changed = len(spans) > 1
         while changed:
             changed = False
             for i, a in enumerate(spans):
@@ -702,7 +707,7 @@ class Terms:
                         spans.remove(b)
                         if both not in spans:
                             spans.append(both)
-                        changed = True
+                        changed = len(spans) > 1
                         break
                 if changed:
                     break
@@ -774,24 +779,24 @@ _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counte
 
 
 def _spans(term: Term) -> _Spans:
-    out: list[tuple[int, int | None] | None] = []
-    at: Term | None = term
-    while at is not None and at.frame is not None:
-        out.append(None if at.frame.family is at.frame else (at.frame.low, at.frame.high))
-        at = at.rest
-    return tuple(out)
+    if term.spans is None:
+        out: list[tuple[int, int | None] | None] = []
+        at: Term | None = term
+        while at is not None and at.frame is not None:
+            out.append(None if at.frame.family is at.frame else (at.frame.low, at.frame.high))
+            at = at.rest
+        term.spans = tuple(out)
+    return term.spans
 
 
 def _union(a: _Spans, b: _Spans) -> _Spans | None:
     """Return the counters of both together, if one contains the other or they are adjacent in one counter and equal
     elsewhere."""
-    if _within(a, b):
-        return b
-    if _within(b, a):
-        return a
     differ = [i for i, (x, y) in enumerate(zip(a, b)) if x != y]
-    if len(differ) != 1:
-        return None
+    if len(differ) > 1:
+        return b if _within(a, b) else a if _within(b, a) else None
+    if not differ:
+        return a
     x, y = a[differ[0]], b[differ[0]]
     assert x is not None and y is not None
     low, high = (x, y) if x[0] <= y[0] else (y, x)

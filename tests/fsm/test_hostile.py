@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from lmc.errors import ConstraintError, SchemaWarning
-from lmc.fsm import lazy
+from lmc.fsm import grammar, lazy
 from lmc.fsm.json_styles import Style
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.sources import begun, machine_of
@@ -281,3 +281,19 @@ def test_marks_of_long_sequences_are_written_once(monkeypatch):
     made.moves(0)
     made.moves(made.step(0, b"["))
     assert len(written) == len(set(written))
+
+
+def test_arrays_of_an_enum_share_their_beginnings():
+    """All numbers of all arrays were looked at before the first one was written: 0.4 s and more."""
+    arrays = [[*range(20), i, *range(9)] for i in range(800)]
+    made = begun("json_schema", json.dumps({"enum": arrays}))
+    made.begin()
+    assert made.moves(made.step(0, b"[0, 1")) == [(ord(","), made.step(0, b"[0, 1,"))]
+    assert made._terms.spent < 1000
+    assert all(made.accepts(json.dumps(array).encode()) for array in arrays[:3])
+
+
+def test_what_is_too_large_in_one_style_is_not_written_in_all(monkeypatch):
+    """An enum of 800 arrays was written four times before it was found too large for a whole automaton: half a second."""
+    monkeypatch.setattr(grammar, "written", None)
+    assert isinstance(machine_of("json_schema", json.dumps({"enum": [list(range(i, i + 30)) for i in range(800)]})), LazyDFA)

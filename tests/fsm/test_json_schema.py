@@ -525,3 +525,20 @@ def test_a_warning_is_short_and_one_line_whoever_wrote_the_schema():
         with pytest.warns(SchemaWarning, match=r"and \d+ more") as warned:
             compile_schema(json.dumps(schema))
         assert len(str(warned[0].message)) < 4000 and "\n" not in str(warned[0].message)
+
+
+@pytest.mark.parametrize(("value", "texts"), [("2.0", ["2", "2.0"]), ("2.5", ["2.5"]), ("2", ["2"]), ("[2.0]", ["[2]", "[2.0]"]), ("1e2", ["100"])])
+def test_a_number_with_a_point_may_be_written_as_the_equal_integer(value, texts):
+    """Of JSONSchemaBench's instances of `enum: [2.0]` one has 2."""
+    made = lazily(compile_schema(f'{{"enum": [{value}, null]}}')[0])
+    assert all(made.accepts(text.encode()) for text in texts)
+    assert not any(made.accepts(text.encode()) for text in ("2.", "2.00", "20", "[]", "[2, 2]", "1"))
+
+
+def test_values_that_begin_alike_are_what_they_are_alone():
+    values = [[], [1], [1, 2], [1, [2]], [1, {"a": 1}], {}, {"a": 1}, {"a": 1, "b": [1]}, {"a": [1]}, {"b": 1}, [True], ["1"], "a", 1, [None, 1]]
+    made = lazily(compile_schema(json.dumps({"enum": values}))[0])
+    others = [[2], [1, 2, 3], [1, []], {"a": 2}, {"b": 1, "a": 1}, {"a": 1, "b": 1}, [[1]], [1, None]]
+    for layout in ({}, {"separators": (",", ":")}, {"indent": 2}):
+        assert all(made.accepts(json.dumps(v, **layout).encode()) for v in values)
+        assert not any(made.accepts(json.dumps(v, **layout).encode()) for v in others)
