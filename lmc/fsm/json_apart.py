@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lmc.fsm.json_ways import Ways
 
 
+_OBJECT = frozenset(("object",))
 _MOST_PAIRS = 20_000  # of shapes that are compared
 
 
@@ -42,10 +43,26 @@ def not_apart(ways: Ways, place: SchemaPointer, base: Sequence[SchemaShape], arm
         return 0, 1
     within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
     wide = [ways.widely.of_place(place.at("oneOf", i), ()) for i in range(len(arms))]
+    said = [[(s, _kinds(ways, s)) for s in arm] for arm in within]
+    said_widely = [[(s, _kinds(ways.widely, s)) for s in arm] for arm in wide]
     for i, j in itertools.permutations(range(len(arms)), 2):
-        if not all(_apart(ways, a, b, 3) for a, b in itertools.product(within[i], wide[j])):
-            return min(i, j), max(i, j)
+        for (a, kinds), (b, others) in itertools.product(said[i], said_widely[j]):
+            if any(name in others and kinds[name].isdisjoint(others[name]) for name in kinds):
+                continue  # as of most that are meant to be apart
+            if not _apart(ways, a, b, 3):
+                return min(i, j), max(i, j)
     return None
+
+
+def _kinds(ways: Ways, shape: SchemaShape) -> Mapping[str, frozenset[str]]:
+    """Return the texts that properties of each object of a shape have one of; nothing of a shape of other values, too."""
+    found: dict[str, frozenset[str]] = {}
+    for name in shape.required if shape.types == _OBJECT else ():
+        values = [s.values for s in ways.shapes(rules_of(shape, name))]
+        kinds = [v for some in values if some is not None for v in some]
+        if None not in values and all(isinstance(v, str) for v in kinds):
+            found[name] = frozenset(kinds)
+    return found
 
 
 def _apart(ways: Ways, a: SchemaShape, b: SchemaShape, depth: int) -> bool:

@@ -32,8 +32,8 @@ class SchemaPointer:
     def at(self, *steps: str | int) -> SchemaPointer:
         found, pointer = self.schema, self.pointer
         for step in steps:
-            found = found[step]
-            pointer += "/" + str(step).replace("~", "~0").replace("/", "~1")
+            found, step = found[step], str(step)
+            pointer += "/" + (step.replace("~", "~0").replace("/", "~1") if "~" in step or "/" in step else step)
         return SchemaPointer(found, pointer)
 
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError, SchemaWarning
-from lmc.fsm import json_schema, json_ways
+from lmc.fsm import json_apart, json_schema, json_ways
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
@@ -542,3 +542,20 @@ def test_values_that_begin_alike_are_what_they_are_alone():
     for layout in ({}, {"separators": (",", ":")}, {"indent": 2}):
         assert all(made.accepts(json.dumps(v, **layout).encode()) for v in values)
         assert not any(made.accepts(json.dumps(v, **layout).encode()) for v in others)
+
+
+def test_arms_that_a_property_tells_apart_are_not_compared_further(monkeypatch):
+    """Each of 24 arms was compared with each other one, through all that `kind` refers to."""
+    arms = [{"type": "object", "properties": {"kind": {"enum": [f"a{i}", f"b{i}"]}, "x": {"type": "integer"}}, "required": ["kind"]} for i in range(24)]
+    monkeypatch.setattr(json_apart, "_apart", None)
+    made = lazily(compile_schema(json.dumps({"oneOf": arms}))[0])
+    assert made.accepts(b'{"kind": "b7", "x": 1}') and not made.accepts(b'{"kind": "c7"}')
+
+
+@pytest.mark.parametrize("other", [{"enum": ["a", "c"]}, {"type": "string"}, {"enum": ["b", 1]}])
+def test_arms_that_a_property_does_not_tell_apart_hold_alone(other):
+    arms = [{"type": "object", "properties": {"k": kind, "x": {"const": n}}, "required": ["k"]} for n, kind in enumerate(({"enum": ["a", 1]}, other))]
+    made = lazily(compile_schema(json.dumps({"oneOf": arms}))[0])
+    both = [v for v in ("a", 1) if v in other.get("enum", ["a"])]
+    assert not any(made.accepts(json.dumps({"k": v}).encode()) for v in both)
+    assert made.accepts(json.dumps({"k": next(v for v in ("a", 1) if v not in both)}).encode())
