@@ -330,3 +330,51 @@ def test_a_state_of_one_arm_alone_is_not_known_after_it() -> None:
         return s["a"]
 
     verify(graph_of(program))
+
+
+class Batches:
+    def __init__(self, items, size):
+        self.items, self.size, self.at = items, size, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at >= len(self.items):
+            raise StopIteration
+        self.at += self.size
+        return self.items[self.at - self.size : self.at]
+
+
+class Pages:
+    def __init__(self, items):
+        self.items = items
+
+    def __getitem__(self, i):
+        if i >= len(self.items):
+            raise IndexError(i)
+        return self.items[i]
+
+
+@lmc.function
+def iterates(s, items, kind):
+    found = [f"{kind} {len(x)}" for x in (Batches(items, 2) if kind == "next" else Pages(items))]
+    s += f"{found}" + lmc.gen("x", max_tokens=2)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["next", "item"])
+def test_an_iterator_of_the_programs_own_ends_where_python_decides_it(kind):
+    """The first call of such a program never returned."""
+    text = print_graph(graph_of(iterates, kind=kind))
+    assert text.count("gen(") == 1
+    program = lmc.compile(iterates)
+    assert program(["a", "b", "c"], kind, backend=lmc.Mock()).ret_value == iterates.run(["a", "b", "c"], kind, backend=lmc.Mock()).ret_value
+
+
+def test_a_graph_that_grows_with_each_call_is_cut_off():
+    def deeper(k, s):
+        s += "q" + lmc.gen("x", max_tokens=2)
+        return deeper(k + 1, s) + deeper(k, s) if s["x"] else ""
+
+    assert len(list(graph_of(lmc.function(lambda s, k: deeper(k, s))).ops())) < 10_000

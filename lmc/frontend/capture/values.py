@@ -162,6 +162,10 @@ def _special(name: str) -> Callable[..., Any]:
             if name == "__next__" and type(raised.value) is StopIteration:
                 raise StopIteration(raised.value.value) from None
             raise
+        except Undecided as undecided:
+            if name == "__next__":
+                self.ev.lose(self, undecided.deps)
+            raise
         if isinstance(found, Unknown) and name in _EXACT:
             raise Undecided(found.deps)
         return found

@@ -68,7 +68,9 @@ class GraphEmitter:
         return loc if loc is not None and loc.line else None
 
     def save(self) -> Callable[[], None]:
-        """Return a function that undoes everything written from here on."""
+        """Return a function that undoes everything written from here on. All of it is copied, which counts as steps."""
+        if self.evaluation is not None:
+            self.evaluation.count(len(self._home) >> 3)
         builder, above, home, leaves = self.builder.save(), dict(self.above), dict(self._home), dict(self._leaves)
         shifted, adrift = set(self.shifted), set(self.adrift)
 
