@@ -460,3 +460,43 @@ def looks_up_what_holds_itself(s):
 @pytest.mark.parametrize("mode", MODES)
 def test_an_argument_that_holds_itself_is_no_error(mode: str) -> None:
     assert execute(looks_up_what_holds_itself, mode) == 1
+
+
+class Shelf:
+    def __init__(self, name: str, above: Shelf | None = None) -> None:
+        self.name, self.books = name, list[str]()
+        if above is not None:
+            above.books.append(name)
+
+    def place(self, book: str) -> None:
+        self.count(book)
+
+    def count(self, book: str) -> None:
+        self.books.append(book)
+
+
+@lmc.function
+def shelves(s, kind):
+    """What a skipped loop does to objects: by a constructor, by a method, by a method of a method."""
+    shelf = Shelf("top")
+    for line in child("list")["a"].splitlines():
+        if kind == "constructor":
+            Shelf(line, shelf)
+        elif kind == "keyword":
+            Shelf(line, above=shelf)
+        elif kind == "method":
+            shelf.count(line)
+        else:
+            shelf.place(line)
+    return child(f"{shelf.books}")["a"]
+
+
+@lmc.function
+def child(s, text):
+    s += text + lmc.gen("a", max_tokens=4, temperature=0)
+
+
+@pytest.mark.parametrize("kind", ["constructor", "keyword", "method", "deeper"])
+def test_what_skipped_code_does_to_objects_is_not_known(kind):
+    state = eager(lmc.compile(shelves))(kind, backend=lmc.Mock({"a": "x\ny"}, latency=0.02))
+    assert (state.usage.calls, state.usage.ahead_asked) == (2, 0)

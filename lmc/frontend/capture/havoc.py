@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, NotUnderstood
-from lmc.frontend.capture.outside import LRU
+from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
 from lmc.frontend.capture.values import BoundMethod, Closure, Deps, LazyItems, Object, Unknown, join
@@ -59,7 +59,10 @@ class Havoc:
                             self.lose(frame.peek(arg.id), deps)
                 continue
             code, inner = callee
-            for parameter, arg in zip(code.positional, call.args, strict=False):
+            first = [call.func.value] if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute) else [call.func] if isinstance(fn, type) else []
+            given = [*zip(code.positional, [*first, *call.args], strict=False), *((k.arg, k.value) for k in call.keywords if k.arg)]
+            for parameter, arg in given:
+                inner.vars[parameter] = self._resolved(frame, arg)
                 if parameter in code.effects.touched and (name := root(arg)) is not None:
                     self.lose(frame.peek(name), deps)
             if depth < _DEEPEST:
@@ -107,8 +110,10 @@ class Havoc:
         """Return the code of a function of the program's, and a frame around it; None for what is none."""
         if type(fn) is LRU:
             fn = fn.__wrapped__
-        elif isinstance(fn, BoundMethod) and isinstance(fn.function, Closure):
+        elif isinstance(fn, BoundMethod):
             fn = fn.function
+        elif isinstance(fn, type) and is_plain(fn):
+            fn = self.class_attribute(fn, "__init__")
         if type(fn) is types.FunctionType and not is_known(fn):
             try:
                 fn = self.closure_of(fn)
@@ -126,7 +131,7 @@ class Havoc:
                 return self.attribute(base, node.attr)
             if isinstance(base, Object):
                 found = self.class_attribute(base.cls, node.attr)
-                return BoundMethod(found, base) if isinstance(found, Closure) else found
+                return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
             if isinstance(base, (State, StateGroup, Function)):
                 return BoundMethod(node.attr, base)
         return None

@@ -104,7 +104,8 @@ class _Scan(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.calls.append(node)
         if isinstance(node.func, ast.Attribute) and node.func.attr in MUTATING and (name := root(node.func.value)) is not None:
-            self.touched.add(name)
+            if node.func.attr != "fork" or isinstance(node.func.value, ast.Name):  # forks of a state that an object holds leave its prompt
+                self.touched.add(name)
         self.generic_visit(node)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
