@@ -7,6 +7,7 @@ import inspect
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ class KnownEffects:
     idempotent  coroutines of idempotent functions, by id;  made: coroutines returned by effects, by id
     tasks       that the program began;  coming: awaitables of tasks that have not begun
     busy        running calls of host code
+    instances   of classes whose instances the program makes itself, by id: calls that change one are repeated by its fields
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,14 @@ class KnownEffects:
         self.tasks = Tasks()
         self.coming: list[Coming] = []
         self.busy = 0
+        self.instances: dict[int, weakref.ref[Any]] = {}
         self.lock = threading.Lock()
+
+    def keep(self, instance: Any) -> None:
+        """Record that the program has made an instance."""
+        key = id(instance)
+        if hasattr(instance, "__weakref__"):
+            self.instances[key] = weakref.ref(instance, lambda _: self.instances.pop(key, None))
 
 
 class _Noted:
@@ -96,7 +105,7 @@ class JournaledCalls(Answers):
     def _made(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
               make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         self.go_on()
-        name, reached = name_of(fn), CallSnapshot(fn, args, kwargs)
+        name, reached = name_of(fn), CallSnapshot(fn, args, kwargs, self.effects.instances)
         number, known = self.begin(stream, name, args, kwargs, loc, ordered=self._is_ordered(fn))
         if known is not None:
             if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:

@@ -197,6 +197,7 @@ class Recorder:
             instance = object.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)
             if not isinstance(instance, cls):
                 return instance
+            self.journal.effects.keep(instance)
             if init.__code__.co_filename != "<string>":
                 self._twin(init)(instance, *args, **kwargs)
             elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # called by its generated `__init__`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -12,6 +13,7 @@ from operator import getitem, is_, length_hint
 from typing import Any, cast
 
 from lmc import codec
+from lmc.durable.reaches import inside
 from lmc.frontend.state import State, StateGroup
 
 
@@ -65,13 +67,13 @@ ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.
 
 
 class CallSnapshot:
-    """The run's objects that a call can change: containers and objects among its arguments, and closure variables of
-    functions among them.
+    """The run's objects that a call can change: containers and objects among its arguments, the fields of instances
+    that the program has made (`instances`, by id), and closure variables of functions among them.
 
     `contents` has them by number; those from `cells` on are variables, which a function may rebind.
     """
 
-    def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], instances: Mapping[int, weakref.ref[Any]] = {}) -> None:
         values = [*args, *kwargs.values()]
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
         owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
@@ -79,6 +81,10 @@ class CallSnapshot:
         self.states = [x for value in values for x in (value, *[item for _, item in _items(value)]) if isinstance(x, State)]
         self._prompts = [state.ctx for state in self.states]
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
+        for fields in map(vars, _instances((fn, *values), instances) if instances else ()):
+            self.values.append(fields)
+            if isinstance(_snapshot(fields, self._of_states), _Held):  # what data is among them is looked at by itself
+                self.values += [x for x in fields.values() if codec.can_change(x)]
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
@@ -185,6 +191,27 @@ class CallSnapshot:
 
 
 _EMPTY = object()
+
+
+def _instances(values: Sequence[Any], known: Mapping[int, weakref.ref[Any]]) -> list[Any]:
+    """Return those known instances that values are, or hold in containers and fields."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    left = [(x, _FIELDS) for x in reversed(values)]
+    while left:
+        x, depth = left.pop()
+        if id(x) in seen or type(x) in (str, int, float, bool, types.NoneType):
+            continue
+        seen.add(id(x))
+        if id(x) in known and known[id(x)]() is x and hasattr(x, "__dict__"):
+            found.append(x)
+        if depth:
+            left += [(item, depth - 1) for item in inside(x)]
+    return found
+
+
+_FIELDS = 4
+"""Depth to which a call's arguments are searched for instances."""
 
 
 def _content(cell: types.CellType) -> Any:

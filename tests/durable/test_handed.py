@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lmc
-from tests.durable.resuming import CALLS, resumes_anywhere
+from tests.durable.resuming import CALLS, resumes_anywhere, seen
 
 
 @lmc.host(idempotent=True)
@@ -36,3 +37,67 @@ def explains(s: Any, one: str) -> Any:
 @pytest.mark.search
 def test_what_a_tool_puts_on_an_exception_is_there_again(tmp_path: Path) -> None:
     resumes_anywhere(explains, {"one": "x"}, tmp_path)
+
+
+class Notes:
+    def __init__(self, owner: str) -> None:
+        self.owner, self.kept = owner, list[str]()
+
+
+class Reader(Notes):
+    """Its methods reach the model, so that the run makes it; others of its methods are calls that a journal records as a whole."""
+
+    lock: Any = None
+
+    def __init__(self, owner: str, lock: Any) -> None:
+        super().__init__(owner)
+        self.reset()
+        self.lock = lock
+
+    def reset(self) -> None:
+        self.seen: dict[str, list[str]] = {}
+
+    def note(self, text: str) -> None:
+        CALLS.append(("note", text))
+        self.kept.append(text)
+        self.seen.setdefault("all", []).append(text)
+
+    def read(self, s: Any, text: str) -> str:
+        s += f"{text} {self.kept} {self.seen}" + lmc.gen("a", max_tokens=3)
+        self.note(s["a"])
+        return s["a"]
+
+
+def file_away(reader: Reader) -> None:
+    CALLS.append(("file", *reader.kept))
+    reader.kept.insert(0, "filed")
+
+
+def reads(s: Any, lock: Any) -> Any:
+    reader = Reader("me", lock)
+    for text in "ab":
+        reader.read(s, text)
+        file_away(reader)
+    return reader.kept, reader.seen, reader.owner
+
+
+@lmc.function
+def reads_plainly(s: Any) -> Any:
+    return reads(s, None)
+
+
+@lmc.function
+def reads_with_a_lock(s: Any) -> Any:
+    return reads(s, threading.Lock())
+
+
+@pytest.mark.parametrize("program", [reads_plainly, reads_with_a_lock])
+def test_what_calls_do_to_an_object_of_the_run_is_there_again(program: Any, tmp_path: Path) -> None:
+    expected = seen(program.run(backend=lmc.Mock(), seed=1))
+    for way in (program.run, lmc.compile(program)):
+        path = tmp_path / str(way is program.run)
+        assert seen(way(backend=lmc.Mock(), seed=1, journal=path)) == expected
+        CALLS.clear()
+        backend = lmc.Mock()
+        assert seen(way(backend=backend, seed=1, journal=path)) == expected
+        assert CALLS == [] and not backend.call_log
