@@ -10,7 +10,7 @@ from typing import Any
 
 from lmc.backend.base import Result
 from lmc.config import log
-from lmc.errors import LmcError, Loc
+from lmc.errors import LmcError
 from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
@@ -77,11 +77,10 @@ class AheadEmitter:
             return Hole(join(_deps(ctx), text.deps), ctx.append(text.begins) if text.begins and isinstance(ctx, Prompt) else ctx)
         return ctx if isinstance(ctx, Hole) else ctx.append(text)
 
-    def image(self, ctx: Any, source: Any, detail: str = "auto", loc: Loc | None = None) -> Hole:
+    def image(self, ctx: Any, source: Any, *_: Any, **__: Any) -> Hole:
         return Hole(None)  # a file is read when the request is made
 
-    def video(self, ctx: Any, source: Any, num_frames: Any = None, fps: Any = None, loc: Loc | None = None) -> Hole:
-        return Hole(None)
+    video = image
 
     def role_begin(self, ctx: Any, role: str, previous: str | None) -> Any:
         parts = self._template.begin(role, previous)  # raises for a role that the template lacks, in the evaluation, too

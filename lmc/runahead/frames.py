@@ -49,16 +49,6 @@ _OURS = 3
 @contextmanager
 def frames() -> Generator[dict[Place, Locals | None]]:
     """In the block, the locals of each function that runs in this thread, by its place, of the innermost call of each; not of lmc's own."""
-    found = _found()
-    try:
-        yield found
-    finally:
-        for held in found.values():
-            if held is not None:
-                held.close()
-
-
-def _found() -> dict[Place, Locals | None]:
     found: dict[Place, Locals | None] = {}
     frame: FrameType | None = sys._getframe(1)
     traced = sys.gettrace() is not None
@@ -69,4 +59,9 @@ def _found() -> dict[Place, Locals | None]:
             readable = sys.version_info >= (3, 13) or (private and not traced and _SHARED.isdisjoint(code.co_names))
             found[place] = Locals(frame) if readable else None
         frame = frame.f_back
-    return found
+    try:
+        yield found
+    finally:
+        for held in found.values():
+            if held is not None:
+                held.close()

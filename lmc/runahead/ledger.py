@@ -29,7 +29,7 @@ from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, SHORTEST, Profile, reading_line
 from lmc.runahead.submitting import RunPlan
-from lmc.runahead.text import flat
+from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
 from lmc.waiting import Signal, idle
 
@@ -239,7 +239,7 @@ class Ledger:
             if found is not None:  # an earlier evaluation has reached it at another address
                 self._remove(found)
                 found.address, found.reached = address, self.evaluations
-                self._put(found)
+                self.guesses.setdefault(address, []).append(found)
                 return found.after
             if len(self._open()) >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
                 return None
@@ -253,7 +253,7 @@ class Ledger:
                     log("ahead", f"refused at {address}: {error}")
                 return None
             guess = Guess(address, before, ask, after, certain, self.evaluations, in_arm)
-            self._put(guess)
+            self.guesses.setdefault(address, []).append(guess)
             self._by_content.setdefault(content(before), []).append(guess)
             self._count(ahead_asked=1)
         guess.result.on_change(self._notify)
@@ -278,7 +278,7 @@ class Ledger:
         """Release the prefills that a prompt of Python's has used."""
         place, parts = content(before)
         with self._lock:
-            for key in [key for key in self._prefilled if key[0] == place and _begins(parts, key[1])]:
+            for key in [key for key in self._prefilled if key[0] == place and without(parts, key[1]) is not None]:
                 del self._prefilled[key]
 
     def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
@@ -348,9 +348,6 @@ class Ledger:
 
     def _open(self) -> list[Guess]:
         return [guess for there in self.guesses.values() for guess in there]
-
-    def _put(self, guess: Guess) -> None:
-        self.guesses.setdefault(guess.address, []).append(guess)
 
     def _remove(self, guess: Guess) -> None:
         there = self.guesses.get(guess.address, [])
@@ -506,15 +503,6 @@ _LEAST = 64
 def _worth(tail: Sequence[object]) -> bool:
     """Return whether the text after an answer is worth a prefill, and literal."""
     return sum(len(part) for part in tail if isinstance(part, str)) >= _LEAST and not any(isinstance(part, Excerpt | Image) for part in tail)
-
-
-def _begins(parts: Sequence[Any], first: Sequence[Any]) -> bool:
-    """Return whether a prompt's content begins with that of another."""
-    n = len(first)
-    if len(parts) < n or parts[: n - 1] != first[: n - 1]:
-        return False
-    last, ends = parts[n - 1], first[n - 1]
-    return last.startswith(ends) if isinstance(last, str) and isinstance(ends, str) else last == ends
 
 
 def _repeatable(ask: Gen | Select) -> bool:

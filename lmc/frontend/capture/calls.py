@@ -289,7 +289,8 @@ class CallEvaluator:
                 kwargs["choices"] = (kwargs["choices"],)
             elif fn is primitives.select and len(args) > 1 and isinstance(args[1], Unknown):
                 args[1] = (args[1],)
-            args, kwargs = [_inert(x) for x in args], {k: _inert(x) for k, x in kwargs.items()}
+            inert = lambda x: x if is_inert(x) else Unknown(None)  # else reading it would run code of the user's
+            args, kwargs = [*map(inert, args)], {k: inert(x) for k, x in kwargs.items()}
         try:
             return op.native(fn, *args, **kwargs)
         except Undecided as undecided:  # lmc looks at what it is
@@ -466,11 +467,6 @@ class CallEvaluator:
 
 class _Carried(Exception):
     """Stand-in for an exception while lmc's own managers exit: they change its traceback, and it may be an outside one."""
-
-
-def _inert(x: Any) -> Any:
-    """Return an argument of a gen; unknown if reading it would run code of the user's."""
-    return x if is_inert(x) else Unknown(None)
 
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

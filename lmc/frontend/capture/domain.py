@@ -109,8 +109,8 @@ class Domain:
         arms = (site.then, site.orelse)
         left = [arm for arm in arms if arm.effects.leaves]
         if not left or all(arm.effects.leaves == "return" for arm in arms):
-            for arm in arms if not left else ():
-                self.exit(evaluation, frame, arm.effects, site.loc, test.deps)
+            for kind in [kind for arm in arms for kind in arm.effects.exits] if not left else ():
+                self.leave(evaluation, frame, kind, site.loc, test.deps)
             for arm in arms:
                 self.explore(evaluation, frame, arm)
             for arm in arms:
@@ -119,7 +119,8 @@ class Domain:
                 frame.result = Unknown(test.deps)
             return RETURN if left else None
         leaving = left[0] if len(left) == 1 or site.orelse.effects.leaves != "raise" else site.orelse
-        self.exit(evaluation, frame, leaving.effects, site.loc, test.deps)
+        for kind in leaving.effects.exits:
+            self.leave(evaluation, frame, kind, site.loc, test.deps)
         self.explore(evaluation, frame, leaving)
         return (site.orelse if leaving is site.then else site.then).run(frame)
 
@@ -176,11 +177,6 @@ class Domain:
             for kind in arm.effects.exits - {"raise"}:  # raising in a handler only replaces the exception
                 self.leave(evaluation, frame, kind, arm.loc, deps)
             evaluation.havoc(frame, arm.effects, deps)
-
-    def exit(self, evaluation: Evaluation, frame: Frame, effects: PossibleEffects, loc: Loc, deps: Deps) -> None:
-        """Let control possibly leave by each of the exits in `effects`."""
-        for kind in effects.exits:
-            self.leave(evaluation, frame, kind, loc, deps)
 
     def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
         """Handle an undecided return, break, continue or raise.

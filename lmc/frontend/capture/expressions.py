@@ -27,11 +27,6 @@ def expression(node: ast.expr, scope: Scope) -> Eval:
     return rule(node, scope)
 
 
-def _constant(node: ast.Constant, scope: Scope) -> Eval:
-    value = node.value
-    return lambda _: value
-
-
 def _name(node: ast.Name, scope: Scope) -> Eval:
     name, kind = scope.mangled(node.id), scope.kind(node.id)
     if kind == "local":
@@ -317,19 +312,12 @@ def function(node: Any, scope: Scope, name: str) -> Eval:
     return run
 
 
-def _await(node: ast.Await, scope: Scope) -> Eval:
-    value = expression(node.value, scope)
-    return lambda frame: frame.ev.awaited(value(frame))
+def _of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
+    def compiled(node: Any, scope: Scope) -> Eval:
+        value = expression(node.value or ast.Constant(None), scope)
+        return lambda frame: fn(frame, value(frame))
 
-
-def _yield(node: ast.Yield, scope: Scope) -> Eval:
-    value = expression(node.value or ast.Constant(None), scope)
-    return lambda frame: frame.generator.give(value(frame))
-
-
-def _yield_from(node: ast.YieldFrom, scope: Scope) -> Eval:
-    value = expression(node.value, scope)
-    return lambda frame: frame.generator.give_all(value(frame))
+    return compiled
 
 
 def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
@@ -441,10 +429,11 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
-    ast.Constant: _constant, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
+    ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>"),
+    ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
     ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call,
-    ast.Lambda: lambda node, scope: function(node, scope, "<lambda>"),
-    ast.Await: _await, ast.Yield: _yield, ast.YieldFrom: _yield_from, ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
+    ast.Await: _of_value(lambda frame, x: frame.ev.awaited(x)), ast.Yield: _of_value(lambda frame, x: frame.generator.give(x)),
+    ast.YieldFrom: _of_value(lambda frame, x: frame.generator.give_all(x)), ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
     ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set), ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set),
     ast.DictComp: _comprehension(dict),
 }  # fmt: skip

@@ -103,9 +103,9 @@ class _Scan(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         self.calls.append(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in MUTATING and (name := root(node.func.value)) is not None:
-            if node.func.attr != "fork" or isinstance(node.func.value, ast.Name):  # forks of a state that an object holds leave its prompt
-                self.touched.add(name)
+        fn = node.func
+        if isinstance(fn, ast.Attribute) and fn.attr in MUTATING and (name := root(fn.value)) is not None:
+            self.touched.update([name] if fn.attr != "fork" or isinstance(fn.value, ast.Name) else [])  # a state that an object holds keeps its prompt
         self.generic_visit(node)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:

@@ -147,15 +147,13 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
     if isinstance(to, ast.Name):
         load, bind = expression(ast.copy_location(ast.Name(to.id, ast.Load()), to), scope), target(to, scope)
         return lambda frame: bind(frame, changed(frame, load(frame)))
-    whole = expression(to.value, scope)
-    part = expression(to.slice, scope) if isinstance(to, ast.Subscript) else None
-    attribute = scope.mangled(to.attr) if isinstance(to, ast.Attribute) else ""
+    whole, attribute = expression(to.value, scope), scope.mangled(to.attr) if isinstance(to, ast.Attribute) else ""
+    part = expression(to.slice, scope) if isinstance(to, ast.Subscript) else lambda _: attribute
 
     def run(frame: Frame) -> None:
-        ev, x = frame.ev, whole(frame)
-        if part is None:
+        ev, x, at = frame.ev, whole(frame), part(frame)
+        if attribute:
             return ev.set_attribute(x, attribute, changed(frame, ev.attribute(x, attribute)))
-        at = part(frame)
         return op.set_item(ev, x, at, changed(frame, op.item(ev, x, at)))
 
     return run
