@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import dataclasses
 import enum
@@ -460,6 +461,26 @@ def looks_up_what_holds_itself(s):
 @pytest.mark.parametrize("mode", MODES)
 def test_an_argument_that_holds_itself_is_no_error(mode: str) -> None:
     assert execute(looks_up_what_holds_itself, mode) == 1
+
+
+@lmc.function
+async def chains(s, items):
+    """Which of the second requests is the first one, only the answers decide."""
+
+    async def chain(item: str) -> str:
+        first = (await child.arun(item))["a"]
+        return (await child.arun(f"{item} {first}"))["a"]
+
+    found = await asyncio.gather(*map(chain, items))
+    return found, [child.run(x)["a"] for x in found]
+
+
+def test_requests_of_tasks_are_not_taken_for_one_another():
+    order = {"a": 0.03, "b": 0.02, "c": 0.01}
+    backend = lambda: lmc.Mock(lambda prompt, _: str(prompt)[:1] + "!", latency=lambda _, prompt: order[str(prompt)[0]])
+    expected = asyncio.run(chains.arun(["a", "b", "c"], backend=backend())).ret_value
+    state = eager(lmc.compile(chains))(["a", "b", "c"], backend=backend())
+    assert state.ret_value == expected and (state.usage.calls, state.usage.ahead_wasted) == (9, 0)
 
 
 class Shelf:

@@ -240,8 +240,12 @@ class CallEvaluator:
         emitter = None if options is None else self.emitter.nested(options)
         own_seed = given.get("seed") is not None
         stream = "" if own_seed else f"{caller.stream}/c{caller.calls}"
-        if not own_seed:
+        if self.asked_in_task and not own_seed:  # the other tasks go on meanwhile: only Python knows its number
+            self.shifted, stream = True, f"{stream}?{len(self.states)}"
+        elif not own_seed:
             caller.calls += 1
+        if self.asked_in_task is not None:
+            self.asked_in_task += 1
         if emitter is None:
             self.shifted = True
             self.blocked(join(NOTHING, *unknown) if unknown else None)
@@ -452,8 +456,17 @@ class CallEvaluator:
     def run_tasks(self: Evaluation) -> None:
         """Run the tasks that were made, as the program would when it next awaits something."""
         tasks, self.tasks = self.tasks, []
-        for task in tasks:
-            task.settle()
+        self.settle(tasks)
+
+    def settle(self: Evaluation, tasks: Sequence[Coroutine]) -> None:
+        """Evaluate coroutines that go on at the same time, one after another."""
+        outer = self.asked_in_task
+        try:
+            for task in tasks:
+                self.asked_in_task = 0 if len(tasks) > 1 else outer
+                task.settle()
+        finally:
+            self.asked_in_task = outer
 
     def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors"):

@@ -153,6 +153,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
+        self.asked_in_task: int | None = None  # sub-programs that one of several tasks has called so far
         self.generators: list[Any] = []
         self._budget, self._check_at = budget, 64
         self._kept: list[Any] = []

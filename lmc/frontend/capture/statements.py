@@ -321,7 +321,7 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
                         return handler.run(frame)
                     finally:
                         ev.handled.pop()
-                        frame.vars.pop(name, None)
+                        frame.vars.pop(name or "", None)
             raise raised
         if ev.risks[risk:] and clauses:  # something unknown may have raised
             ev.domain.handlers(ev, frame, join(NOTHING, *ev.risks[risk:]), [handler for _, _, handler in clauses], scope.loc(node))

@@ -358,9 +358,7 @@ def manager_of(ev: Evaluation, items: Any) -> Any:
 @rule(asyncio.gather)
 def _gather(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     def run() -> Any:
-        for a in args:
-            if type(a) is Coroutine:
-                a.settle()
+        ev.settle([a for a in args if type(a) is Coroutine])
         if kwargs.get("return_exceptions") is True:
             return [_or_error(a) for a in args]
         return [ev.awaited(a) for a in args]
