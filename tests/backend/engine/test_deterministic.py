@@ -17,6 +17,7 @@ from lmc.backend.engine.attention.fixed import FixedAttention, length_of  # noqa
 from lmc.backend.engine.attention.torch_ref import reference  # noqa: E402
 from lmc.backend.engine.models.fixed import SIZES, Fixed, agreeing, silu  # noqa: E402
 from tests.backend.engine.test_lora import make_base  # noqa: E402
+from tests.searching import TIMES  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +45,7 @@ def asked(i: int) -> Gen | Select:
     return Gen(SamplingParams(max_new_tokens=14, temperature=0.8 if i % 2 else 0.0, frequency_penalty=0.2 * (i % 5), **scored), seed=i)
 
 
-def numbers(engine, batch: int, prompts=tuple(range(64))) -> list[object]:
+def numbers(engine, batch: int, prompts) -> list[object]:
     """Of each prompt, all that was told of its answer: tokens and log-probabilities, as they are."""
     found: list[object] = []
     for first in range(0, len(prompts), batch):
@@ -62,17 +63,24 @@ def qwen3(tmp_path_factory):
     return make_base("qwen3", tmp_path_factory.mktemp("qwen3")).path
 
 
-@pytest.mark.parametrize(("model", "dtype", "kv"), [("llama", None, None), ("llama", "float32", None), ("qwen3", None, None), ("llama", "float32", "fp8")])
-def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, request):
+ALL = tuple(range(64))
+PART = ALL if TIMES else FEW
+"""Of one model all prompts are looked at, of the others all in `make nightly`."""
+
+
+@pytest.mark.parametrize(("model", "dtype", "kv", "prompts"), [
+    ("llama", None, None, ALL), ("llama", "float32", None, PART), ("qwen3", None, None, PART), ("llama", "float32", "fp8", PART),
+], ids=["half", "float32", "qwen3", "fp8"])  # fmt: skip
+def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, prompts, request):
     path = request.getfixturevalue(model)
     options = {"device": "cpu", "dtype": dtype, "kv_dtype": kv, "max_tokens": 8000, "deterministic": True}
     with lmc.Engine(path, cache="off", **options) as engine:
-        alone = numbers(engine, 1)
+        alone = dict(zip(prompts, numbers(engine, 1, prompts), strict=True))
     for batch, more in ((7, {}), (64, {"chunk": 37}), (64, {"drafts": 5})):
         with lmc.Engine(path, **options, **more) as engine:
-            assert numbers(engine, batch) == alone
+            assert numbers(engine, batch, prompts) == [*alone.values()]
             assert numbers(engine, 7, FEW) == [alone[i] for i in FEW], "behind what is cached"
-            assert engine.counters().cached_tokens > 1000
+            assert engine.counters().cached_tokens > 15 * len(prompts)
 
 
 @pytest.mark.parametrize("kv", [None, "fp8"])
