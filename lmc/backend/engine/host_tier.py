@@ -48,8 +48,7 @@ class Copy(Protocol):
 class Mover(Protocol):
     """Copies KV between slots of the device and of the host, in the order of calls, after all launched passes.
 
-    capacity     number of host slots that there will be, as far as can be told;  ready: of leading ones available by now
-    grows        more of them will come soon
+    ready        number of leading host slots available by now;  grows: more will come soon
     token_bytes  of one token's KV
     """
 
@@ -57,9 +56,6 @@ class Mover(Protocol):
 
     @property
     def grows(self) -> bool: ...
-
-    @property
-    def capacity(self) -> int: ...
 
     @property
     def ready(self) -> int: ...

@@ -200,15 +200,19 @@ def paged(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def pin(piece: torch.Tensor, device: torch.device) -> None:
     """Pin pages, until `unpin`."""
+    cuda = torch.cuda.cudart()
+    assert cuda is not None
     with torch.cuda.device(device):
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), piece.nbytes, 0))
+        torch.cuda.check_error(cuda.cudaHostRegister(piece.data_ptr(), piece.nbytes, 0))
 
 
 def unpin(pieces: list[torch.Tensor], stream: torch.cuda.Stream) -> None:
     """Return pinned memory to the system."""
+    cuda = torch.cuda.cudart()
+    assert cuda is not None
     stream.synchronize()
     while pieces:
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(pieces[-1].data_ptr()))
+        torch.cuda.check_error(cuda.cudaHostUnregister(pieces[-1].data_ptr()))
         pieces.pop()
 
 
