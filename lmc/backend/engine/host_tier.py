@@ -48,11 +48,15 @@ class Copy(Protocol):
 class Mover(Protocol):
     """Copies KV between slots of the device and of the host, in the order of calls, after all launched passes.
 
-    ready        number of leading host slots available by now;  grows: more will come soon
+    capacity     number of host slots that there will be, as far as can be told;  ready: of leading ones available by now
+    grows        more of them will come soon
     token_bytes  of one token's KV
     """
 
     token_bytes: int
+
+    @property
+    def capacity(self) -> int: ...
 
     @property
     def grows(self) -> bool: ...
@@ -156,6 +160,11 @@ class HostTier:
     def capacity(self) -> int:
         """Return the tokens that it has room for by now."""
         return self._mover.ready
+
+    @property
+    def is_large(self) -> bool:
+        """Return whether it has, or will have, room for as much as the device."""
+        return self._mover.capacity >= self._pool.num_slots
 
     @property
     def size(self) -> int:

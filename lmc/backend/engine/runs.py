@@ -130,7 +130,7 @@ class _Seen(NamedTuple):
 
 
 class Runs:
-    """leases: what a run will use again is kept for it. priced: runs may begin in the room of those that are away. now: seconds."""
+    """leases: what a run will use again is kept for it. priced: runs may begin in the room of those that are away, unless the host has that. now: seconds."""
 
     def __init__(
         self, tree: RadixCache, promises: Reservations, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None,
@@ -576,10 +576,16 @@ class Runs:
 
     # -- the room of those that are away -----------------------------------------------------------------------
 
+    @property
+    def _price(self) -> Load | None:
+        """Return what recomputation costs; None: no run begins in the room of others. Nor does any beside a large host
+        tier: who is away is there, at a lower cost, and what has no room there either waits."""
+        return None if self._host is not None and self._host.is_large else self._load
+
     def _is_worth(self, req: Request, lack: int, mean: float) -> bool:
         """Return whether a run that lacks so much room, and has `mean` slots on average, may begin in the room of runs
         that are away. Open runs that have lost all their slots come first."""
-        load = self._load
+        load = self._price
         if load is None or req.guess or (row := load.row) is None or (self._returning and req.owner not in self._returning):
             return False
         for seconds, lease in self._by_next_use():
@@ -591,7 +597,7 @@ class Runs:
     def affordable(self, req: Request, need: int) -> list[Lease]:
         """Leases of other runs that give so many slots, those that are used again last first,
         if what they have computed again costs less than what is gained; else none."""
-        load = self._load
+        load = self._price
         if load is None or req.guess or (row := load.row) is None:
             return []
         found, price, lack = list[Lease](), 0.0, need - self._promises.unreserved
