@@ -213,6 +213,8 @@ class NullMover:
 
     def settle(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class NullCopy:
     def __init__(self, clock: VirtualCore, seconds: float) -> None:

@@ -351,6 +351,8 @@ class FakeMover:
         for copy in self.begun:
             copy.wait()
 
+    close = settle
+
 
 class FakeCopy:
     seconds = 0.0

@@ -388,6 +388,8 @@ class EngineCore:
         end: Callable[[], None] | None = getattr(self._runner, "close", None)
         freed: Callable[[], None] | None = getattr(self._runner, "freed", None)
         self._runner, self._flying = _Released(), None
+        if self.broken is None:  # else the device answers nothing
+            self.scheduler.close()
         if end is not None:
             end()
         del end  # it holds the runner

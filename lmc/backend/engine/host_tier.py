@@ -76,6 +76,10 @@ class Mover(Protocol):
         """Wait for the copies begun."""
         ...
 
+    def close(self) -> None:
+        """Wait for them, and free all memory; nothing is copied any longer."""
+        ...
+
 
 class CopyRates:
     """Comparison of copying and recomputation: tokens per second of either, as measured."""

@@ -55,19 +55,22 @@ class KVMover:
         self._refused = -math.inf  # when there was no more memory
         self.pinning = 0.0  # seconds that it took last
         self.capacity = self._share() if host_bytes is None else host_bytes // self.token_bytes
+        self._stage: torch.Tensor | None = None  # of the device
+        self._unpin: weakref.finalize[..., KVMover] | None = None
         self._gather, self._scatter = partial(gather_reference, self._stores), partial(scatter_reference, self._stores)
         if self._device.type == "cuda":
             from lmc.backend.engine.kernels.kv_gather import Packing
 
             packing = Packing.of(self._stores)
             self._gather, self._scatter = packing.gather, packing.scatter
-            self._stage = torch.empty((16 * max(1, _STAGE // 16 // self.token_bytes), self._width), dtype=self._dtype, device=self._device)
+            stage = self._stage = torch.empty((16 * max(1, _STAGE // 16 // self.token_bytes), self._width), dtype=self._dtype, device=self._device)
             with torch.cuda.device(self._device):
                 self._stream = torch.cuda.Stream()
                 nothing = torch.tensor([pool.scratch], device=self._device)
                 for copy in (self._gather, self._scatter):  # compiled now, and not beside a pass
-                    copy(nothing, self._stage[:1])
-            weakref.finalize(self, unpin, self._pieces, self._stream).atexit = False  # the system does it then
+                    copy(nothing, stage[:1])
+            self._unpin = weakref.finalize(self, unpin, self._pieces, self._stream)
+            self._unpin.atexit = False  # the system does it then
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -125,10 +128,20 @@ class KVMover:
         if self._device.type == "cuda":
             self._stream.synchronize()
 
+    def close(self) -> None:
+        self.settle()
+        self.capacity, self._shares = 0, False
+        with self._growing:
+            self._stores.clear()
+            self._stage = None
+            if self._unpin is not None:
+                self._unpin()
+            self._pieces.clear()
+
     # -- pieces ------------------------------------------------------------------------------------------------
 
     def _copied(self, device: np.ndarray, host: np.ndarray, copy: Callable[[torch.Tensor, np.ndarray, torch.Tensor], None]) -> Copied:
-        if self._device.type != "cuda":
+        if (stage := self._stage) is None:
             began = time.perf_counter()
             copy(torch.from_numpy(device), host, torch.empty((len(device), self._width), dtype=self._dtype))
             return Copied(time.perf_counter() - began)
@@ -136,10 +149,10 @@ class KVMover:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))  # passes that use these slots have been launched
         with torch.cuda.stream(self._stream):
             begun.record()
-            slots, most = to_device(device, self._stage), len(self._stage)
+            slots, most = to_device(device, stage), len(stage)
             for at in range(0, len(device), most):
                 part = slots[at : at + most]
-                copy(part, host[at : at + most], self._stage[: len(part)])
+                copy(part, host[at : at + most], stage[: len(part)])
             ended.record()
         return CopiedByDevice(begun, ended)
 

@@ -270,6 +270,11 @@ class Scheduler:
         self._rates.learn_pass(rows, seconds)
         self.runs.learn_pass(rows, seconds, len(self.running))
 
+    def close(self) -> None:
+        """Free the host tier's memory; nothing is scheduled any longer."""
+        if self._mover is not None:
+            self._mover.close()
+
     def wait_for_copies(self) -> None:
         """Wait, when nothing can run, until a copy between device and host is done, if one is being made."""
         if self._held.host is not None:

@@ -72,7 +72,8 @@ def test_a_pool_without_room_is_refused_with_what_has(monkeypatch):
 
 
 @pytest.mark.model
-def test_a_closed_engine_holds_no_memory_of_its_model():
+@pytest.mark.parametrize("host", [None, "100MB"])
+def test_a_closed_engine_holds_no_memory_of_its_model(host):
     import gc
 
     import torch
@@ -87,7 +88,9 @@ def test_a_closed_engine_holds_no_memory_of_its_model():
         s += "Hello" + lmc.gen("a", max_tokens=2)
 
     before = held()
-    with lmc.Engine("smollm2", max_tokens=500) as engine:
+    with lmc.Engine("smollm2", max_tokens=500, host_memory=host) as engine:
+        if host:
+            engine._scheduler._mover.want(100)
         hello.run(backend=engine)["a"]
         assert held() - before > 200 << 20
     assert held() - before < 1 << 20

@@ -24,7 +24,7 @@ def _pack(table, slots, rows, stores, width, BACK: tl.constexpr, BLOCK: tl.const
     """Run one program per slot and store. table [3, stores]: addresses, widths, and places in a row, in words."""
     row, store = tl.program_id(0).to(tl.int64), tl.program_id(1)
     count = tl.load(table + stores + store)
-    there = tl.load(table + store).to(rows.dtype) + tl.load(slots + row) * count
+    there = tl.load(table + store).to(tl.pointer_type(rows.dtype.element_ty)) + tl.load(slots + row) * count
     here = rows + row * width + tl.load(table + 2 * stores + store)
     for begin in range(0, count, BLOCK):
         at = begin + tl.arange(0, BLOCK)
