@@ -31,6 +31,8 @@ log = logging.getLogger("lmc.engine")
 LEAST = 16  # least tokens worth a copy in; out goes everything, or a parked prefix would have to be recomputed in part
 _IN_USE = 0.5  # share of the pool in use below which nothing is saved
 _AHEAD = 4  # room is wanted for as much again as is used, and at least for a 1/n of the pool
+_SELDOM = 16  # if fewer than 1/n of requests without a run go on from an earlier one, only each n-th is saved
+_MANY = 64  # such requests before that is known, and half of those that count
 _REMEMBERED = 4096  # remembered prefix ends, saved once the pool fills up
 
 
@@ -147,6 +149,7 @@ class HostTier:
         self._copies: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()  # of nodes of the device's tree
         self._kept: Counter[Node] = Counter()  # copies that are locked for runs
         self._unsaved: dict[Node, tuple[str, bool]] = {}  # unsaved while there is room for all
+        self._ended = self._resumed = 0  # requests without a run, lately, and those that went on from an earlier one
         self._saves: list[Save] = []
         self._fetches: list[Fetch] = []
         self.saved = self.fetched = self.saves = self.fetches = self.failed = self.ahead = 0
@@ -186,6 +189,14 @@ class HostTier:
         if len(self._unsaved) > _REMEMBERED:
             self._unsaved.pop(next(iter(self._unsaved)))
         self._save_all(leased=leased)
+
+    def may_resume(self, req: Request) -> bool:
+        """Return whether another request is expected to go on from one without a run that has ended, as conversations do."""
+        self._ended += 1
+        self._resumed += req.away > 0
+        if self._ended >= 2 * _MANY:
+            self._ended, self._resumed = self._ended // 2, self._resumed // 2
+        return self._ended < _MANY or self._resumed * _SELDOM >= self._ended or self._ended % _SELDOM == 0
 
     def _save_all(self, *, leased: bool) -> None:
         """Save what was remembered, if enough of the pool is in use, and as long as there is room."""
@@ -326,6 +337,7 @@ class HostTier:
             self._host.unlock(found)
             return False
         self._tree.lock(req.node)
+        req.away = req.away or 1  # it goes on from what has left the device
         req.arriving = Fetch(copy, req.node, found, req.ids[at:upto].copy(), slots, req)
         self._fetches.append(req.arriving)
         self.fetches += 1

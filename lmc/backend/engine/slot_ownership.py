@@ -116,7 +116,7 @@ class SlotOwnership:
             node = winner
         self.runs.finished(req, node)
         leased = req.owner is not None and node in req.owner.leases
-        if self.host is not None and req.kind is not RequestKind.PREFILL and (leased or req.owner is None):
+        if self.host is not None and req.kind is not RequestKind.PREFILL and (leased or (req.owner is None and self.host.may_resume(req))):
             self.host.save(node, req.space, leased=leased)
         req.done = True
         if not self.running:

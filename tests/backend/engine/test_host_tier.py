@@ -273,6 +273,22 @@ def test_who_is_held_back_begins_when_room_has_come():
     engine.check()
 
 
+@pytest.mark.parametrize("resumes", [False, True])
+def test_requests_that_are_never_continued_are_soon_not_copied_any_more(resumes):
+    """Single requests to a server fill the pool as well, but nobody comes back to them."""
+    engine, core = stepped(300, host=2000, max_context=300)
+    out, chat = list[int](), None
+    for i in range(200):
+        if i % 8 == 0 and resumes:
+            chat = ask(engine, core, f"{i:03}" + "c" * 20, chat if i % 64 else None)
+        else:
+            ask(engine, core, f"{i:03}" + "o" * 40)
+        out.append(engine.stats()["host_out"])
+    first, last = out[60] - out[10], out[-1] - out[-51]
+    assert first > 40 * 40 and (last > 40 * 40 if resumes else last < 10 * 44)
+    engine.check()
+
+
 def test_what_found_no_room_is_copied_when_there_is_some():
     """Memory comes while passes run: until then what waits for it is neither copied nor forgotten."""
     engine, core = stepped(300, host=1000, max_context=250)
