@@ -199,7 +199,7 @@ class VLLMModel:
         if ids and not self.takes_ids:
             return Answer({"error": {"message": "prompt: expected a string"}}, 422)
         batch = isinstance(given, list) and not isinstance(given[0], int)
-        params: Body = {k: v for k, v in body.items() if k in ("stop", "n", "temperature", "ignore_eos")} | {"max_new_tokens": body.get("max_tokens", 16), "sampling_seed": body.get("seed", 0)}
+        params: Body = {k: v for k, v in body.items() if k in ("stop", "stop_token_ids", "n", "temperature", "ignore_eos")} | {"max_new_tokens": body.get("max_tokens", 16), "sampling_seed": body.get("seed", 0)}
         structured = body.get("structured_outputs") or {}
         params |= {"regex": structured["regex"]} if "regex" in structured else {"json_schema": json.dumps(structured["json"])} if "json" in structured else {}
         choices: list[Body] = []

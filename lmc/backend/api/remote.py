@@ -344,6 +344,7 @@ class RemoteBackend(Listed):
                 return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency)
             return HttpWire(url + self.base, headers, lambda: _same_model(backend, url))
 
+        self._stop_ids = prompts.stop_ids()
         self._prompts, self._fleet = prompts, Fleet(urls, wire, timeout=patience.timeout)
         self._given = {addressed(url): url for url in urls}
         self._prefilled = weakref.WeakKeyDictionary[Submission, int]()
@@ -411,6 +412,10 @@ class RemoteBackend(Listed):
 
     def server_info(self) -> dict[str, Any]:
         return {**super().server_info(), "model": self.model, "prompts": self._prompts.said, "servers": self._fleet.said}
+
+    def _stop_tokens(self, ask: Gen) -> dict[str, int]:
+        """Return the stops of the template that are special tokens, with their ids, if they end this answer."""
+        return {} if ask.params.ignore_eos else {stop: token for stop, token in self._stop_ids.items() if stop not in ask.params.stop}
 
     def by_messages(self, place: PromptNode, ask: Gen | Select) -> bool:
         """Return True for tools and pictures: the server renders them into prompts, and parses calls from answers, only

@@ -90,7 +90,6 @@ class SGLang(RemoteBackend):
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         self._sees = info.get("has_image_understanding") is not False  # older servers do not report it
         patience = patience or Patience(retries=retries, timeout=timeout)
-        self._stop_ids = prompts.stop_ids()
         fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
         super().__init__(
             f"SGLang({model})", model, lambda: fleet, chat=False, template=prompts.template,
@@ -224,7 +223,7 @@ class SGLang(RemoteBackend):
         params = ask.params
         body = dict(_written(params))
         body["max_new_tokens"] += 0 if beyond is None else beyond.tokens
-        by_id = {} if beyond is not None else {stop: token for stop, token in self._stop_ids.items() if stop in stops and stop not in params.stop}
+        by_id = self._stop_tokens(ask) if beyond is None else {}
         body.pop("stop", None)
         if texts := [stop for stop in stops if stop not in by_id]:
             body["stop"] = texts

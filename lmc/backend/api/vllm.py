@@ -19,7 +19,7 @@ from lmc.backend.api.remote import Prompts, RemoteBackend, asked_of, headers_of,
 from lmc.backend.api.scoring import ScoredRow, Scoring
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
-from lmc.backend.base import Capabilities, Output, Prices, Usage
+from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError
@@ -189,6 +189,12 @@ class VLLM(RemoteBackend):
     def reply_to(self, member: Member, body: Body) -> ServerReply:
         assert member.ask is not None
         return self.reply(body, member.ask, False, member.stops)
+
+    def _sampling(self, ask: Gen, beyond: Beyond | None, prefix: int, chat: bool) -> Body:
+        """Stops of the template that are tokens are sent as such, too: in the text, where vLLM looks for stops, there are none."""
+        body = super()._sampling(ask, beyond, prefix, chat)
+        tokens = self._stop_tokens(ask) if beyond is None and not chat else {}
+        return body | ({"stop_token_ids": sorted({*ask.params.stop_token_ids, *tokens.values()})} if tokens else {})
 
     def completion(self, body: Body, headers: Mapping[str, str] = NOTHING) -> HttpRequest:
         return self.request(body, body["prompt"], headers, body["max_tokens"])

@@ -287,6 +287,26 @@ def test_parts_of_a_text_have_its_ids(tokens):
     check_parts(tokens, 12)
 
 
+def test_only_a_text_that_begins_like_another_is_cut_into_blocks(monkeypatch):
+    tokens = tiny()
+    encoder, encoded = Encoder(tokens), []
+    encode = tokens.encode
+    monkeypatch.setattr(tokens, "encode", lambda parts, **options: encoded.append(parts[0]) or encode(parts, **options))
+    shared = "the cat and the other cat in the hat then " * 40
+
+    def calls(text: str) -> int:
+        before = len(encoded)
+        assert encoder.encode([text], at_start=True).tolist() == encode([text])
+        return len(encoded) - before
+
+    blocks = len(tokens.blocks(shared))
+    assert blocks > 3
+    assert calls(shared + "one") == 1 and calls("a " + shared) == 1, "a text of its own is one"
+    assert calls(shared + "two") == blocks, "now its blocks are kept"
+    assert calls(shared + "three") == 1, "the last, which no other has"
+    assert calls(shared + "one") == 0
+
+
 @pytest.mark.model
 def test_parts_of_a_text_have_its_ids_in_the_small_model(smollm):
     check_parts(smollm, 60)
@@ -346,7 +366,8 @@ def test_long_words_are_not_kept(tokens):
 def test_a_long_text_has_its_ids_and_other_threads_run_meanwhile(monkeypatch, tokens):
     """`encode` holds the interpreter's lock: one request would stop the whole server."""
     text = "thecat" * 10_000
-    expected = tokens.raw.encode(text, add_special_tokens=False).ids
+    expected = tokens.encode([text])  # also looks at the rules, once
+    assert expected == tokens.raw.encode(text, add_special_tokens=False).ids
     batched = tokens.raw.encode_batch_fast
 
     class Raw:
