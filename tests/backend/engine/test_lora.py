@@ -237,6 +237,39 @@ def test_matrices_that_are_packed_and_in_half(llama):
             assert len(texts) == 4
 
 
+def test_matrices_in_four_bits(llama):
+    """An adapter adds to them what it adds to the same matrices that are not packed."""
+    from lmc.backend.engine.models import linear, lora
+    from lmc.backend.engine.models.loader import load
+    from tests.backend.engine.model_fixtures import PlainKV, batch
+
+    if not linear.can_pack_half():
+        pytest.skip("needs FBGEMM's kernels")
+    packed, plain = load(llama.path, quantization="int4"), load(llama.path)
+    assert packed.weights.endswith("int4 packed")
+
+    def unpacked(matrix, columns):
+        zero = matrix(torch.zeros(1, columns))
+        return linear.Dense((matrix(torch.eye(columns)) - zero).T.contiguous(), zero[0])
+
+    c = plain.config
+    columns = {"qkv": c.hidden_size, "o": c.q_size, "gate_up": c.hidden_size, "down": c.intermediate_size}
+    layers = (replace(layer, **{name: unpacked(getattr(layer, name), n) for name, n in columns.items()}) for layer in packed.model.layers)
+    plain.model.layers = tuple(layers)
+    ids = torch.randint(0, 60, (9,), generator=torch.Generator().manual_seed(5)).tolist()
+    alone = batch((ids, range(9)), logits=range(9))
+    before = packed.model.forward(alone, PlainKV(packed, 9))
+    for loaded in (packed, plain):
+        lora.load(llama.adapters, loaded)
+    for number in (1, 2):
+        rows = replace(alone, adapters=torch.full((9,), number))
+        a, b = (loaded.model.forward(rows, PlainKV(loaded, 9)) for loaded in (packed, plain))
+        assert float((a - b).norm() / b.norm()) < 1e-2 < float((a - before).norm() / before.norm())
+    with lmc.Engine(llama.path, adapters=llama.adapters, quantization="int4", device="cpu", max_tokens=512) as engine:
+        texts = [engine.submit(None, [Text((PROMPTS[0],)), ask(name)]).results[0].output().text for name in NAMES]
+    assert len(set(texts)) > 1
+
+
 def test_stacked_products_are_the_grouped_ones(base):
     """Those that graphs of a GPU have, for any mixture of rows."""
     from lmc.backend.engine.models import lora
