@@ -110,6 +110,7 @@ class TokenAutomaton:
         self.known: dict[int, TokenRow] = {}
         self._short: dict[int, np.ndarray] = dict(rows)  # by window: the tokens of up to LONG bytes
         self._restored = len(rows)
+        self._long: dict[int, LongAllowed] = {}
         self._rules: dict[int, _InRule] = {}  # by window of the state of a rule by itself
         self._rows: dict[tuple[int, LongAllowed, tuple[int, ...]], TokenRow] = {}  # by window, long tokens and EOS: all tokens
         self._walking: dict[int, threading.Lock] = {}  # by window, whose row a thread builds
@@ -217,7 +218,7 @@ class TokenAutomaton:
         window has no row. No lock is held meanwhile: a thread that needs another row does not wait for this one."""
         self.dfa.begin()
         vocabulary, window = self.vocabulary, self.dfa.window_of(state)
-        long = vocabulary.long_allowed(self.dfa, state)
+        long = self._long_allowed(self.dfa.far(state, vocabulary.longest))
         ends = vocabulary.eos if self.is_final(state) else ()
         made = self._rows.get((window, long, ends))
         if made is None:
@@ -234,6 +235,13 @@ class TokenAutomaton:
         with self._lock:
             made = self._rows.setdefault((window, long, ends), made)  # states with equal rows have the same one
             return self.known.setdefault(state, made)
+
+    def _long_allowed(self, state: int) -> LongAllowed:
+        """Return the tokens above LONG bytes that are legal from a state, or from all that only longer texts tell from it."""
+        found = self._long.get(state)
+        if found is None:
+            found = self._long[state] = self.vocabulary.long_allowed(self.dfa, state)
+        return found
 
     def _walked(self, window: int, walk: Callable[[], np.ndarray]) -> np.ndarray:
         """Return the row of a window, built by one thread: others that want the same wait."""
