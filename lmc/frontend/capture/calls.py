@@ -364,7 +364,8 @@ class CallEvaluator:
                 self.states.append(entered)
             return entered
 
-        return Manager(enter, lambda error: bool(op.native(manager.__exit__, *(None, None) if error is None else (_Carried, _Carried()), None)))
+        raised = lambda: (Exception, Exception())  # instead of the program's, which may be an outside one: its traceback changes
+        return Manager(enter, lambda error: bool(op.native(manager.__exit__, *(None, None) if error is None else raised(), None)))
 
     # -- unknown code
 
@@ -476,10 +477,6 @@ class CallEvaluator:
         if type(cls) is EnumMeta and is_plain_enum(cls):
             return op.apply(self, "enum", lambda x: self.adopt(cls(x)), *args)
         return self.unknown_code(cls, args, kwargs)
-
-
-class _Carried(Exception):
-    """Stand-in for an exception while lmc's own managers exit: they change its traceback, and it may be an outside one."""
 
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

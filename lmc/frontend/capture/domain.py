@@ -158,9 +158,8 @@ class Domain:
     def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
         """Handle a loop over unknown items, or with an unknown condition: it is skipped."""
         evaluation.blocked(items.deps)
-        for kind in ("return", "raise"):
-            if kind in site.effects.exits:
-                self.leave(evaluation, frame, kind, site.loc, items.deps)
+        for kind in sorted(site.effects.exits & {"return", "raise"}, reverse=True):
+            self.leave(evaluation, frame, kind, site.loc, items.deps)
         evaluation.havoc(frame, site.effects, items.deps)
         return None
 

@@ -135,10 +135,6 @@ def _compare(node: ast.Compare, scope: Scope) -> Eval:
     return run
 
 
-def arm(node: ast.expr, run: Eval, scope: Scope) -> Arm:
-    return Arm(run, effects([node]), scope.loc(node))
-
-
 def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
     """Compile a boolean operator, with a branch for each operand: the following operands may or may not run."""
     is_or = isinstance(node.op, ast.Or)
@@ -166,7 +162,8 @@ def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval
 
 def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
     test, then, orelse = (expression(x, scope) for x in (node.test, node.body, node.orelse))
-    site = BranchStatement(scope.loc(node), arm(node.body, then, scope), arm(node.orelse, orelse, scope))
+    arms = [Arm(run, effects([x]), scope.loc(x)) for run, x in ((then, node.body), (orelse, node.orelse))]
+    site = BranchStatement(scope.loc(node), *arms)
 
     def run(frame: Frame) -> Any:
         known = op.truth(frame.ev, test(frame))
