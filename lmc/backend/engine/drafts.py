@@ -156,6 +156,21 @@ class Costs:
         if plain:
             self.host += (min(2.0, host / plain) - self.host) / 32
 
+    @property
+    def plain(self) -> float:
+        """Return what a pass without drafts takes, the host's work included."""
+        return max(1.0, self.host) if self.ahead else 1 + self.host
+
+    @property
+    def wait(self) -> float:
+        """Return what it costs to wait for a pass instead of launching the next one ahead."""
+        return 1 + self.host - self.plain
+
+    def of(self, counts: Sequence[int], guessed: Sequence[bool]) -> float:
+        """Return what so many tokens of each draft cost; their pass is waited for."""
+        steps = max((n for n, model in zip(counts, guessed, strict=True) if model), default=0)
+        return self.wait + self.row * sum(counts) + self.step * steps if any(counts) else 0.0
+
     def learn_step(self, answers: int, steps: int, seconds: float) -> None:
         """A smaller model has taken so long for so many tokens of each of its drafts."""
         if plain := self._plain.get(answers):
@@ -176,12 +191,46 @@ class Costs:
                 break
             tokens, took = tokens + p, took + costs[i]
             counts[i] += 1
-        plain = answers / (max(1.0, self.host) if self.ahead else 1 + self.host)
-        return counts if tokens / took > _GAIN * plain else [0] * len(chances)
+        return counts if tokens / took > _GAIN * answers / self.plain else [0] * len(chances)
 
 
 _STEP = 0.25  # until steps have told
 _GAIN = 1.03  # a smaller gain is not noticeable, and a wrong guess would cost more
+
+
+class Budget:
+    """What drafts may still cost, in the unit of costs: a share of the passes, and what drafts have gained. So where they do not pay they cost
+    that share and no more, however wrong the odds are.
+
+    A token that a draft gave an answer is a pass gained once all answers that run beside it have got as many: those that are ahead wait for
+    the others.
+    """
+
+    def __init__(self) -> None:
+        self.left = _AT_FIRST
+        self._since: dict[Request, int] = {}  # tokens of drafts that each answer had when the last one began
+        self._gained = 0  # by all of them since then
+
+    def begin(self, decoding: Sequence[Request], plain: float) -> None:
+        """Account for a pass, which takes that long without drafts."""
+        more = {req: req.accepted - since for req, since in self._since.items()}
+        going_on = [more[req] for req in decoding if req in more]
+        gained = max(self._gained, min(more.values(), default=0), min(going_on, default=0))
+        self.left = min(self.left + (_SHARE + gained - self._gained) * plain, _SAVED)
+        self._gained = gained
+        if len(going_on) < len(decoding):
+            self._since, self._gained = {req: req.accepted for req in decoding}, 0
+        elif len(going_on) < len(more):
+            self._since = {req: self._since[req] for req in decoding}
+
+    def ahead(self, req: Request) -> int:
+        """Return the tokens of drafts that an answer got since the last one began."""
+        return req.accepted - self._since.get(req, req.accepted)
+
+
+_SHARE = 0.01
+_AT_FIRST = 1.0
+_SAVED = 8.0  # the most that is left of what was gained
 
 
 # -- drafts ---------------------------------------------------------------------------------------------------------
@@ -231,6 +280,7 @@ class Drafts:
         self._sites: dict[Hashable, _Site] = {}  # in the order of the last answer
         self._every: dict[str, Odds] = {}
         self._unasked = 0  # times that the smaller model was not, since it would not have paid
+        self._budget = Budget()
 
     # -- text so far -----------------------------------------------------------------------------------------
 
@@ -328,7 +378,10 @@ class Drafts:
 
     def propose(self, decoding: Sequence[Request], rows: int) -> dict[Request, np.ndarray]:
         """Return drafts for the next pass, of so many rows in all; its other rows are those of `decoding`."""
-        if not self._most or rows <= 0 or len(decoding) > MOST_DRAFTING:
+        if not self._most or len(decoding) > MOST_DRAFTING:
+            return {}
+        self._budget.begin(decoding, self.costs.plain)
+        if rows <= 0:
             return {}
         found: dict[Request, np.ndarray | None] = {}  # None: the smaller model is asked
         for req in decoding:
@@ -344,7 +397,9 @@ class Drafts:
         offers = [(req, self._guessable(req) if draft is None else len(draft), 0, draft is None) for req, draft in found.items()]
         drafts: dict[Request, np.ndarray] = {}
         wanted: dict[Request, int] = {}
-        for (req, draft), n in zip(found.items(), self._counts(len(decoding), offers), strict=True):
+        counts = self._counts(len(decoding), offers)
+        self._budget.left -= self.costs.of(counts, [model for *_, model in offers])
+        for (req, draft), n in zip(found.items(), counts, strict=True):
             n = min(n, rows)
             rows -= n
             if n and draft is None:
@@ -383,11 +438,14 @@ class Drafts:
         guessed = {req: self._guessable(req) for req in requests if req.match is None or self._guesses_better(req)}
         expected = [(req, guessed[req] if req in guessed else min(self._most, _room(req)), 1, req in guessed) for req in requests]
         expected = [each for each in expected if each[1] > 0]
-        return bool(expected) and any(self._counts(len(requests), expected))
+        if not expected or not any(self._counts(len(requests), expected, self.costs.wait)):
+            return False
+        self._budget.left -= self.costs.wait
+        return True
 
-    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int, bool]]) -> list[int]:
+    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int, bool]], wait: float = 0.0) -> list[int]:
         """Return how many tokens of each draft to run. For each: its number of tokens, how many tokens come before
-        them, and whether they are the smaller model's."""
+        them, and whether they are the smaller model's. `wait`: what else they would cost."""
         if self.setting != "auto":
             return [n for _, n, *_ in drafts]
         chances: list[np.ndarray] = []
@@ -403,6 +461,10 @@ class Drafts:
             self._unasked += 1
             if self._unasked % _AGAIN == 0:
                 counts = [min(n, 1) if model else count for count, (_, n, _, model) in zip(counts, drafts, strict=True)]
+        ahead = [self._budget.ahead(req) for req, *_ in drafts]
+        while any(counts) and wait + self.costs.of(counts, guessed) > self._budget.left:
+            first = max((i for i, n in enumerate(counts) if n), key=lambda i: ahead[i] + counts[i])
+            counts[first] -= 1
         return counts
 
 

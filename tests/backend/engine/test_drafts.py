@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import cache
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from lmc.backend.engine.drafts import Costs, Odds, occurrence
 from lmc.errors import Loc, ParameterError
 from lmc.segments import Gen, Text
 from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
-from tests.backend.engine_fakes import Copies, CopiesAhead, automata, backend, run_cancelling, stepped
+from tests.backend.engine_fakes import Copies, CopiesAhead, FakeAheadRunner, FakeRunner, automata, backend, run_cancelling, stepped
 from tests.searching import apart, size, some
 
 RUNS = [Copies, CopiesAhead]
@@ -279,6 +280,60 @@ def test_drafts_are_run_where_they_pay():
     assert slow_host.worth(1, [np.array([0.5])]) == [0], "to wait for it takes longer than it saves"
     assert slow_host.worth(1, [good])[0] > 0
     assert cheap.worth(4, [good, bad]) [0] > 0
+
+
+class Alike(FakeRunner):
+    """After the same two tokens it says the same with some probability, among so many letters. Counts passes, rows of drafts and waits."""
+
+    share, letters = 0.5, 12
+    waited = drafted = 0
+
+    def next(self, context, noise, allowed):
+        whole = context.astype(np.int32).tobytes()
+        alike = zlib.crc32(whole + b"?") < self.share * 2**32
+        return 65 + zlib.crc32(context[-2:].astype(np.int32).tobytes() if alike else whole) % self.letters
+
+    def run(self, work):
+        self.waited += self.flying == 0
+        self.drafted += len(work.checks)
+        return super().run(work)
+
+
+class AlikeAhead(Alike, FakeAheadRunner): ...
+
+
+def took(runs, drafts, row: float, host: float, answers: int, tokens: int, rounds: int) -> tuple[float, list[str]]:
+    """In passes of a device: what all passes, rows of drafts and waits of the device for the host cost; and the texts."""
+    engine, core = stepped(8192, runs=runs, drafts=drafts, chunk=512)
+    costs = core.scheduler.drafts.costs
+    costs.learn, costs.row, costs.host = lambda *_: None, row, host
+    texts: list[str] = []
+    for k in range(rounds):
+        asks = [at(k * answers + i, gen(tokens, ignore_eos=True)) for i in range(answers)]
+        handles = [engine.submit(None, [Text((f"{k} {i} start:",)), ask]) for i, ask in enumerate(asks)]
+        drain(core)
+        texts += [handle.results[0].output().text for handle in handles]
+    return len(core.runner.passes) + row * core.runner.drafted + host * core.runner.waited, texts
+
+
+@pytest.mark.parametrize(("ahead", "row", "host", "answers", "tokens", "rounds", "share", "letters"), [
+    (False, 0.15, 0.02, 4, 24, 6, 0.8, 4), (False, 0.15, 0.02, 4, 200, 1, 0.8, 12), (True, 0.005, 0.4, 1, 300, 1, 0.2, 4),
+    (True, 0.005, 0.4, 8, 150, 1, 0.8, 30), (True, 0.03, 0.1, 8, 150, 1, 0.8, 30), (True, 0.005, 0.4, 4, 24, 6, 0.8, 30),
+])  # fmt: skip
+def test_drafts_that_do_not_pay_cost_little(monkeypatch, ahead, row, host, answers, tokens, rounds, share, letters):
+    """Few of them are right, or they are of no use to the answer that ends last: a hundredth is lost at most, and a pass."""
+    monkeypatch.setattr(Alike, "share", share)
+    monkeypatch.setattr(Alike, "letters", letters)
+    runs = AlikeAhead if ahead else Alike
+    off, on = (took(runs, drafts, row, host, answers, tokens, rounds) for drafts in ("off", "auto"))
+    assert off[1] == on[1] and on[0] <= 1.01 * off[0] + 1.2
+
+
+def test_drafts_that_pay_are_not_held_back(monkeypatch):
+    monkeypatch.setattr(Alike, "share", 0.95)
+    for runs, row, host, together, most in ((AlikeAhead, 0.005, 0.1, 1, 0.4), (AlikeAhead, 0.005, 0.1, 4, 0.5), (Alike, 0.15, 0.02, 1, 0.6), (Alike, 0.15, 0.02, 4, 0.98)):
+        off, on = (took(runs, drafts, row, host, together, 200, 1) for drafts in ("off", "auto"))
+        assert off[1] == on[1] and on[0] < most * off[0], (runs, together, on[0], off[0])
 
 
 def test_costs_are_learned():
