@@ -105,7 +105,7 @@ def _text(content: Any, where: str) -> str:
     blocks: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content if isinstance(content, list) else [content]
     texts = [block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None for block in blocks]
     if not all(isinstance(text, str) for text in texts):
-        raise bad(f"{where}: this server takes text only", "messages", "unsupported")
+        raise bad(f"{where}: this server takes text here; pictures are parts of a user's message", "messages", "unsupported")
     return "".join(map(str, texts))
 
 

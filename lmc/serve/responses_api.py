@@ -117,7 +117,7 @@ def _text(content: Any, i: int) -> str:
     parts: list[Any] = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "text") else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise bad(f"input.{i}: this server takes text only", "input", "unsupported")
+        raise bad(f"input.{i}: this server takes text, and input_image in a user's message", "input", "unsupported")
     return "".join(map(str, texts))
 
 

@@ -90,6 +90,18 @@ def test_what_is_refused(body, why):
     assert not mock.call_log
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    (
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]}]}, "takes text, and input_image"),
+        (MESSAGES, {"max_tokens": 5, "system": [{"type": "audio"}], "messages": [{"role": "user", "content": "x"}]}, "pictures are parts of a user's message"),
+    ),
+)
+def test_what_is_refused_names_what_is_taken(path, body, why):
+    answer = post(path, {**body, "model": "mock"}, lmc.Mock())
+    assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+
+
 def test_a_model_of_text_says_so():
     answer = post(CHAT, asked(part(url(DARK))), lmc.Mock(capabilities=replace(CAPABILITIES, images=False)))
     assert answer.status_code == 400 and "takes text only" in answer.json()["error"]["message"]
