@@ -52,7 +52,7 @@ class SGLang(RemoteBackend):
                    the URL
 
     image_token    placeholder of a picture in a text prompt, such as "<|vision_start|><|image_pad|><|vision_end|>"
-                   (Qwen-VL) or "<image>" (LLaVA)
+                   (Qwen-VL) or "<image>\\n" (LLaVA)
 
     Requests with tools go to OpenAI's API as messages, which the server renders by its template; so do pictures, unless
     `image_token` gives their form in a prompt. All others go to `/generate`.
