@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from lmc.backend.base import Backend, Counters
 from lmc.frontend.interpreter import Function
@@ -32,32 +31,15 @@ class Stats:
 class CompiledProgram(Protocol):
     """What is read of `lmc.Program`, which has all of it."""
 
-    @property
-    def function(self) -> Function: ...
-
-    @property
-    def backend(self) -> Backend | None: ...
-
-    @property
-    def opt(self) -> int: ...
-
-    @property
-    def aggressive(self) -> bool: ...
-
-    @property
-    def outputs(self) -> Sequence[str] | None: ...
-
-    @property
-    def ahead(self) -> AheadPolicy: ...
-
-    @property
-    def stats(self) -> Stats: ...
-
-    @property
-    def profile(self) -> Profile: ...
-
-    @property
-    def planner(self) -> Planner: ...
+    function: Function[..., Any]
+    backend: Backend | None
+    opt: int
+    aggressive: bool
+    outputs: tuple[str, ...] | None
+    ahead: AheadPolicy
+    stats: Stats
+    profile: Profile
+    planner: Planner
 
     @property
     def target(self) -> Target: ...
