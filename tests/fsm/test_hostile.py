@@ -220,9 +220,9 @@ def test_there_are_many():
     assert len(SOURCES) >= 400
 
 
-@some("part", range(20), 20)
+@some("part", range(40), 40)
 def test_every_source_ends_in_steps_within_the_budget_or_in_an_error(part):
-    for kind, source in SOURCES[part::20]:
+    for kind, source in SOURCES[part::40]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SchemaWarning)

@@ -147,7 +147,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@some("family", FAMILIES, 2)
 def test_how_many_conversations_each_family_can_hold(family: str) -> None:
     """Of five without and five with a system message."""
     template, held = template_of(family), 0
