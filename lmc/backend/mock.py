@@ -160,6 +160,8 @@ def _ask_key(ask: Ask) -> tuple[Any, ...]:
 class _Timer:
     """Calls functions at given times: one thread for all mocks of a process, which begins with the first call."""
 
+    monotonic = staticmethod(time.monotonic)
+
     def __init__(self) -> None:
         self._begin()
 
@@ -171,7 +173,7 @@ class _Timer:
         self._running = False
 
     def at(self, when: float, call: Callable[[], object]) -> None:
-        """Call at `when`, by `time.monotonic()`."""
+        """Call at `when`, by `monotonic()`."""
         if self._process != os.getpid():
             self._begin()  # pending calls are the parent's, and so is the thread
         with self._changed:
@@ -194,7 +196,7 @@ class _Timer:
     def _next(self) -> Callable[[], object]:
         with self._changed:
             while True:
-                wait = self._due[0][0] - time.monotonic() if self._due else None
+                wait = self._due[0][0] - self.monotonic() if self._due else None
                 if wait is not None and wait <= 0:
                     return heapq.heappop(self._due)[2]
                 self._changed.wait(wait)
@@ -426,7 +428,7 @@ class Mock:
 
     def _later(self, handle: MockHandle, result: Result, output: Output, after: MockNode, delay: float) -> None:
         """Stream the first text in three deltas, the last of which comes with the answer."""
-        now, text = time.monotonic(), output.texts[0]
+        now, text = timer.monotonic(), output.texts[0]
         third = len(text) // 3
         scored = Scored.of(output.metas[0])
 

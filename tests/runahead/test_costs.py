@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +59,6 @@ class Clock:
         self.due = list[tuple[float, int, Callable[[], object]]]()
         self._spent, self._order = itertools.count(), itertools.count()
         monkeypatch.setattr(mock, "timer", self)
-        monkeypatch.setattr(mock, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(ledger, "perf_counter", lambda: self.now)
         monkeypatch.setattr(ledger, "thread_time", self.spent)
         monkeypatch.setattr(code, "thread_time", lambda: 0.0)
@@ -70,6 +68,9 @@ class Clock:
         """Asked before and after each evaluation, in which nothing waits."""
         after = next(self._spent) % 2
         self.now += after * self.evaluation
+        return self.now
+
+    def monotonic(self) -> float:
         return self.now
 
     def at(self, when: float, call: Callable[[], object]) -> None:
@@ -86,6 +87,14 @@ class Clock:
 
     def idle(self) -> bool:
         return True
+
+
+def test_what_was_due_before_comes_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's timer went by the clock of a test, and then waited for hours."""
+    came = threading.Event()
+    mock.timer.at(mock.timer.monotonic() + 0.1, came.set)
+    Clock(monkeypatch, evaluation=0.0)
+    assert came.wait(60)
 
 
 @lmc.function
