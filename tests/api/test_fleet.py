@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_a_busy_server_shares_what_begins_alike():
 
 def test_a_server_that_fails_is_left_alone_and_tried_again(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(placement.time, "monotonic", lambda: now)
+    monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=lambda: now))
 
     async def scenario() -> None:
         nonlocal now
@@ -298,7 +299,7 @@ def test_a_server_that_only_fails_is_left_to_itself(several, monkeypatch, fault)
     backend = connect(servers)
     fast = lmc.compile(turns)
     fast.batch(ITEMS[:1], backend=backend, temperature=0)  # whether ids are taken is known
-    monkeypatch.setattr(placement.time, "monotonic", lambda: 1e6)
+    monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=lambda: 1e6))
     servers[0].plant = lambda n, path, body: FAULTS[fault]
     before = len(servers[0].seen)
     assert [s.ret_value for s in fast.batch(ITEMS, backend=backend, temperature=0)] == expected(ITEMS)
@@ -314,7 +315,7 @@ def test_a_server_that_hangs_is_left_alone(several, monkeypatch):
     backend = connect(servers, Patience(3, 2.0, 0.001, 0.01))
     fast = lmc.compile(turns)
     fast.batch(ITEMS[:1], backend=backend, temperature=0)
-    monkeypatch.setattr(placement.time, "monotonic", lambda: 1e6)
+    monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=lambda: 1e6))
     hanging, _other = sorted(servers, key=lambda server: -len(server.seen))
     hanging.plant = lambda n, path, body: Planted("delay", seconds=60)
     state = turns.run(q=ITEMS[0]["q"], backend=backend, temperature=0, stream=True)  # a stream of one, and no list
