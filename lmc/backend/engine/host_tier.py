@@ -239,8 +239,9 @@ class HostTier:
         return True
 
     def want(self, n: int) -> None:
-        """Make room for so many more tokens, and for some that will come after these."""
-        used = self._slots.num_slots - self._slots.free_count + n
+        """Make room for so many more tokens, and for some that will come after these. What is neither parked nor may be on
+        the device is not used again: it takes no more than is there."""
+        used = self._slots.num_slots - self._slots.free_count - max(0, self._host.evictable - self._pool.num_slots) + n
         self._mover.want(used + max(used, self._pool.num_slots // _AHEAD))
 
     def take_room(self) -> bool:

@@ -236,6 +236,19 @@ def test_what_ended_runs_left_on_the_host_goes_before_what_is_needed(late):
     engine.check()
 
 
+def test_what_ended_runs_left_takes_no_more_memory():
+    engine, core = stepped(300, host=50_000, max_context=250)
+    first = ask(engine, core, "a" * 160, run=ProgramRun("agent"))
+    for i in range(60):
+        over = ProgramRun("agent")
+        begun = ask(engine, core, f"{i:02}" * 40, run=over)
+        ask(engine, core, "more", begun, run=over)
+        over.end()
+        drain(core)
+    assert engine.stats()["host_out"] > 5000 and mover_of(core).ready < 5 * 300 and first
+    engine.check()
+
+
 def test_who_needs_as_much_as_another_that_found_no_room_looks_for_none(monkeypatch):
     """Hundreds may wait for the device; each look for room goes over all leases."""
     engine, core = stepped(300, host=8000, max_context=250, max_batch=64, chunk=4000)
