@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc import pages
 from lmc.backend.base import Prices, Result, Usage
@@ -23,7 +23,6 @@ from lmc.segments import Gen
 
 if TYPE_CHECKING:
     from lmc.frontend.state import State
-    from lmc.runahead.ledger import Ledger
 
 NOTHING = Usage()
 MOST_ROWS = 100
@@ -77,7 +76,46 @@ class RunRecord:
         return max([self.began, self.ended or 0.0, *(r.ended or r.result.began for r in self.requests)])
 
 
-def of_ledger(ledger: Ledger) -> RunRecord:
+class _LedgerRecord(Protocol):
+    """A request in a ledger (runahead/ledger.py)."""
+
+    @property
+    def address(self) -> tuple[int, int, str, int]: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def loc(self) -> Loc | None: ...
+
+    @property
+    def result(self) -> Result: ...
+
+    @property
+    def ahead(self) -> str: ...
+
+    @property
+    def asked(self) -> float: ...
+
+
+class _Ledger(Protocol):
+    """The ledger of a compiled run."""
+
+    began: float
+    ended: float
+    stream: str
+
+    @property
+    def records(self) -> Sequence[_LedgerRecord]: ...
+
+    @property
+    def host_calls(self) -> Sequence[tuple[str, float, float]]: ...
+
+
+def of_ledger(ledger: _Ledger) -> RunRecord:
     """Return a compiled run."""
     asked = ((r.name or r.kind, r.kind, r.address[2], r.loc, r.result, r.ahead, r.asked) for r in tuple(ledger.records))
     return RunRecord(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))

@@ -12,8 +12,8 @@ import pytest
 from tests.searching import apart
 
 DOCS = Path(__file__).parent.parent / "docs"
-MOST = 36  # modules of the largest circle, imports under TYPE_CHECKING and in functions counted
-CIRCLES = 4
+MOST = 34  # modules of the largest circle, imports under TYPE_CHECKING and in functions counted
+CIRCLES = 5
 
 
 @pytest.fixture(scope="module")
