@@ -200,6 +200,7 @@ def litellms_list(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "litellm", raising=False)
 
 
+@pytest.mark.api
 def test_check_takes_prices_from_the_list_that_is_installed(lmc_cli, litellms_list):
     pytest.importorskip("openai")
     code, said, note = lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x")

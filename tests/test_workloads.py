@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ import lmc
 from benchmarks import agent_traces, bench_agents, bench_compile, bench_passes, bench_programs
 from benchmarks.pass_workloads import LATE_POOL
 from benchmarks.workloads import WORDS, Size, figures, host_overhead, pictures
+from lmc import named
 from tests.backend.gated import Gated
 from tests.searching import apart
 
@@ -137,8 +139,9 @@ def test_limits_are_shown_on_the_reference_machine_only(capsys):
 
 def test_a_server_is_a_backend_by_its_url(monkeypatch):
     opened = []
-    monkeypatch.setattr(lmc, "SGLang", lambda url: opened.append(url))
-    monkeypatch.setattr(lmc, "OpenAI", lambda model, base_url: opened.append((model, base_url)))
+    classes = SimpleNamespace(SGLang=lambda url: opened.append(url), OpenAI=lambda model, base_url: opened.append((model, base_url)))
+    monkeypatch.setattr(named, "import_module", lambda module: classes)
+    monkeypatch.setattr(named, "hide_in_constructor", lambda found: None)
     bench_programs.open_backend("sglang:http://127.0.0.1:30000")
     bench_programs.open_backend("openai:m/x@http://127.0.0.1:1/v1")
     assert opened == ["http://127.0.0.1:30000", ("m/x", "http://127.0.0.1:1/v1")]
