@@ -7,7 +7,7 @@ otherwise under `x-lmc`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -76,13 +76,17 @@ class Layout:
     def values(self, values: Sequence[Any]) -> Node:
         """Return the texts of several values; arrays, and objects, share what they begin with."""
         found = [self.value(v) for v in values if not isinstance(v, list | dict) or not v]
-        for kind, marks, parts_of in ((list, "[]", _items), (dict, "{}", dict.items)):
-            same = [v for v in values if isinstance(v, kind) and v]
-            if len(same) > 1:
-                found.append(self.bracketed(marks, self._beginnings([list(parts_of(v)) for v in same])))
-            elif same:
-                found.append(self.value(same[0]))
+        for marks, same in (
+            ("[]", [[(None, item) for item in v] for v in values if isinstance(v, list) and v]),
+            ("{}", [list(v.items()) for v in values if isinstance(v, dict) and v]),
+        ):
+            if same:
+                found.append(self.bracketed(marks, self._beginnings(same) if len(same) > 1 else self.listed([self._part(*part) for part in same[0]])))
         return one_of(found)
+
+    def _part(self, key: str | None, value: Any) -> Node:
+        """Return the text of an item, or of a member."""
+        return self.value(value) if key is None else self.member(string(key), self.value(value))
 
     def _beginnings(self, sequences: Sequence[Sequence[tuple[str | None, Any]]]) -> Node:
         """Return a graph with a state for each beginning of some of the sequences; their parts: keys, of objects, and values."""
@@ -95,7 +99,7 @@ class Layout:
                 beginning = at, repr((key, value))
                 if beginning not in states:
                     states[beginning] = len(states) + 1
-                    part = self.value(value) if key is None else self.member(string(key), self.value(value))
+                    part = self._part(key, value)
                     edges.append((at, seq(self.item, part) if at else part, states[beginning]))
                 at = states[beginning]
             final.add(at)
@@ -124,10 +128,6 @@ class Layout:
 
     def member(self, key: Node, value: Node) -> Node:
         return seq(key, self.key, value)
-
-
-def _items(value: Sequence[Any]) -> Iterator[tuple[None, Any]]:
-    return ((None, item) for item in value)
 
 
 def _separators(given: Any, at: str) -> tuple[str, str]:

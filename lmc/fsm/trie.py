@@ -15,7 +15,7 @@ import numpy as np
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.minimise import DEAD
 
-_ONE_BY_ONE, _MOST_ONE_BY_ONE = 48, 400  # nodes at or below which they are visited one by one, and the most visited so
+_ONE_BY_ONE, _MOST_ONE_BY_ONE = 48, 100  # nodes at or below which they are visited one by one, and the most visited so
 
 
 @dataclass(frozen=True, eq=False)
