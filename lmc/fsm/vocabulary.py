@@ -23,9 +23,9 @@ from lmc.fsm.words import WordRange
 
 _MOST_RUNS = 256  # most cached runs: most are of few tokens
 _MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visiting whole levels is faster
-_MOST_ONE_BY_ONE = 80  # nodes of a trie
+_MOST_ONE_BY_ONE = 200  # nodes of a trie
 _MOST_APART = 200  # nodes within a run that have states of their own
-_FEW_CHILDREN, _FEW_TEXTS, _MANY_TEXTS = 32, 24, 4096  # of a node: visited one by one; not worth a run; worth one even if found last
+_FEW_CHILDREN, _FEW_TEXTS, _MANY_TEXTS = 32, 256, 4096  # of a node: visited one by one; not worth a run; worth one even if found last
 WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MANY_TAILS = 1024  # tokens that leave a run by one byte: from here on sooner followed along the vocabulary's trie than a trie of their own is made
