@@ -130,7 +130,7 @@ class KVMover:
 
     def close(self) -> None:
         self.settle()
-        self.capacity, self._shares = 0, False
+        self.capacity, self._shares, self._wanted = 0, False, 0  # the last for a thread that is just computing the first
         with self._growing:
             self._stores.clear()
             self._stage = None

@@ -89,6 +89,15 @@ def test_engines_on_one_machine_share_its_memory(monkeypatch):
     assert {mover.ready for mover in machine.movers} == {200}, "a fifth is left"
 
 
+def test_nothing_is_allocated_for_a_closed_one(monkeypatch):
+    machine = Machine(monkeypatch, 1000 * 25 * 4)
+    mover = machine.mover()
+    free = kv_copy.free_host
+    monkeypatch.setattr(kv_copy, "free_host", lambda: mover.close() or free())  # while a thread looks how much there is
+    mover.want(42)
+    assert mover.ready == 0 and not mover._pieces
+
+
 @pytest.mark.gpu
 def test_pinned_memory_comes_beside_the_callers_work_and_goes_back():
     pool = KVPool.of([LayerShape(8, 128, 128)] * 4, 5000, torch.bfloat16, "cuda")
