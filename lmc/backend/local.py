@@ -755,8 +755,8 @@ class Engine(LocalBackend):
     admission    "cost": a run begins that does not fit beside the open ones, if what those that are away have to compute again for it costs less than
                  another run in flight gains. To compare with: "fit" (only those begin that fit)
     host_memory  bytes (an int, or "16GB", "8GiB") of the host's memory for KV that has to leave the device while a run is away, and that comes
-                 back when it goes on, where that is faster than computing it again. It is allocated when it is needed. None: on a GPU as much as
-                 leaves the same to everything else on the machine, 0 on a CPU. Needs schedule="program", cache="tree" and one device (tp=1)
+                 back when it goes on, where that is faster than computing it again. It is allocated when it is needed. None: on a GPU at most as
+                 much as it leaves free on the machine, on a CPU 0. Needs schedule="program", cache="tree" and one device (tp=1)
     seed         mixed into the seed of every sampling op
     parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
     seam         "token", or "text" to re-encode answers with the following text

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.llama import LlamaModel
 
-_ROWS = 512  # of a pass whose sums are ours; those of larger ones are NCCL's, beside GEMMs
+_ROWS = 512  # of a pass, at most, whose sums are ours; those of larger ones are NCCL's, beside GEMMs if it is halved (models/fused.py)
 _LOOK = 100e-6  # seconds between polls of a pass in flight
 
 

@@ -4,8 +4,8 @@
     x[t, i] ≈ p[t, i] · s[t]               each row of a pass by its own largest, at run time
     y[t, o] = s[t] · scale[o] · Σ p q      products of FP8, summed in float32
 
-On a GPU (Hopper or newer) by cuBLAS and CUTLASS, through torch. On a CPU the same numbers are multiplied in float32: to test with, and slower
-than matrices that are not quantized.
+On a GPU (Hopper or newer) by cuBLAS and CUTLASS, through torch; few rows by a kernel of lmc's (gemm_tuning.py, kernels/few_rows.py). On a CPU
+the same numbers are multiplied in float32: to test with, and slower than matrices that are not quantized.
 """
 
 from __future__ import annotations
