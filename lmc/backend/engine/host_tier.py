@@ -239,10 +239,15 @@ class HostTier:
         return True
 
     def want(self, n: int) -> None:
-        """Make room for so many more tokens, and for some that will come after these. What is neither parked nor may be on
-        the device is not used again: it takes no more than is there."""
-        used = self._slots.num_slots - self._slots.free_count - max(0, self._host.evictable - self._pool.num_slots) + n
-        self._mover.want(used + max(used, self._pool.num_slots // _AHEAD))
+        """Make room for so many more tokens, and for some that will come after these. What is not expected to be used again
+        is evicted before more memory is wanted."""
+        if (lack := self._with_ahead(n) - self._mover.ready) > 0:
+            self._slots.free(self._host.evict_forgotten(lack))
+        self._mover.want(self._with_ahead(n))
+
+    def _with_ahead(self, n: int) -> int:
+        used = self._slots.num_slots - self._slots.free_count + n
+        return used + max(used, self._pool.num_slots // _AHEAD)
 
     def take_room(self) -> bool:
         """Use what room has come for what waits for it; return whether some has."""

@@ -99,11 +99,10 @@ class RadixCache:
             child = node.children.get(int(ids[end]))
             if child is None:
                 break
-            child.last_use = now
             common = common_prefix(child.ids, ids[end:limit])
-            if common < len(child.ids):
-                return self._split(child, common)
-            node = child
+            node = self._used(child, common, now)
+            if node is not child:
+                break
             end += common
         return node
 
@@ -138,9 +137,7 @@ class RadixCache:
                 present = at
                 node = self._attach(node, ids[at:].copy(), slots[at:].copy(), now)
                 return Inserted(node, present, _joined(found))
-            child.last_use = now
-            common = common_prefix(child.ids, ids[at:])
-            node = self._split(child, common) if common < len(child.ids) else child
+            node = self._used(child, common_prefix(child.ids, ids[at:]), now)
             found.append(node.slots)
         return Inserted(node, end - begin, _joined(found))
 
@@ -152,6 +149,13 @@ class RadixCache:
         self.evictable += len(ids)
         self._offer(child)
         return child
+
+    def _used(self, node: Node, tokens: int, now: int) -> Node:
+        """Return the node that ends after so many tokens of the edge of `node`; these are used now, and not what follows."""
+        if tokens < len(node.ids):
+            node = self._split(node, tokens)
+        node.last_use = now
+        return node
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut the edge of `node` after `at` tokens; return the new upper node."""
@@ -246,9 +250,16 @@ class RadixCache:
     def evict(self, want: int) -> np.ndarray:
         """Remove ends of unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
         return the slots, which are the caller's now. A long leaf is cut to about the wanted number."""
+        return self._evict(want, _NEVER)
+
+    def evict_forgotten(self, want: int) -> np.ndarray:
+        """The same only of what `forget` has marked, and nobody has used since."""
+        return self._evict(want, 0)
+
+    def _evict(self, want: int, until: int) -> np.ndarray:
         freed: list[np.ndarray] = []
         count = 0
-        while count < want and self._leaves:
+        while count < want and self._leaves and self._leaves[0][0] < until:
             stamp, _, node = heapq.heappop(self._leaves)
             if node.offered != stamp:
                 continue  # it was offered again, with an earlier stamp

@@ -249,6 +249,16 @@ def test_what_ended_runs_left_takes_no_more_memory():
     engine.check()
 
 
+def test_conversations_get_as_much_memory_as_they_need():
+    """They belong to no run, and come back though the device has long been without them."""
+    engine, core = stepped(300, host=50_000, max_context=250)
+    chats = [ask(engine, core, f"{i:02}" * 20) for i in range(30)]
+    more = [ask(engine, core, "and more", chat) for chat in chats]
+    assert engine.stats()["host_hits"] == 30
+    assert all(chat.results[0].output().meta["cached_tokens"] >= 40 for chat in more)
+    engine.check()
+
+
 def test_who_needs_as_much_as_another_that_found_no_room_looks_for_none(monkeypatch):
     """Hundreds may wait for the device; each look for room goes over all leases."""
     engine, core = stepped(300, host=8000, max_context=250, max_batch=64, chunk=4000)

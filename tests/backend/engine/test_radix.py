@@ -70,6 +70,28 @@ def test_eviction_takes_least_recently_used_leaves_first():
     assert tree.match(ids(1, 2, 3)).end == 3
 
 
+def test_what_follows_a_used_prefix_is_not_used():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    old = put(tree, pool, ids(1, 2, 3)).node
+    put(tree, pool, ids(5, 6))
+    put(tree, pool, ids(1, 2, 4))
+    tree.match(ids(1, 9))
+    tree.evict(1)
+    assert old.parent is None and tree.match(ids(5, 6)).end == 2
+    tree.check()
+
+
+def test_what_was_forgotten_and_not_used_since_can_be_evicted_alone():
+    tree, pool = RadixCache(), SlotAllocator(64)
+    kept, over, back = (put(tree, pool, ids(n, 2, 3)).node for n in (1, 4, 5))
+    tree.forget(over, 3)
+    tree.forget(back, 3)
+    tree.match(ids(5, 2, 3))
+    assert len(tree.evict_forgotten(100)) == 3 and len(tree.evict_forgotten(100)) == 0
+    assert over.parent is None and kept.parent is not None and back.parent is not None
+    tree.check()
+
+
 def test_a_locked_prefix_stays_and_its_upper_half_after_a_split_too():
     tree, pool = RadixCache(), SlotAllocator(64)
     node = put(tree, pool, ids(1, 2, 3, 4)).node
