@@ -8,7 +8,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lmc.config import log
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from lmc.frontend.state import State
     from lmc.runahead.ledger import Ledger
 
-FIRST_COST, PER_LINE = 0.01, 0.0005
-"""Assumed seconds of the first evaluation in a process, which loads the evaluator, and, of that of a program, for each of its source lines, which
-it compiles."""
+FIRST_COST = 0.04
+"""Assumed seconds of the first evaluation: it compiles the code it meets."""
 FIRST_PLAN = 0.1
 """Assumed seconds of planning."""
 SHARE = 1 / 40
@@ -39,29 +38,11 @@ _log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
 
 
-class FirstCosts:
-    """The cost of the first evaluations of the programs of a process, by source lines: assumed at first, then more and more as measured."""
-
-    def __init__(self) -> None:
-        self._start, self._lines, self._seconds = FIRST_COST, 40, 40 * PER_LINE
-
-    def of(self, lines: int) -> float:
-        return self._start + lines * self._seconds / self._lines
-
-    def measured(self, lines: int, seconds: float) -> None:
-        self._lines, self._seconds, self._start = self._lines + lines, self._seconds + max(0.0, seconds - self._start), 0.0
-
-
-first_costs = FirstCosts()
-
-
 class Profile:
     """Shared by all runs of a program, from any thread. Its numbers are advice: a lost update costs nothing but time."""
 
-    def __init__(self, code: CodeType | None = None) -> None:
-        lines = [0] if code is None else [line - code.co_firstlineno + 1 for _, _, line in code.co_lines() if line is not None]
-        self._source_lines = max(lines)
-        self.cost = first_costs.of(self._source_lines)
+    def __init__(self) -> None:
+        self.cost = FIRST_COST
         self.waited = self.spent = 0.0  # seconds in which at least one run waited; seconds of all evaluations and plans
         self._until = 0.0  # the end of the latest wait
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
@@ -100,8 +81,6 @@ class Profile:
         seen = self._lines.setdefault(line, [0, 0])
         seen[0] += 1
         seen[1] += asked
-        if not self.evaluations:
-            first_costs.measured(self._source_lines, seconds)
         self.evaluations += 1
         self.spent += seconds
         self.cost += (max(0.0, seconds - once) - self.cost) / min(self.evaluations, 16)

@@ -106,7 +106,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.outputs = None if outputs is None else tuple(outputs)
         self.ahead = checked_ahead(ahead)
         self.stats = Stats()
-        self.profile = Profile(getattr(vars(fn).get("func"), "__code__", None))  # a saved function is not imported yet
+        self.profile = Profile()
         self.planner = Planner(fn, self.outputs, opt, aggressive)
         self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = _evaluation
 

@@ -19,8 +19,8 @@ from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation, Outcome
 from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
-from lmc.runahead import ledger, profile
-from lmc.runahead.profile import FIRST_COST, PER_LINE, SHARE, SHORTEST, FirstCosts, Profile
+from lmc.runahead import ledger
+from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
 from lmc.waiting import Signal, idle
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
@@ -32,21 +32,6 @@ def two(s, q):
     first = s["a"]
     s += "!" + lmc.gen("b", max_tokens=4)
     return first + s["b"]
-
-
-@pytest.fixture(autouse=True)
-def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "first_costs", FirstCosts())
-
-
-def test_the_first_evaluation_of_a_program_is_taken_to_cost_what_others_did_for_as_many_lines() -> None:
-    written = two.func.__code__  # 6 lines, with the decorator's
-    assert Profile(written).cost == pytest.approx(FIRST_COST + 6 * PER_LINE)
-    Profile(written).evaluated("line", FIRST_COST + 6 * 0.01, 1)
-    assert Profile(written).cost == pytest.approx(6 * (40 * PER_LINE + 6 * 0.01) / 46)
-    for _ in range(1000):
-        Profile(written).evaluated("line", 6 * 0.01, 1)
-    assert Profile(written).cost == pytest.approx(6 * 0.01, rel=0.01)
 
 
 class Clock:
@@ -98,25 +83,10 @@ def test_what_was_due_before_comes_by_its_own_clock(monkeypatch: pytest.MonkeyPa
 
 
 @lmc.function
-def listed(s, q):
-    for i in range(20):
-        f = s.fork(1)[0]
-        f += f"{q}{i}" + lmc.gen("x", max_tokens=2)
-        len(f["x"])
-
-
-@lmc.function
 def chatting(s, q):
     for _ in range(200):
         s += f"{q if id(s) else ''}" + lmc.gen("x", max_tokens=2)  # which only Python knows
         len(s["x"])
-
-
-def test_a_new_program_asks_ahead_in_its_first_wait_of_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, evaluation=0.012)
-    usage = lmc.compile(listed)("x", backend=Mock(latency=0.05)).usage
-    assert (usage.calls, usage.ahead_used) == (20, 19)
-    assert clock.now <= 3 * 0.05
 
 
 @pytest.mark.parametrize("latency", [0.001, 0.005, 0.02, 0.05, 0.2])
@@ -130,7 +100,7 @@ def test_work_in_vain_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytest.
 
 def test_a_wait_lasts_twice_what_an_evaluation_costs() -> None:
     profile = Profile()
-    assert profile.patience == 2 * FIRST_COST  # and more for its lines
+    assert profile.patience == 2 * FIRST_COST
     profile.evaluated("line", 0.2, 1, 0.2 - 0.003)
     assert profile.patience == pytest.approx(0.006)
 
