@@ -22,6 +22,7 @@ from lmc.durable.records import Effect, Place
 from lmc.durable.snapshots import CallSnapshot
 from lmc.durable.tasks import Coming, Tasks
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc
+from lmc.frontend.active import numbering
 from lmc.frontend.attempts import NOTED, answer_of
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
@@ -105,12 +106,13 @@ class JournaledCalls(Answers):
     def _made(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
               make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         self.go_on()
+        by = None if caller is None else numbering(caller)
         name, reached = name_of(fn), CallSnapshot(fn, args, kwargs, self.effects.instances)
         number, known = self.begin(stream, name, args, kwargs, loc, ordered=self._is_ordered(fn))
         if known is not None:
             if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:
-                if caller is not None and len(known.outcome) == 5:
-                    caller.calls += known.outcome[4]
+                if by is not None and len(known.outcome) == 5:
+                    by.calls += known.outcome[4]
                 return outcome
             if known.doubtful and not is_idempotent(fn) and not self.may_begin_again((*args, *kwargs.values())):
                 if not isinstance(fn, HostFunction) or fn.check is None:
@@ -125,12 +127,12 @@ class JournaledCalls(Answers):
                     return outcome
         self.begins_again(known)
         self.sync()
-        before = 0 if caller is None else caller.calls
+        before = 0 if by is None else by.calls
         with self.attempts(fn, number, known), self.working():
             outcome = make()
         if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
             self.effects.made[id(made)] = made, made_by(name, number)
-        self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if caller is None else caller.calls - before)
+        self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
         return outcome
 
     def _is_ordered(self, fn: Any) -> bool:

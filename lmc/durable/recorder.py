@@ -150,7 +150,11 @@ class Recorder:
         if isinstance(call, types.FunctionType) and not from_library(type(fn)) and not isinstance(fn, type | types.FunctionType | types.MethodType):
             return self.own(fn)(*args, **kwargs)
         result = fn(*map(self.callback, args), **{name: self.callback(x) for name, x in kwargs.items()})
-        return _through(result) if isinstance(result, types.CoroutineType) else result
+        if not isinstance(result, types.CoroutineType):
+            return result
+        through = _through(result)
+        through.__name__ = result.__name__  # by which its task is numbered
+        return through
 
     def callback(self, fn: Any) -> Any:
         """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""

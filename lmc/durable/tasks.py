@@ -7,6 +7,7 @@ themselves, a coroutine of host code as if the program awaited it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import types
 import weakref
@@ -17,6 +18,7 @@ from typing import Any
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.records import Effect, Place
 from lmc.errors import Loc
+from lmc.frontend.active import waiting_for_task
 from lmc.frontend.host import RECORDING
 
 
@@ -73,7 +75,8 @@ class Tasks:
         made = dict[int, Any]()  # duplicates count once
         for x in args:
             if id(x) not in made:
-                made[id(x)] = x if x in self or not inspect.isawaitable(x) else self._begin(asyncio.ensure_future, x, {}, is_own, wait)
+                with waiting_for_task() if fn is asyncio.wait_for else contextlib.nullcontext():
+                    made[id(x)] = x if x in self or not inspect.isawaitable(x) else self._begin(asyncio.ensure_future, x, {}, is_own, wait)
         found = fn(*[made[id(x)] for x in args], **kwargs)
         if isinstance(found, asyncio.Future):
             self._found.add(found)
@@ -88,6 +91,8 @@ class Tasks:
             task = fn(awaitable, **kwargs)
         else:
             waiting, ended = wait(awaitable)
+            if isinstance(awaitable, types.CoroutineType):
+                waiting.__name__ = awaitable.__name__  # by which the task is numbered
             token = RECORDING.set(None)
             try:
                 task = fn(waiting, **kwargs)

@@ -23,7 +23,7 @@ from lmc.backend.base import Backend, ProgramRun
 from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.active import ACTIVE
+from lmc.frontend.active import ACTIVE, next_call
 from lmc.frontend.batches import PendingBatch, failure_of, in_flight
 from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
@@ -404,9 +404,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             None if outer.ledger else options.begin,
             outer.whole,
         )
-        stream = f"{caller.stream}/c{caller.calls}"
-        caller.calls += 1
-        return self._counted(caller, State(LiveEmitter(run), stream=stream, name=self.name))
+        return self._counted(caller, State(LiveEmitter(run), stream=next_call(caller), name=self.name))
 
     def _whole(self, options: Options, caller: State | None) -> ProgramRun | None:
         """Return the run as backends identify it: a sub-program belongs to its caller's."""
@@ -425,7 +423,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         """Run an async program on the running loop, without blocking it while it reads an answer."""
         from lmc.frontend.suspending import prepare, suspendable  # imports greenlets, which only async programs need
 
-        prepare(ACTIVE)
+        prepare()
         run = _run_of(state)
         limits = None if run.journal is not None else run.limits  # a journaled run's calls are timed one by one
         with _running(self, state, bound), self._recorded(state) as func:
@@ -578,8 +576,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         caller = ACTIVE.get()
         if options.seed is None and caller is not None:  # one sub-program call, each item a run of its own
             run = _run_of(caller)
-            seed = derive_seed(run.seed, run.item, f"{caller.stream}/c{caller.calls}", 0)
-            caller.calls += 1
+            seed = derive_seed(run.seed, run.item, next_call(caller), 0)
         else:
             seed = fresh_seed(options.backend or (_run_of(caller).backend if caller else default_backend()), options.seed)
         options = replace(options, seed=seed, batch=object())

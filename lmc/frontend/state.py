@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
+from lmc.frontend.active import numbering
 from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken
 from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import (
@@ -47,6 +48,8 @@ from lmc.tracebacks import AnswersByName, hide, users_frames
 
 V = TypeVar("V")
 
+_NO_TASKS: Mapping[str, int] = {}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AppendedState(Expr):
@@ -66,7 +69,7 @@ class State(AnswersByName, Generic[R]):
 
     __slots__ = (
         "__weakref__", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "name", "ordinal",
-        "previous", "progress", "role", "scopes", "stream", "types", "variables",
+        "previous", "progress", "role", "scopes", "stream", "tasks", "types", "variables",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +93,7 @@ class State(AnswersByName, Generic[R]):
         self.ctx = emitter.root() if ctx is None else ctx
         self.variables: dict[str | None, Any] = dict(variables) if variables else {}
         self.stream, self.ordinal, self.forks, self.calls = stream, ordinal, forks, calls
+        self.tasks: Mapping[str, int] = _NO_TASKS  # that its program has created, by name; replaced, never changed
         self.role: str | None = role
         self.previous: str | None = previous
         self.asked: list[Any] = [] if asked is None else asked
@@ -99,6 +103,11 @@ class State(AnswersByName, Generic[R]):
         self.failure: BaseException | None = None  # of a batch item whose program raised
         self.name = name
         self._value = ret_value
+
+    @property
+    def prefix(self) -> str:
+        """Return the beginning of the streams of its forks and sub-programs."""
+        return f"{self.stream}/"
 
     # -- appending
 
@@ -184,9 +193,10 @@ class State(AnswersByName, Generic[R]):
         size = index(size)
         if size < 0:
             raise ParameterError(f"fork({size}): cannot make fewer than 0 copies", loc=caller_loc())
-        k, self.forks = self.forks, self.forks + 1
+        by = numbering(self)
+        k, by.forks = by.forks, by.forks + 1
         ctx = self.ctx.fork(size) if size > 1 and isinstance(self.ctx, Prompt) else self.ctx
-        return StateGroup([self._child(f"{self.stream}/{k}.{i}", ctx) for i in range(size)], self)
+        return StateGroup([self._child(f"{by.prefix}{k}.{i}", ctx) for i in range(size)], self)
 
     def _child(self, stream: str, ctx: Any) -> State:
         child = State(

@@ -2,7 +2,7 @@
 
 Each step of a task runs in a greenlet (as in SQLAlchemy's asyncio layer). Where the step has to wait for an answer,
 anywhere in user code or in C, it yields a future to its task, as `await` would, and resumes when that is done. The
-loop's task factory does the same for tasks that a program creates. So reading is an await point, with all that implies:
+loop's task factory does the same for tasks that a program creates, and numbers them (lmc.frontend.active). So reading is an await point, with all that implies:
 other tasks run meanwhile, and the task may be cancelled there.
 """
 
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
 from lmc import waiting
+from lmc.frontend.active import ACTIVE, CALLING, TASK, TaskOfRun, creator_waits, new_task
 
 T = TypeVar("T")
 
@@ -29,12 +31,15 @@ class _Step(greenlet):
 
 class Suspendable(Coroutine[Any, Any, T]):
     """A coroutine whose steps are suspended where they read an answer that has not arrived. Awaitable, and runnable as
-    a task."""
+    a task.
 
-    __slots__ = ("__weakref__", "_coroutine", "_suspended")
+    task  that it is; None: part of the one that runs it
+    """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._coroutine = coroutine
+    __slots__ = ("__weakref__", "_coroutine", "_suspended", "_task")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], task: TaskOfRun | None = None) -> None:
+        self._coroutine, self._task = coroutine, task
         self._suspended: _Step | None = None  # inside a step, while it waits for an answer
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -73,7 +78,12 @@ class Suspendable(Coroutine[Any, Any, T]):
         """Drive a step to its end, or to where it waits. Return the future that the task must wait for."""
         self._suspended = None
         step.parent = getcurrent()
-        given = step.switch(*args) if error is None else step.throw(error)
+        token = None if self._task is None else TASK.set(self._task)  # at each step: tasks may share a context
+        try:
+            given = step.switch(*args) if error is None else step.throw(error)
+        finally:
+            if token is not None:
+                TASK.reset(token)
         if not step.dead:
             self._suspended = step
         return given
@@ -142,25 +152,48 @@ class ProgramTasks:
     """A task factory: tasks that begin inside a program are suspended where they read; all are made by the previous
     factory."""
 
-    def __init__(self, inside: ContextVar[Any], before: Any) -> None:
-        self._inside, self._before = inside, before
+    def __init__(self, before: Any) -> None:
+        self._before = before
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
-        program = self._inside.get() if context is None else context.get(self._inside)
+        program = ACTIVE.get() if context is None else context.get(ACTIVE)
         if program is not None and asyncio.iscoroutine(coroutine) and not isinstance(coroutine, Suspendable):
-            coroutine = Suspendable(coroutine)
+            coroutine = Suspendable(coroutine, TASK.get() if _creator_waits() else _task_of(program, coroutine))
         if self._before is None:
             return asyncio.Task(coroutine, loop=loop, **options)
         return self._before(loop, coroutine, **options)
 
 
-def prepare(inside: ContextVar[Any]) -> None:
-    """Prepare the running loop for programs: once for each loop. `inside` has a value inside of programs."""
+def _task_of(program: Any, coroutine: Any) -> TaskOfRun:
+    name, code = getattr(coroutine, "__name__", type(coroutine).__name__), getattr(coroutine, "cr_code", None)
+    return new_task(program, name, calls=name in CALLING and code is not None and code.co_filename.startswith(_PACKAGE))
+
+
+_PACKAGE = __file__.rsplit("frontend", 1)[0]
+
+
+def _creator_waits() -> bool:
+    """Return whether a task is created by one that does nothing but wait for it: by `asyncio.wait_for`, which awaits in
+    the same task since Python 3.12."""
+    if sys.version_info < (3, 12):
+        frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        while frame.f_back is not None and frame.f_code.co_filename in _MAKING_TASKS:
+            if frame.f_code is asyncio.wait_for.__code__:
+                return True
+            frame = frame.f_back
+    return creator_waits()
+
+
+_MAKING_TASKS = frozenset({asyncio.tasks.__file__, asyncio.base_events.__file__})
+
+
+def prepare() -> None:
+    """Prepare the running loop for programs: once for each loop."""
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
     if not isinstance(before, ProgramTasks):
-        loop.set_task_factory(ProgramTasks(inside, before))  # type: ignore[arg-type]
+        loop.set_task_factory(ProgramTasks(before))  # type: ignore[arg-type]
 
 
 waiting.suspends_by(_suspend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmc.backend.mock import Mock, timer
@@ -63,3 +63,21 @@ class Gated(Mock):
         if not (self._opened or self._closed):
             wanted = "it was not opened" if self._together is None else f"it opens at {self._together}"
             self._fail(handle, BackendError(f"only {self.waiting} requests were at the gate at once; {wanted}"))
+
+
+class InTurn(Gated):
+    """Answers the first requests in an order of their numbers: each once the program has asked again behind the one before. The later ones are answered
+    when as many as the first have come."""
+
+    def __init__(self, order: Sequence[int], answers: Any = None) -> None:
+        super().__init__(2 * len(order), answers)
+        self._order, self._came = order, 0
+
+    def _later(self, handle: Any, *rest: Any) -> None:
+        super()._later(handle, *rest)
+        with self._gate:
+            self._came += 1
+            turn = self._came - len(self._order)
+            answer = self._held[self._order[turn]] if 0 <= turn < len(self._order) else None
+        if answer is not None:
+            answer()

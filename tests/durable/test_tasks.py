@@ -13,6 +13,7 @@ import pytest
 
 import lmc
 from lmc.durable import journal, records, viewer
+from tests.backend.gated import InTurn
 from tests.durable.resuming import CALLS, lay, prefixes, resumes_anywhere, seen
 from tests.searching import some
 
@@ -173,7 +174,18 @@ def later_by_a_tool(q: str) -> Any:
     return later(q)
 
 
-PROGRAMS = [gathers_tools, tasks_of_tools, cancels_one_that_comes, group_of_tools, group_of_helpers, gathers_helpers_and_tools, helpers_by_themselves, group_of_programs, groups_in_groups, a_task_fails]
+PROGRAMS = [
+    gathers_tools,
+    tasks_of_tools,
+    cancels_one_that_comes,
+    group_of_tools,
+    group_of_helpers,
+    gathers_helpers_and_tools,
+    helpers_by_themselves,
+    group_of_programs,
+    groups_in_groups,
+    a_task_fails,
+]
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
@@ -365,3 +377,34 @@ def test_a_group_is_shown_as_far_as_its_journal_goes(tmp_path: Path) -> None:
             gc.collect()
     assert shown[-1] == 10 and story.end.startswith("returned")
     assert not [w for w in said if w.category is RuntimeWarning]
+
+
+@lmc.function
+def tells(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    return s["a"]
+
+
+async def tells_twice(q: str) -> str:
+    first = (await tells.arun(q)).ret_value
+    return (await tells.arun(f"{q} {await fetch(first)}")).ret_value
+
+
+@lmc.function
+async def gathers_chains(s: Any) -> Any:
+    found = await asyncio.gather(*map(tells_twice, "abc"))
+    return found, await asyncio.wait_for(tells_twice("d"), 60), tells.run("end").ret_value
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_chains_of_sub_programs_resume_in_another_order(order: list[int], tmp_path: Path) -> None:
+    """Which of the second sub-programs is the first one, only the answers decide; and on resuming they come in another order."""
+    for n, way in enumerate((gathers_chains.run, lmc.compile(gathers_chains))):
+        path, whole = tmp_path / str(n), InTurn(order)
+        expected = seen(way(backend=whole, seed=1, journal=path))
+        assert seen(gathers_chains.run(backend=lmc.Mock(), seed=1)) == expected
+        for data in prefixes(path):
+            lay(path, data)
+            known, mock = records.read(path).runs[0], lmc.Mock()
+            assert seen(way(backend=mock, journal=path)) == expected
+            assert len(mock.call_log) == len(whole.call_log) - len(known.answers)

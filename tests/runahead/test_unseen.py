@@ -25,6 +25,7 @@ import pytest
 
 import lmc
 from lmc.runahead.evaluating import ProgramSource
+from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 
 DONE: list[str] = []
@@ -481,6 +482,26 @@ def test_requests_of_tasks_are_not_taken_for_one_another():
     expected = asyncio.run(chains.arun(["a", "b", "c"], backend=backend())).ret_value
     state = eager(lmc.compile(chains))(["a", "b", "c"], backend=backend())
     assert state.ret_value == expected and (state.usage.calls, state.usage.ahead_wasted) == (9, 0)
+
+
+@lmc.function
+def sampled(s, q):
+    s += q + lmc.gen("a", max_tokens=3, temperature=1)
+    return s["a"]
+
+
+@lmc.function
+async def chains_of_known_requests(s, items):
+    async def chain(item: str) -> str:
+        first = (await sampled.arun(item)).ret_value
+        return first + (await sampled.arun(f"{item} again")).ret_value
+
+    return await asyncio.gather(*map(chain, items))
+
+
+def test_known_requests_of_tasks_are_made_at_once():
+    state = eager(lmc.compile(chains_of_known_requests))(["a", "b"], backend=Gated(4))
+    assert state.ret_value and (state.usage.calls, state.usage.ahead_wasted) == (4, 0)
 
 
 class Shelf:

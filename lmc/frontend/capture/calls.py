@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
+from lmc.frontend.active import TASK, new_task, next_call, numbering
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
@@ -180,7 +181,7 @@ class CallEvaluator:
             self.generators.append(frame.generator)
             return LazyItems(self, frame.generator, frame.generator, of=(frame, code.effects))
         if code.is_async and program is None:
-            return Coroutine(lambda: self._run(frame))
+            return Coroutine(lambda: self._run(frame), fn.name)
         frame.is_program = program is not None
         return self._run(frame)
 
@@ -239,13 +240,7 @@ class CallEvaluator:
             arguments = {**{k: self.adopt(v) for k, v in fn.bound.items()}, **arguments}
         emitter = None if options is None else self.emitter.nested(options)
         own_seed = given.get("seed") is not None
-        stream = "" if own_seed else f"{caller.stream}/c{caller.calls}"
-        if self.asked_in_task and not own_seed:  # the other tasks go on meanwhile: only Python knows its number
-            self.shifted, stream = True, f"{stream}?{len(self.states)}"
-        elif not own_seed:
-            caller.calls += 1
-        if self.asked_in_task is not None:
-            self.asked_in_task += 1
+        stream = "" if own_seed else next_call(caller)
         if emitter is None:
             self.shifted = True
             self.blocked(join(NOTHING, *unknown) if unknown else None)
@@ -274,7 +269,7 @@ class CallEvaluator:
         if name == "run":
             return self.sub_program(fn, args, kwargs)
         if name == "arun":
-            return Coroutine(lambda: self.sub_program(fn, args, kwargs))
+            return Coroutine(lambda: self.sub_program(fn, args, kwargs), name, calls=True)
         if name in ("bind", "options") and not args and all(op.need(self, v) == NOTHING for v in kwargs.values()):
             return op.native(getattr(fn, name), **kwargs)
         self.shifted = True
@@ -334,7 +329,7 @@ class CallEvaluator:
             return Unknown(self.lost[id(x)])
         unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
         if name == "fork" and unknown != NOTHING:
-            x.forks += 1
+            numbering(x).forks += 1
             self.forked[id(x)] = unknown
             self.blocked(unknown)
             return Unknown(unknown)
@@ -416,7 +411,7 @@ class CallEvaluator:
         if id(callee) in table.ASKS or method in _ASKING:
             self.shifted = True
         if isinstance(callee, Function) and self.current is not None:
-            self.current.calls += 1
+            next_call(self.current)
         if isinstance(callee, (State, StateGroup)):
             self.lose(callee, deps)
         else:
@@ -457,17 +452,27 @@ class CallEvaluator:
     def run_tasks(self: Evaluation) -> None:
         """Run the tasks that were made, as the program would when it next awaits something."""
         tasks, self.tasks = self.tasks, []
-        self.settle(tasks)
+        for task in tasks:
+            task.settle()
 
-    def settle(self: Evaluation, tasks: Sequence[Coroutine]) -> None:
-        """Evaluate coroutines that go on at the same time, one after another."""
-        outer = self.asked_in_task
-        try:
-            for task in tasks:
-                self.asked_in_task = 0 if len(tasks) > 1 else outer
-                task.settle()
-        finally:
-            self.asked_in_task = outer
+    def task(self: Evaluation, x: Any) -> Any:
+        """Return what a call that takes an awaitable as a task gives: of a coroutine, a task with addresses of its own."""
+        if type(x) is not Coroutine or x.name is None or self.current is None:
+            return x
+        task, run = new_task(self.current, x.name, calls=x.calls), x.begin
+        self.made_tasks.append(task)
+
+        def run_as_task() -> Any:
+            outer, self.current = self.current, task.state
+            token = TASK.set(task)
+            try:
+                return None if run is None else run()
+            finally:
+                self.current = outer
+                TASK.reset(token)
+
+        x.begin, x.name = run_as_task, None
+        return x
 
     def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if issubclass(cls, BaseException) and cls.__module__ in ("builtins", "lmc.errors"):

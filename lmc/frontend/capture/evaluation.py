@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from lmc.errors import Loc
+from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.calls import CallEvaluator
 from lmc.frontend.capture.code import Code
@@ -153,7 +154,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         self.states: list[State] = []
         self.current: State | None = None
         self.tasks: list[Any] = []
-        self.asked_in_task: int | None = None  # sub-programs that one of several tasks has called so far
+        self.made_tasks: list[TaskOfRun] = []
         self.generators: list[Any] = []
         self._budget, self._check_at = budget, 64
         self._kept: list[Any] = []

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import ItemsView, Iterator, KeysView
 from typing import TYPE_CHECKING, Any
 
+from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.outside import ATOMS
 from lmc.frontend.capture.values import BoundMethod, Closure, Object, Unknown
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 MISSING = object()
-_BOOKS = ("ctx", "ordinal", "forks", "calls", "role", "previous", "_value")
-"""Attributes of a state that change as it goes on."""
+_NUMBERS = ("forks", "calls", "tasks")
+_BOOKS = ("ctx", "ordinal", *_NUMBERS, "role", "previous", "_value")
+"""Attributes of a state that change as it goes on; those of a task."""
 
 
 class Heap:
@@ -25,6 +27,7 @@ class Heap:
     def __init__(self, evaluation: Evaluation, frame: Frame) -> None:
         self.held: dict[int, tuple[Any, Any]] = {}
         todo: list[Any] = [evaluation.states, evaluation.lost, [each.vars for each in frame.around()], tuple(evaluation._globals.values())]
+        todo += evaluation.made_tasks
         while todo:
             x = todo.pop()
             if id(x) in self.held or type(x) in ATOMS or isinstance(x, Unknown):
@@ -37,6 +40,8 @@ class Heap:
             case State():
                 self.held[id(x)] = x, {name: getattr(x, name) for name in _BOOKS}
                 yield from (x.variables, x.scopes, x._value)
+            case TaskOfRun():
+                self.held[id(x)] = x, {name: getattr(x, name) for name in _NUMBERS}
             case dict():
                 self.held[id(x)] = x, dict(x)
                 yield from x.values()
@@ -68,7 +73,7 @@ class Heap:
         """Restore everything."""
         for x, held in self.held.values():
             match x:
-                case State() | Scoped():
+                case State() | TaskOfRun() | Scoped():
                     for name, value in held.items():
                         setattr(x, name, value)
                 case dict() | set():

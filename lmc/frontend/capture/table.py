@@ -357,8 +357,12 @@ def manager_of(ev: Evaluation, items: Any) -> Any:
 
 @rule(asyncio.gather)
 def _gather(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    args = [ev.task(a) for a in args]
+
     def run() -> Any:
-        ev.settle([a for a in args if type(a) is Coroutine])
+        for a in args:
+            if type(a) is Coroutine:
+                a.settle()
         if kwargs.get("return_exceptions") is True:
             return [_or_error(a) for a in args]
         return [ev.awaited(a) for a in args]
@@ -376,7 +380,7 @@ def _or_error(x: Any) -> Any:
 @rule(asyncio.create_task, asyncio.ensure_future)
 def _create_task(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is Coroutine:
-        ev.tasks.append(args[0])
+        ev.tasks.append(ev.task(args[0]))
     return args[0]
 
 
@@ -419,7 +423,8 @@ _SHORT: Mapping[Any, Rule] = {
     time.sleep: lambda ev, args, kwargs: None,
     **dict.fromkeys(
         (asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
-    **dict.fromkeys((asyncio.wait_for, asyncio.shield), lambda ev, args, kwargs: args[0]),
+    asyncio.wait_for: lambda ev, args, kwargs: args[0],
+    asyncio.shield: lambda ev, args, kwargs: ev.task(args[0]),
     **dict.fromkeys(
         (hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),
 }  # fmt: skip

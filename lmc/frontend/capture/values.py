@@ -299,14 +299,20 @@ class LazyItems:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Coroutine:
-    """A coroutine or a task: evaluated once, when it is awaited."""
+    """A coroutine or a task: evaluated once, when it is awaited.
 
-    _run: Callable[[], Any] | None
+    name   by which it is numbered as a task; None: it is one, or would be none of its own
+    calls  whether it does nothing but call one sub-program
+    """
+
+    begin: Callable[[], Any] | None
+    name: str | None = None
+    calls: bool = False
     _outcome: tuple[Any, Raised | None] = (None, None)
 
     def settle(self) -> None:
         """Evaluate it, if that is not done yet; keep the exception it raises."""
-        run, self._run = self._run, None
+        run, self.begin = self.begin, None
         if run is not None:
             try:
                 self._outcome = run(), None

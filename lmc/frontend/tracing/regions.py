@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, Domain, LoopStatement, Signal
 from lmc.frontend.capture.heap import MISSING, Heap
 from lmc.frontend.capture.values import Abandoned, Deps, Object, Raised, Stop, Undecided, Unknown, join
@@ -31,8 +32,13 @@ TURNS = 4
 DEEPEST = 12
 """Depth of nested regions; undecided code nested deeper is skipped."""
 _OBJECTS = (State, StateGroup, list, dict, set)
-_BOOKS = frozenset({"ordinal", "forks", "calls", "role", "previous"})
-"""Attributes of a state that are not values of the graph."""
+_BOOKS = frozenset({"ordinal", "forks", "calls", "tasks", "role", "previous"})
+"""Attributes of a state or a task that are not values of the graph."""
+_COUNTS = frozenset({"ordinal", "forks", "calls", "tasks"})
+
+
+def _total(count: int | Mapping[str, int]) -> int:
+    return count if isinstance(count, int) else sum(count.values())
 
 
 @dataclass
@@ -285,7 +291,7 @@ class GraphDomain(Domain):
                     continue
                 if key is MISSING:
                     evaluation.lose(x, None)
-                elif not isinstance(x, Scoped) and not (isinstance(x, State) and key in _BOOKS):
+                elif not isinstance(x, Scoped) and not (isinstance(x, State | TaskOfRun) and key in _BOOKS):
                     slots[id(x), key] = (x, key)
         return [*slots.values()]
 
@@ -300,16 +306,16 @@ class GraphDomain(Domain):
     def _shift(self, before: Heap, heaps: Sequence[Heap]) -> None:
         """Leave later addresses undecided if arms differ in their numbers of requests, forks or sub-programs."""
         for x, held in before.held.values():
-            if not isinstance(x, State):
+            if not isinstance(x, State | TaskOfRun):
                 continue
-            for name in ("ordinal", "forks", "calls"):
-                counts = {self._held((x, name), heap, before) for heap in heaps} or {held[name]}
-                if len(counts) > 1:
-                    if name == "ordinal":
+            for name in _COUNTS.intersection(held):
+                counts = [self._held((x, name), heap, before) for heap in heaps] or [held[name]]
+                if any(count != counts[0] for count in counts):
+                    if isinstance(x, State) and name == "ordinal":
                         self.emitter.shifted.add(x.stream)
                     else:
-                        self.emitter.adrift.add(f"{x.stream}/{'c' if name == 'calls' else ''}")
-                setattr(x, name, max(counts))
+                        self.emitter.adrift.add(f"{x.prefix}{'c' if name == 'calls' else ''}")
+                setattr(x, name, max(counts, key=_total))
 
     @staticmethod
     def _held(slot: Slot, heap: Heap, before: Heap) -> Any:

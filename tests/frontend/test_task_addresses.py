@@ -1,0 +1,151 @@
+"""Addresses in tasks that go on at the same time: each task numbers what it calls, so no answer that comes first decides about a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import lmc
+from tests.backend.gated import InTurn
+
+CONNECTIONS: list[int] = []
+"""How many tasks of its own a library needs before the program's."""
+
+
+@lmc.function
+def child(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    return s["a"]
+
+
+async def chain(q: str) -> str:
+    first = (await child.arun(q)).ret_value
+    return (await child.arun(f"{q} {first}")).ret_value
+
+
+@lmc.function
+async def gathers(s: Any) -> Any:
+    return await asyncio.gather(*map(chain, "abc")), child.run("end").ret_value
+
+
+@lmc.function
+async def groups(s: Any) -> Any:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(chain(q)) for q in "abc"]
+    return [task.result() for task in tasks], child.run("end").ret_value
+
+
+@lmc.function
+async def nests(s: Any) -> Any:
+    async def within(q: str) -> str:
+        return "".join(await asyncio.gather(chain(q)))
+
+    return await asyncio.gather(*map(within, "abc"))
+
+
+@lmc.function
+async def forks(s: Any) -> Any:
+    async def twice(q: str) -> str:
+        (one,) = s.fork(1)
+        one += q + lmc.gen("a", max_tokens=4)
+        (two,) = s.fork(1 if one["a"] else 2)
+        two += q + lmc.gen("a", max_tokens=4)
+        return one["a"] + two["a"]
+
+    return await asyncio.gather(*map(twice, "abc"))
+
+
+@lmc.function
+async def in_one_context(s: Any) -> Any:
+    context = contextvars.copy_context()
+    return await asyncio.gather(*[asyncio.get_running_loop().create_task(chain(q), context=context) for q in "abc"])
+
+
+@lmc.function
+async def on_threads(s: Any) -> Any:
+    def both(q: str) -> str:
+        return child.run(q + child.run(q).ret_value).ret_value
+
+    return await asyncio.gather(*[asyncio.to_thread(both, q) for q in "abc"])
+
+
+@lmc.function
+async def shields(s: Any) -> Any:
+    return await asyncio.gather(*[asyncio.shield(chain(q)) for q in "abc"])
+
+
+@lmc.function
+async def sub_programs_that_gather(s: Any) -> Any:
+    states = await asyncio.gather(*[of_one.arun(q) for q in "abc"])
+    return [state.ret_value for state in states]
+
+
+@lmc.function
+async def of_one(s: Any, q: str) -> Any:
+    return await asyncio.gather(chain(q))
+
+
+PROGRAMS = [gathers, groups, nests, forks, in_one_context, on_threads, shields, sub_programs_that_gather]
+
+
+def asked(backend: lmc.Mock) -> list[tuple[str, int]]:
+    return sorted((call.prompt_text, call.seed) for call in backend.call_log)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_seeds_do_not_depend_on_the_order_of_answers(program: Any, compiled: bool) -> None:
+    run: Callable[..., Any] = lmc.compile(program) if compiled else program.run
+    found: list[Any] = []
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        backend = InTurn(order)
+        found.append((run(backend=backend, seed=1).ret_value, asked(backend)))
+    assert found[0] == found[1] == found[2]
+    assert len({seed for _, seed in found[0][1]}) == len(found[0][1])
+
+
+@lmc.function
+async def calls_in_turn(s: Any) -> Any:
+    one = child.run("a").ret_value
+    two = (await child.arun("b")).ret_value
+    three = await asyncio.wait_for(chain("c"), 60)
+    four, five = [state.ret_value for state in await asyncio.gather(child.arun("d"), child.arun("e"))]
+    return [one, two, three, four, five, child.run("f").ret_value]
+
+
+@lmc.function
+def calls_in_turn_without_tasks(s: Any) -> Any:
+    one, two = child.run("a").ret_value, child.run("b").ret_value
+    three = child.run(f"c {child.run('c').ret_value}").ret_value
+    four, five = child.run("d").ret_value, child.run("e").ret_value
+    return [one, two, three, four, five, child.run("f").ret_value]
+
+
+def test_what_is_waited_for_at_once_is_numbered_as_without_tasks() -> None:
+    """`wait_for` makes a task up to Python 3.11 only; and a task that is nothing but a sub-program has the number of its call."""
+    backend, plain = lmc.Mock(), lmc.Mock()
+    assert calls_in_turn.run(backend=backend, seed=1).ret_value == calls_in_turn_without_tasks.run(backend=plain, seed=1).ret_value
+    assert asked(backend) == asked(plain)
+
+
+async def connects() -> None:
+    pass
+
+
+@lmc.function
+async def beside_a_library(s: Any) -> Any:
+    for _ in CONNECTIONS:
+        await asyncio.create_task(connects())
+    return await asyncio.gather(*map(chain, "ab"))
+
+
+def test_tasks_of_libraries_do_not_count() -> None:
+    found: list[Any] = []
+    for connections in (0, 2):
+        CONNECTIONS[:] = range(connections)
+        found.append(beside_a_library.run(backend=lmc.Mock(), seed=1).ret_value)
+    assert found[0] == found[1]
