@@ -516,7 +516,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         bound = self._bind_all(batch)
         results = self._batch(bound, range(len(bound)), run_options, {**options, "generator_style": generator_style})
         if errors == "raise":
-            results = _raising(results, bound)
+            results = raising(results, bound)
         return results if generator_style else list(results)
 
     @users_frames
@@ -671,7 +671,7 @@ def _run_of(state: State) -> Run:
 
 
 @users_frames
-def _raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -> Iterator[State]:
+def raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -> Iterator[State]:
     """Yield the states; raise the first failure in its place, after every item has run."""
     for index, state in enumerate(states):
         if (failure := failure_of(state)) is not None:

@@ -91,9 +91,12 @@ class CallsAhead:
     def close(self) -> None:
         """Close with the run: calls that have not begun are dropped."""
         with self._lock:
-            made, self._made = self._made, {}
+            made, self._made, self._wake = self._made, {}, _nobody
         for future in made.values():
             future.cancel()
+
+
+def _nobody() -> None: ...
 
 
 def _key(fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:

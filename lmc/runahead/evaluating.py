@@ -221,25 +221,26 @@ class AheadEmitter:
         return Unknown(None) if result.error is not None else part(result.output())
 
     def text(self, ctx: Any, since: Any = None) -> Any:
-        found = self._nodes(ctx, since)
-        return Unknown(found.deps) if isinstance(found, Hole) else ctx.text(since)
+        return self._whole(ctx, since, lambda: ctx.text(since))
 
     def messages(self, ctx: Any) -> Any:
-        found = self._nodes(ctx, None)
-        return Unknown(found.deps) if isinstance(found, Hole) else ctx.messages()
+        return self._whole(ctx, None, lambda: ctx.messages())
 
     def wait(self, ctx: Any) -> None:
         return None
 
     def error(self, ctx: Any) -> Any:
-        found = self._nodes(ctx, None)
-        return Unknown(found.deps) if isinstance(found, Hole) else None
+        return self._whole(ctx, None, lambda: None)
+
+    def _whole(self, ctx: Any, since: Any, read: Callable[[], Any]) -> Any:
+        found = self._nodes(ctx, since)
+        return Unknown(found.deps) if isinstance(found, Hole) else read()
 
     def usage(self, answers: Iterable[Any], stream: str = "") -> Any:
         return Unknown(None)
 
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        begun = self.ledger.call(fn, args, kwargs)
+        begun = self.ledger.calls.begin(fn, args, kwargs)
         if begun is None:
             return Unknown(None)
         key, future = begun

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from time import perf_counter, thread_time
@@ -107,17 +106,17 @@ class Ledger:
     source   predicts the next requests; None: nothing is made ahead
     profile  statistics from earlier runs of the program
     stream   of the run's root state
-    plan     how requests are submitted, by their addresses; None: as they come
+    plan     how requests are submitted, by their addresses
     prepare  makes a plan for later runs, while this one waits; None: there is one
     """
 
     def __init__(
-        self, run: Run, policy: AheadPolicy, source: Source | None, profile: Profile, *, stream: str = "", plan: RunPlan | None = None,
+        self, run: Run, policy: AheadPolicy, source: Source | None, profile: Profile, plan: RunPlan, *, stream: str = "",
         prepare: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.prepare = plan, prepare
         self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
-        self.calls: CallsAhead | None = None  # made when the first one is
+        self.calls = CallsAhead(self.wake)
         self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
         self.guesses: dict[Address, list[Guess]] = {}
         """Open guesses: one for each address, except where several arms of an undecided branch make requests."""
@@ -149,7 +148,7 @@ class Ledger:
         """Return `before` followed by the answer to Python's request: that of an equal guess, else its own."""
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
-            after = before.submit(run.backend, ask, run.hints()) if self.plan is None else self.plan.submit(self, address, before, ask, run)
+            after = self.plan.submit(self, address, before, ask, run)
             self._fresh = True
         else:
             after = Prompt(before, (), guess.result, guess.after.handle, ())
@@ -207,7 +206,7 @@ class Ledger:
             self._remove(found)
             if (needed := getattr(found.after.handle, "needed", None)) is not None:
                 needed()
-            self._count(ahead_used=1)
+            self.usage += Usage(ahead_used=1)
             self._settle(found, used=True)
             self.profile.right(found.ask.loc)
             self._useless[found.ask.loc] = False
@@ -233,7 +232,7 @@ class Ledger:
                     return found.after
                 if found.reached != self.evaluations:  # else another arm of an undecided branch makes it there
                     self._drop(found)
-            if self.plan is not None and (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
+            if (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
                 return equal
             found = next((g for g in self._equal(before, ask) if g.reached != self.evaluations), None) if _repeatable(ask) else None
             if found is not None:  # an earlier evaluation has reached it at another address
@@ -244,10 +243,7 @@ class Ledger:
             if len(self._open()) >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
                 return None
             try:
-                if self.plan is None:
-                    after = before.submit(run.backend, ask, (run.hints() or Hints())._replace(guess=True))
-                else:
-                    after = self.plan.submit(self, address, before, ask, run, ahead=True)
+                after = self.plan.submit(self, address, before, ask, run, ahead=True)
             except LmcError as error:  # raised where Python makes the request, if it does
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
@@ -255,7 +251,7 @@ class Ledger:
             guess = Guess(address, before, ask, after, certain, self.evaluations, in_arm)
             self.guesses.setdefault(address, []).append(guess)
             self._by_content.setdefault(content(before), []).append(guess)
-            self._count(ahead_asked=1)
+            self.usage += Usage(ahead_asked=1)
         guess.result.on_change(self._notify)
         return after
 
@@ -281,28 +277,18 @@ class Ledger:
             for key in [key for key in self._prefilled if key[0] == place and without(parts, key[1]) is not None]:
                 del self._prefilled[key]
 
-    def call(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, Future[Any]] | None:
-        """Call an `@lmc.pure` function ahead; return the key for `known` and its future result; None if that is impossible."""
-        calls = self.pure_calls()
-        return None if calls is None else calls.begin(fn, args, kwargs)
-
     def pure_calls(self) -> CallsAhead | None:
         """Return the calls of pure functions that the run knows; None where nothing is made ahead."""
-        if self.calls is None and not self._is_off():
-            self.calls = CallsAhead(self.wake)
-        return self.calls
+        return None if self._is_off() else self.calls
 
     def listen(self, result: Result, tools: Mapping[str, HostFunction]) -> None:
         """Call those tools that are declared pure as soon as a growing answer contains their arguments."""
         if self.closed or self.policy is AheadPolicy.OFF or result.done:
             return
-        if self.calls is None:  # also where no source predicts: the tools of an answer need none
-            self.calls = CallsAhead(self.wake)
-        calls = self.calls
 
         def begin(name: str, arguments: Mapping[str, Any]) -> None:
             if (fn := tools.get(name)) is not None and not self.closed:
-                calls.begin(fn, (), arguments)
+                self.calls.begin(fn, (), arguments)
 
         result.on_call(begin)
 
@@ -332,7 +318,7 @@ class Ledger:
         self._settle(guess, used=False)
         spent = guess.result.usage
         tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
-        self._count(ahead_wasted=1, ahead_wasted_tokens=tokens)
+        self.usage += Usage(ahead_wasted=1, ahead_wasted_tokens=tokens)
         kind = "gen" if guess.ask.__class__ is Gen else "select"
         self.records.append(Record(guess.address, kind, guess.ask.name, guess.ask.loc, guess.result, "wasted"))
         if not guess.result.done and guess.after.handle is not None:
@@ -356,16 +342,13 @@ class Ledger:
         if not there:
             self.guesses.pop(guess.address, None)
 
-    def _count(self, **more: int) -> None:
-        self.usage += Usage(**more)
-
     def known(self, address: Any) -> bool:
         """Return whether the answer at an address has arrived, or the result of a call made ahead."""
         entry = self.asked.get(address)
         if entry is not None:
             return entry[2].result is not None and entry[2].result.done
         there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
-        return all(g.result.done for g in there) if there else self.calls is not None and self.calls.done(address)
+        return all(g.result.done for g in there) if there else self.calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
 
@@ -473,11 +456,8 @@ class Ledger:
             if self.source is not None:
                 self.source.close()
                 self.source = None
-            if self.plan is not None:
-                self.plan.close()
-            if self.calls is not None:
-                self.calls.close()
-                self.calls = None
+            self.plan.close()
+            self.calls.close()
         self.profile.ended(self)
 
 

@@ -81,17 +81,16 @@ class Planner:
             with self._lock:
                 if (found := self._annotations.get(key)) is not None:  # made meanwhile
                     return found
+                found = Annotations()
                 try:
                     target = target_of(backend, greedy)
                     found = annotate(self.planned(self.graph(), target).graph, self._moves(target), target.measure)
                 except LmcError as error:  # such as a role that the template lacks: raised when the program gets there
                     log("ahead", f"{self.function.name} runs without a plan: {error}")
-                    found = Annotations()
                 except Exception as fault:
                     if interrupts(fault):
                         raise
                     _log.warning("a bug in lmc, which costs only time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
-                    found = Annotations()
                 self._annotations[key] = found
                 self._templates.append(template)  # so that its id stays its own
         return found
@@ -99,12 +98,10 @@ class Planner:
     def _moves(self, target: Target) -> Mapping[Place, Move]:
         """Return the moves of the aggressive pass, if it is in the pipeline."""
         passes = self.pipeline(target)
-        at = next((i for i, p in enumerate(passes) if isinstance(p, Aggressive)), None) if self.aggressive else None
-        if at is None:
-            return {}
-        rewrite = passes[at]
-        assert isinstance(rewrite, Aggressive)
-        return moves(PassManager(passes[:at]).plan(self.graph(), target).graph, rewrite)
+        for at, rewrite in enumerate(passes):
+            if isinstance(rewrite, Aggressive):
+                return moves(PassManager(passes[:at]).plan(self.graph(), target).graph, rewrite)
+        return {}
 
     def pipeline(self, target: Target) -> tuple[Pass, ...]:
         return pipeline_for(target, opt=self.opt, outputs=self.outputs, aggressive=self.aggressive)

@@ -18,8 +18,7 @@ from lmc.backend import recording
 from lmc.backend.base import Backend
 from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.batches import failure_of
-from lmc.frontend.interpreter import ACTIVE, Function
+from lmc.frontend.interpreter import ACTIVE, Function, raising
 from lmc.frontend.live import LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.primitives import caller_loc
@@ -27,12 +26,13 @@ from lmc.frontend.state import State
 from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
 from lmc.ir.core import Graph
 from lmc.passes.manager import Target, run_pipeline
+from lmc.runahead.annotations import Annotations
 from lmc.runahead.compiled import Stats
 from lmc.runahead.ledger import AheadPolicy, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
 from lmc.runahead.submitting import RunPlan
-from lmc.tracebacks import note_item, users_frames
+from lmc.tracebacks import users_frames
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
@@ -230,9 +230,9 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         run = run._replace(begin=None)
         greedy = run.defaults.temperature == 0
         annotations = self.planner.known(run.backend, greedy)
-        plan = RunPlan(annotations, self.planner.pins, run.backend, state.stream) if annotations else None
+        plan = RunPlan(annotations or Annotations(), self.planner.pins, run.backend, state.stream)
         prepare = functools.partial(self._prepare, run.backend, greedy) if annotations is None else None
-        ledger = Ledger(run, policy, source, self.profile, stream=state.stream, plan=plan, prepare=prepare)
+        ledger = Ledger(run, policy, source, self.profile, plan, stream=state.stream, prepare=prepare)
         emitter.run = run._replace(ledger=ledger)
         self.profile.latest = weakref.ref(state)
         if recording.recorder is not None:
@@ -405,12 +405,7 @@ def checked_ahead(ahead: str) -> AheadPolicy:
 def _in_order(states: Mapping[int, State[R]], items: Sequence[inspect.BoundArguments], errors: str) -> list[State[R]]:
     """Return the states of a batch; raise the first exception unless `errors` says that it is returned."""
     in_order = [states[i] for i in range(len(states))]
-    if errors == "raise":
-        for index, state in enumerate(in_order):
-            if (failure := failure_of(state)) is not None:
-                note_item(failure, index, items[index])
-                raise failure
-    return in_order
+    return list(raising(iter(in_order), items)) if errors == "raise" else in_order
 
 
 def _named(formats: Mapping[str, Callable[[Any], str]], format: str) -> Callable[[Any], str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
-from lmc.frontend.active import TASK, new_task, next_call, numbering
+from lmc.frontend.active import TASK, TaskOfRun, new_task, next_call, numbering
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
@@ -318,12 +318,12 @@ class CallEvaluator:
         if name == "each" and type(x) is StateGroup:
             body, *items = args or kwargs.values()
             made = [
-                self._in_fork(f, lambda f=f, more=more: self.call(body, [f, *more], {}))
+                self._within(f, lambda f=f, more=more: self.call(body, [f, *more], {}))
                 for f, *more in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)
             ]
             awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
             return (
-                Coroutine(lambda: [self._in_fork(f, lambda one=one: self.awaited_or(one)) for f, one in zip(x.states, made, strict=False)]) if awaited else made
+                Coroutine(lambda: [self._within(f, lambda one=one: self.awaited_or(one)) for f, one in zip(x.states, made, strict=False)]) if awaited else made
             )
         if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
             return Unknown(self.lost[id(x)])
@@ -342,13 +342,14 @@ class CallEvaluator:
             self.states.extend(found.states)
         return self._entered(found) if type(found).__name__ == "_GeneratorContextManager" else found
 
-    def _in_fork(self: Evaluation, fork: State, run: Callable[[], Any]) -> Any:
-        """Run a body of `forks.each`: sub-programs inherit from its fork."""
-        outer, self.current = self.current, fork
+    def _within(self: Evaluation, state: State, run: Callable[[], Any], task: TaskOfRun | None = None) -> Any:
+        """Run a task, or a body of `forks.each`: sub-programs inherit from this state."""
+        outer, self.current, token = self.current, state, TASK.set(task or TASK.get())
         try:
             return run()
         finally:
             self.current = outer
+            TASK.reset(token)
 
     def _entered(self: Evaluation, manager: Any) -> Manager:
         """A context manager of lmc's."""
@@ -462,16 +463,7 @@ class CallEvaluator:
         task, run = new_task(self.current, x.name, calls=x.calls), x.begin
         self.made_tasks.append(task)
 
-        def run_as_task() -> Any:
-            outer, self.current = self.current, task.state
-            token = TASK.set(task)
-            try:
-                return None if run is None else run()
-            finally:
-                self.current = outer
-                TASK.reset(token)
-
-        x.begin, x.name = run_as_task, None
+        x.begin, x.name = run and (lambda: self._within(task.state, run, task)), None
         return x
 
     def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -111,10 +111,7 @@ class Domain:
         if not left or all(arm.effects.leaves == "return" for arm in arms):
             for kind in [kind for arm in arms for kind in arm.effects.exits] if not left else ():
                 self.leave(evaluation, frame, kind, site.loc, test.deps)
-            for arm in arms:
-                self.explore(evaluation, frame, arm)
-            for arm in arms:
-                evaluation.havoc(frame, arm.effects, test.deps)
+            self._either(evaluation, frame, test, site)
             if left:
                 frame.result = Unknown(test.deps)
             return RETURN if left else None
@@ -149,11 +146,14 @@ class Domain:
     def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""
         evaluation.blocked(test.deps)
+        self._either(evaluation, frame, test, site)
+        return Unknown(test.deps)
+
+    def _either(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):
             self.explore(evaluation, frame, arm)
         for arm in (site.then, site.orelse):
             evaluation.havoc(frame, arm.effects, test.deps)
-        return Unknown(test.deps)
 
     def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
         """Handle a loop over unknown items, or with an unknown condition: it is skipped."""

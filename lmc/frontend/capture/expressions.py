@@ -142,17 +142,17 @@ def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
     run: Eval = values[-1]
     rest: list[ast.expr] = [node.values[-1]]
     for value, source in zip(values[-2::-1], node.values[-2::-1], strict=True):
-        run = _either(value, run, Arm(run, effects(rest), scope.loc(rest[0])), is_or, scope.loc(source))
+        run = _either(value, Arm(run, effects(rest), scope.loc(rest[0])), is_or, scope.loc(source))
         rest.insert(0, source)
     return run
 
 
-def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval:
+def _either(value: Eval, behind: Arm, is_or: bool, loc: Loc) -> Eval:
     def run(frame: Frame) -> Any:
         x = value(frame)
         known = op.truth(frame.ev, x)
         if known is True or known is False:
-            return x if known is is_or else rest(frame)
+            return x if known is is_or else behind.run(frame)
         decided = Arm(lambda _: x, NO_EFFECTS, loc)
         site = BranchStatement(loc, decided, behind) if is_or else BranchStatement(loc, behind, decided)
         return frame.ev.domain.choice(frame.ev, frame, known, site)
@@ -161,14 +161,13 @@ def _either(value: Eval, rest: Eval, behind: Arm, is_or: bool, loc: Any) -> Eval
 
 
 def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
-    test, then, orelse = (expression(x, scope) for x in (node.test, node.body, node.orelse))
-    arms = [Arm(run, effects([x]), scope.loc(x)) for run, x in ((then, node.body), (orelse, node.orelse))]
+    test, arms = expression(node.test, scope), [Arm(expression(x, scope), effects([x]), scope.loc(x)) for x in (node.body, node.orelse)]
     site = BranchStatement(scope.loc(node), *arms)
 
     def run(frame: Frame) -> Any:
         known = op.truth(frame.ev, test(frame))
         if known is True or known is False:
-            return then(frame) if known else orelse(frame)
+            return (site.then if known else site.orelse).run(frame)
         return frame.ev.domain.choice(frame.ev, frame, known, site)
 
     return run
@@ -309,7 +308,9 @@ def function(node: Any, scope: Scope, name: str) -> Eval:
     return run
 
 
-def _of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
+def of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
+    """Compile a node with one value: `fn(frame, value)`."""
+
     def compiled(node: Any, scope: Scope) -> Eval:
         value = expression(node.value or ast.Constant(None), scope)
         return lambda frame: fn(frame, value(frame))
@@ -361,6 +362,11 @@ class Comprehended:
         always = 1 if loops[0].ifs else 0  # the first test; without one, the second iterable
         self.rest = effects([*elements, *tests[always:], *later[1 - always :]])
 
+    def begun(self, frame: Frame) -> tuple[Evaluation, Any, UndecidedItems]:
+        """Return the evaluation, the items of the first iterable, and what becomes undecided among them."""
+        ev, items = frame.ev, self.first(frame)
+        return ev, items, UndecidedItems(lambda: ev.may_ask(frame, self.site.effects) or ev.may_ask_in([items]))
+
     def frames(self, frame: Frame, items: Any, undecided: UndecidedItems) -> Iterator[Frame]:
         yield from self._level(frame.inner(), op.iterate(frame.ev, items), 0, undecided)
 
@@ -394,8 +400,7 @@ def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope
         each = values[0] if len(values) == 1 else lambda inner: tuple([value(inner) for value in values])
 
         def run(frame: Frame) -> Any:
-            ev, items = frame.ev, made.first(frame)
-            undecided = UndecidedItems(lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
+            ev, items, undecided = made.begun(frame)
             undecided.skips = ev.domain.skips
             try:
                 found = [each(inner) for inner in made.frames(frame, items, undecided)]
@@ -418,8 +423,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
     value = made.elements[0]
 
     def run(frame: Frame) -> LazyItems:
-        ev, items = frame.ev, made.first(frame)
-        undecided = UndecidedItems(lambda: ev.may_ask(frame, made.site.effects) or ev.may_ask_in([items]))
+        ev, items, undecided = made.begun(frame)
         return LazyItems(ev, map(value, made.frames(frame, items, undecided)), of=(frame, made.site.effects), sources=[items], rest=(made.rest, undecided))
 
     return run
@@ -429,8 +433,8 @@ _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>"),
     ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
     ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call,
-    ast.Await: _of_value(lambda frame, x: frame.ev.awaited(x)), ast.Yield: _of_value(lambda frame, x: frame.generator.give(x)),
-    ast.YieldFrom: _of_value(lambda frame, x: frame.generator.give_all(x)), ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
+    ast.Await: of_value(lambda frame, x: frame.ev.awaited(x)), ast.Yield: of_value(lambda frame, x: frame.generator.give(x)),
+    ast.YieldFrom: of_value(lambda frame, x: frame.generator.give_all(x)), ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
     ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set), ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set),
     ast.DictComp: _comprehension(dict),
 }  # fmt: skip

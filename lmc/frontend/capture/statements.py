@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, NotUnderstood, Scope
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
-from lmc.frontend.capture.expressions import expression, function
+from lmc.frontend.capture.expressions import expression, function, of_value
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
 from lmc.frontend.capture.values import NOTHING, Abandoned, NotFollowed, Raised, Undecided, Unknown, join, raised
@@ -57,11 +57,6 @@ def statement(node: ast.stmt, scope: Scope) -> Eval:
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
     """Return a block that may or may not run."""
     return Arm(run or block(nodes, scope), effects(nodes), loc or scope.loc(nodes[0] if nodes else ast.Pass(lineno=0, col_offset=0)))
-
-
-def _expression(node: ast.Expr, scope: Scope) -> Eval:
-    value = expression(node.value, scope)
-    return lambda frame: (value(frame), None)[1]
 
 
 # -- binding ---------------------------------------------------------------------------------------------------------
@@ -259,14 +254,9 @@ def _loop(site: LoopStatement, iterable: Eval, turns: Callable[[Frame, Any], Any
     return run
 
 
-def _return(node: ast.Return, scope: Scope) -> Eval:
-    value = expression(node.value or ast.Constant(None), scope)
-
-    def run(frame: Frame) -> Any:
-        frame.result = value(frame)
-        return RETURN
-
-    return run
+def _returned(frame: Frame, x: Any) -> Any:
+    frame.result = x
+    return RETURN
 
 
 # -- with, try, raise ------------------------------------------------------------------------------------------------
@@ -425,8 +415,9 @@ def _signal(signal: str | None) -> Callable[[Any, Scope], Eval]:
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
-    ast.Expr: _expression, ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented, ast.Delete: _delete, ast.If: _if, ast.For: _for,
-    ast.AsyncFor: _for, ast.While: _while, ast.Return: _return, ast.Break: _signal(BREAK), ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None),
-    ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with, ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert,
-    ast.Match: _match, ast.FunctionDef: _function, ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
+    ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented, ast.Delete: _delete,
+    ast.If: _if, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
+    ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None), ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with,
+    ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.Match: _match, ast.FunctionDef: _function,
+    ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip

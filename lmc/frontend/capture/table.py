@@ -218,15 +218,11 @@ def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise Raised(over.with_traceback(None)) from None
 
 
-def _changing(fn: Any) -> Rule:
-    return lambda ev, args, kwargs: op.change(ev, args[0], NOTHING, fn, *args)
-
-
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace, bisect.insort, bisect.insort_right, bisect.insort_left)
 CHANGING = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
 """Functions that change their arguments."""
 for _fn in _ORDERED:
-    rule(_fn)(_changing(_fn))
+    rule(_fn)(lambda ev, args, kwargs, fn=_fn: op.change(ev, args[0], NOTHING, fn, *args))
 
 
 CLASS_METHODS: dict[tuple[type, str], Rule] = {
