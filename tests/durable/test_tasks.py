@@ -408,3 +408,18 @@ def test_chains_of_sub_programs_resume_in_another_order(order: list[int], tmp_pa
             known, mock = records.read(path).runs[0], lmc.Mock()
             assert seen(way(backend=mock, journal=path)) == expected
             assert len(mock.call_log) == len(whole.call_log) - len(known.answers)
+
+
+@lmc.function
+async def calls_one_at_a_time(s: Any) -> Any:
+    found = [tells.run("a").ret_value, (await tells.arun("b")).ret_value, (await asyncio.wait_for(tells.arun("c"), 60)).ret_value]
+    found += [state.ret_value for state in await asyncio.gather(tells.arun("d"), tells.arun("e"))]
+    (fork,) = s.fork(1)
+    fork += lmc.gen("x", max_tokens=2)
+    return found, await asyncio.wait_for(tells_twice("f"), 60), fork["x"]
+
+
+def test_places_of_programs_without_chains_in_tasks_stay_as_they_are(tmp_path: Path) -> None:
+    """Journals that were written before tasks had numbers have these."""
+    calls_one_at_a_time.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    assert set(records.read(tmp_path / "j").runs[0].answers) == {*[(f"/c{n}", 0) for n in range(7)], ("/0.0", 0)}
