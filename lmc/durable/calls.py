@@ -315,8 +315,9 @@ class JournaledCalls(Answers):
                 record = ["awaitable", type(value).__name__]
             else:
                 record = ["value" if ok else "raised", codec.encode(value, None if reached is None else reached.places)]
-            if reached is not None and ((changed := reached.changed()) or reached.iterators or programs):
-                record += [changed, reached.taken(), *([programs] if programs else [])]
+            changed = [] if reached is None else reached.changed()
+            if changed or programs or (reached is not None and reached.iterators):
+                record += [changed, [] if reached is None else reached.taken(), *([programs] if programs else [])]
         except codec.NotData as what:
             record = ["opaque", type(value).__name__]
             if not is_idempotent(fn):

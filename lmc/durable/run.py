@@ -19,6 +19,7 @@ from lmc.durable.records import Effect, Place
 from lmc.durable.tasks import Coming
 from lmc.errors import Interrupted, JournalError, Loc
 from lmc.frontend import aio
+from lmc.frontend.active import ACTIVE, numbering
 from lmc.frontend.attempts import aanswer_of
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import caller_loc
@@ -73,9 +74,11 @@ class RunJournal(JournaledCalls):
         number, known = begun
         inner = inner_of(awaitable)
         idempotent = inner.idempotent if isinstance(inner, DeferredAwaitable) else self.may_begin_again([inner]) or self.may_begin_again(given.values())
+        by = numbering(ACTIVE.get())  # the programs that the tool runs count here, and while it is awaited no others do
         host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
         if known is not None and known.outcome is not None:
             drop(awaitable)
+            by.calls += known.outcome[4] if len(known.outcome) == 5 else 0
             ok, value = self.known_result(known.outcome, known.name, (), None)
             if not ok:
                 raise value
@@ -96,6 +99,7 @@ class RunJournal(JournaledCalls):
         if self.begins_again(known) or not synced:
             await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
+        before = by.calls
         try:
             with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
                 outcome = True, await awaitable
@@ -105,7 +109,7 @@ class RunJournal(JournaledCalls):
             outcome = False, error
         except Exception as error:
             outcome = False, error
-        self.write_outcome(number, inner, name, (), None, outcome, loc)
+        self.write_outcome(number, inner, name, (), None, outcome, loc, by.calls - before)
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]

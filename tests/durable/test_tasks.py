@@ -423,3 +423,23 @@ def test_places_of_programs_without_chains_in_tasks_stay_as_they_are(tmp_path: P
     """Journals that were written before tasks had numbers have these."""
     calls_one_at_a_time.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
     assert set(records.read(tmp_path / "j").runs[0].answers) == {*[(f"/c{n}", 0) for n in range(7)], ("/0.0", 0)}
+
+
+@lmc.host(idempotent=True)
+async def consults(q: str) -> str:
+    CALLS.append(("consults", q))
+    return tells.run(q).ret_value + (await tells.arun(q)).ret_value
+
+
+@lmc.function
+async def awaits_tools_that_run_programs(s: Any) -> Any:
+    first = await consults("a")
+    return first, tells.run("b").ret_value, await asyncio.gather(consults("c"), consults("d")), tells.run("e").ret_value
+
+
+def test_programs_that_awaited_tools_run_are_counted_when_resumed(tmp_path: Path) -> None:
+    expected = seen(awaits_tools_that_run_programs.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    assert seen(awaits_tools_that_run_programs.run(backend=lmc.Mock(), seed=1)) == expected
+    for data in prefixes(tmp_path / "j"):
+        lay(tmp_path / "cut", data)
+        assert seen(awaits_tools_that_run_programs.run(backend=lmc.Mock(), journal=tmp_path / "cut")) == expected
