@@ -212,6 +212,7 @@ def test_check_takes_prices_from_the_list_that_is_installed(lmc_cli, litellms_li
     assert [found and (found[0].prompt, found[0].completion) for found in vertex] == [(2, 4), (2, 4), (5, 6), None]
 
 
+@pytest.mark.api
 def test_check_says_how_to_get_a_price(lmc_cli, monkeypatch):
     pytest.importorskip("openai")
     monkeypatch.setattr("lmc.pricelist.find_spec", lambda name: None)
