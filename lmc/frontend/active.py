@@ -6,13 +6,21 @@ import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lmc.frontend.state import State
+from typing import Any, Protocol
 
 ACTIVE: ContextVar[Any] = ContextVar("lmc_active_state", default=None)
 """Root state of the program that is running here, or None; sub-programs inherit its backend and sampling defaults."""
+
+
+class Numbers(Protocol):
+    """The numbers of what a program, or a task of it, has called, forked and created; `prefix` of the addresses' streams."""
+
+    calls: int
+    forks: int
+    tasks: Mapping[str, int]
+
+    @property
+    def prefix(self) -> str: ...
 
 
 class TaskOfRun:
@@ -25,7 +33,7 @@ class TaskOfRun:
 
     __slots__ = ("calls", "forks", "prefix", "state", "tasks")
 
-    def __init__(self, state: State, prefix: str, calls: int = 0) -> None:
+    def __init__(self, state: Numbers, prefix: str, calls: int = 0) -> None:
         self.state, self.prefix, self.calls, self.forks = state, prefix, calls, 0
         self.tasks: Mapping[str, int] = {}
 
@@ -34,21 +42,21 @@ TASK: ContextVar[TaskOfRun | None] = ContextVar("lmc_task", default=None)
 """The task that runs here; None outside of any. It may be another program's than the one that is running."""
 
 
-def numbering(state: State) -> State | TaskOfRun:
+def numbering(state: Numbers) -> Numbers:
     """Return what numbers a program's sub-programs and forks here: the running task, if it is the program's, else the
     state."""
     task = TASK.get()
     return state if task is None or task.state is not state else task
 
 
-def next_call(state: State) -> str:
+def next_call(state: Numbers) -> str:
     """Return the stream of the sub-program that a program calls here."""
     by = numbering(state)
     by.calls += 1
     return f"{by.prefix}c{by.calls - 1}"
 
 
-def new_task(state: State, name: str, *, calls: bool = False) -> TaskOfRun:
+def new_task(state: Numbers, name: str, *, calls: bool = False) -> TaskOfRun:
     """Return the task that a program creates here: the first one of this name, the second one, and so on.
 
     By name, since libraries create tasks, too, as many as their connections need.

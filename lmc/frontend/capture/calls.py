@@ -458,12 +458,11 @@ class CallEvaluator:
 
     def task(self: Evaluation, x: Any) -> Any:
         """Return what a call that takes an awaitable as a task gives: of a coroutine, a task with addresses of its own."""
-        if type(x) is not Coroutine or x.name is None or self.current is None:
+        if type(x) is not Coroutine or x.name is None or (state := self.current) is None:
             return x
-        task, run = new_task(self.current, x.name, calls=x.calls), x.begin
+        task, run = new_task(state, x.name, calls=x.calls), x.begin
         self.made_tasks.append(task)
-
-        x.begin, x.name = run and (lambda: self._within(task.state, run, task)), None
+        x.begin, x.name = run and (lambda: self._within(state, run, task)), None
         return x
 
     def _construct(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
