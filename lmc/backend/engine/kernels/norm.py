@@ -25,25 +25,17 @@ def add_rms_norm_reference(x: Tensor | None, residual: Tensor, weight: Tensor, e
 
 
 @triton.jit
-def norm_row(total, weight, out, row, at, columns, eps):
-    """Write the norm of a row, `total` [BLOCK] as it is stored."""
-    inside = at < columns
+def _normed(total, weight, at, columns, eps):
+    """Return the norm of a row, `total` [BLOCK] as it is stored, in float32."""
     total = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, 0) / columns + eps)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + at, (total * scale * w).to(out.dtype.element_ty), mask=inside)
+    return total * scale * tl.load(weight + at, mask=at < columns, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _norm_row_quantized(
-    total, weight, out, scales, row, at, columns, eps, LARGEST: tl.constexpr, SMALLEST: tl.constexpr
-):  # fmt: skip
-    """The same, rounded as `norm_row` stores it and quantized."""
-    inside = at < columns
-    wide = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps)
-    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    quantize_row((wide * scale * w).to(total.dtype), out, scales, row, at, columns, LARGEST, SMALLEST)
+def norm_row(total, weight, out, row, at, columns, eps):
+    """Write the norm of a row, `total` [BLOCK] as it is stored."""
+    tl.store(out + row * columns + at, _normed(total, weight, at, columns, eps).to(out.dtype.element_ty), mask=at < columns)
 
 
 @triton.jit
@@ -70,8 +62,8 @@ def _add_rms_norm(
         total = add_to_row(tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32), residual, row, at, columns)
     else:
         total = tl.load(residual + row * columns + at, mask=inside, other=0.0)
-    if QUANTIZES:
-        _norm_row_quantized(total, weight, out, scales, row, at, columns, eps, LARGEST, SMALLEST)
+    if QUANTIZES:  # rounded as `norm_row` stores it
+        quantize_row(_normed(total, weight, at, columns, eps).to(total.dtype), out, scales, row, at, columns, LARGEST, SMALLEST)
     else:
         norm_row(total, weight, out, row, at, columns, eps)
 
