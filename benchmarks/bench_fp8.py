@@ -30,9 +30,10 @@ CUTS = [
 _CACHE = 200 << 20  # bytes of matrices that are multiplied in turns
 
 
-def microseconds(work: Callable[[], object], products: int) -> float:
+def microseconds(work: Callable[[], object], products: int, reps: int = 7) -> float:
     """Of each of the products that `work` has, replayed."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         work()
     torch.cuda.synchronize()
@@ -40,7 +41,7 @@ def microseconds(work: Callable[[], object], products: int) -> float:
     with torch.cuda.graph(graph):
         work()
     times = []
-    for _ in range(7):
+    for _ in range(reps):
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begun.record()
         graph.replay()

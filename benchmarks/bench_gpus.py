@@ -80,6 +80,7 @@ def measure_sums(folder: str, ranks: str, device: str, rank: str) -> None:
 
 def measure_norms(group: RankGroup, device: torch.device) -> dict[str, float]:
     """Seconds of a sum, the residual addition and the norm in a graph: NCCL's, lmc's, and the norm alone."""
+    from benchmarks.bench_fp8 import microseconds
     from lmc.backend.engine.kernels.norm import add_rms_norm
 
     group.share_memory(max(ROWS), _COLUMNS, device)
@@ -93,32 +94,9 @@ def measure_norms(group: RankGroup, device: torch.device) -> dict[str, float]:
         if (peers := group.peers) is not None:
             ways["lmc's kernel"] = lambda turn, x=x, rest=residual, peers=peers: Part(peers, turn, x).add_rms_norm(rest, weight, 1e-5)
         for name, way in ways.items():
-            found[f"{rows} × {_COLUMNS}, {name}"] = _in_graph(way)
+            with torch.inference_mode():  # turns 0 and 1 follow each other
+                found[f"{rows} × {_COLUMNS}, {name}"] = microseconds(lambda way=way: [way(i % 2) for i in range(_SUMS)], _SUMS, 20) / 1e6
     return found
-
-
-def _in_graph(way: Callable[[int], Any]) -> float:
-    """Seconds of one of many calls in a graph; calls take turns 0 and 1."""
-    with torch.inference_mode():
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            way(0), way(1)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(_SUMS):
-                way(i % 2)
-        times = []
-        for _ in range(20):
-            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            began.record()
-            graph.replay()
-            ended.record()
-            ended.synchronize()
-            times.append(began.elapsed_time(ended) / 1e3 / _SUMS)
-    return statistics.median(times)
 
 
 # -- engines ------------------------------------------------------------------------------------------------------------------
