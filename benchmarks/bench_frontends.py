@@ -29,7 +29,7 @@ from typing import Any
 
 import lmc
 from benchmarks import workloads
-from benchmarks.bench_programs import choose, where
+from benchmarks.bench_programs import choose, count, where
 from benchmarks.workloads import Size, Workload
 
 DEFAULT = "few-shot,choice,react,agents,tree,skeleton,judge,json,chat-short"
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="of the SGLang server, for both")
     parser.add_argument("--workloads", default=DEFAULT, help="all (the ten), or names separated by commas")
-    parser.add_argument("--n", type=int, help="items per workload (default: its own)")
+    parser.add_argument("--n", type=count, help="items per workload (default: its own), or a factor on its own: 0.25x")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths of prompts and answers")
     parser.add_argument("--reps", type=int, default=2, help="timed repetitions")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic text; each repetition has its own")
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with backend:
         for workload in choose(options.workloads, Size(options.scale)):
             run = runners(workload, backend, endpoint, sgl, threads)
-            rows.append(bench(workload, backend, run, options.n or workload.n, options.reps, options.seed))
+            rows.append(bench(workload, backend, run, options.n(workload.n) if options.n else workload.n, options.reps, options.seed))
             print(line(rows[-1]), flush=True)
             if options.json:
                 options.json.write_text(json.dumps({**where(), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")

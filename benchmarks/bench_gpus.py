@@ -1,6 +1,8 @@
-"""Several devices against one: sums between ranks by size, decode passes at batch 1 and 64, prefill, and the throughput of replicas.
+"""Several devices against one: sums between ranks by size, decode passes at batch 1 and 64, prefill, the first token, the throughput of
+replicas, and programs.
 
     python -m benchmarks.bench_gpus --model DIR --load-format dummy --device cuda --tp 1,2 --dp 1,2 --json out.json
+    python -m benchmarks.bench_gpus --model DIR --load-format dummy --device cuda --tp 2 --dp 0 --programs react,judge,json --n 0.25x
     python -m benchmarks.bench_gpus --device cpu --tp 1,2 --dp 1 --batches 1,4 --new 16 --prompt 64      # that it runs; its times say nothing
 
 Each engine is started, measured and closed, one after the other, with the same prompts of random tokens, so nothing is cached; a decode pass
@@ -29,6 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bench_programs import bench, choose, count
+from benchmarks.workloads import Size
 from lmc.backend.engine.distributed.group import RankGroup, without_multicast
 from lmc.backend.engine.distributed.peer_memory import Part
 from lmc.backend.local import Engine
@@ -36,12 +40,13 @@ from lmc.segments import Gen, SamplingParams, Text
 
 SIZES = (8 << 10, 512 << 10, 16 << 20)  # bytes
 ROWS = (1, 8, 64, 128, 256, 512, 1024)
+_FIRST = 1024  # tokens of the prompt whose first token is timed
 _COLUMNS, _SUMS = 4096, 32  # of the sums with residual and norm; how many in a graph
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `spread`: half the distance between the quartiles of the repetitions, in the same unit."""
+    """One figure. `spread`: half the distance between the quartiles of the repetitions, of programs half their range, in the same unit."""
 
     case: str
     ranks: str
@@ -142,6 +147,9 @@ def tensor_parallel(args: argparse.Namespace, tp: int) -> list[Row]:
             tokens = engine.count_tokens(texts[0].parts[0])  # type: ignore[arg-type]
             times.append(tokens / asked(engine, texts, 1))
         rows.append(_row(f"prefill of {args.prompt} tokens", f"tp={tp}", times, "tokens/s"))
+        times = [1e3 * asked(engine, prompts(engine, 1, _FIRST, 200 + rep), 1) for rep in range(args.reps)]
+        rows.append(_row(f"first token behind {_FIRST} tokens", f"tp={tp}", times, "ms"))
+        rows += programs(args, engine, f"tp={tp}")
     return rows
 
 
@@ -152,7 +160,20 @@ def replicated(args: argparse.Namespace, dp: int) -> list[Row]:
         for rep in range(args.reps):
             count = max(args.batches) * dp
             times.append(count * args.new / asked(engine, prompts(engine, count, 32, rep + 1), args.new))
-    return [_row(f"throughput, {max(args.batches)} answers a replica", f"dp={dp}", times, "tokens/s")]
+        row = _row(f"throughput, {max(args.batches)} answers a replica", f"dp={dp}", times, "tokens/s")
+        return [row, *programs(args, engine, f"dp={dp}")]
+
+
+def programs(args: argparse.Namespace, engine: Engine, ranks: str) -> list[Row]:
+    """Compiled, `--n` of each workload."""
+    if not args.programs:
+        return []
+    rows = list[Row]()
+    for workload in choose(args.programs, Size(1.0)):
+        n = args.n(workload.n) if args.n else workload.n
+        (found,) = bench(workload, engine, ["compiled"], n, args.reps, 0)
+        rows.append(Row(f"{workload.name} × {n}", ranks, found.median_s, (found.max_s - found.min_s) / 2, "s"))
+    return rows
 
 
 def _row(case: str, ranks: str, values: list[float], unit: str) -> Row:
@@ -184,6 +205,8 @@ def main() -> None:
     parser.add_argument("--batches", type=_numbers, default=[1, 64])
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--programs", default="", help="workloads of bench_programs, separated by commas, or all")
+    parser.add_argument("--n", type=count, help="items of each (default: its own), or a factor on its own: 0.25x, 2x")
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -289,13 +289,13 @@ def memory(n: int) -> str:
         return "\n".join([f"{one.name}: {pool.apply(peak, (one.name, n)):.0f} MiB for {n} items" for one in host_overhead()])
 
 
-def _count(given: str) -> Callable[[int], int]:
-    """How many items a workload has, of its own number."""
+def count(given: str) -> Callable[[int], int]:
+    """Return how many items a workload has, of its own number."""
     if given.endswith("x"):
         factor = float(given[:-1])
         return lambda own: max(1, round(factor * own))
-    count = int(given)
-    return lambda own: count
+    number = int(given)
+    return lambda own: number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -313,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ablate", action="store_true", help="compiled, on an engine of each policy: " + ", ".join(POLICIES))
     parser.add_argument("--max-tokens", type=int, help="size of the engine's KV pool (default: its own), to make memory short")
     parser.add_argument("--reference", action="store_true", help="this is the reference machine and model: print limits and goals beside")
-    parser.add_argument("--n", type=_count, help="items per workload (default: its own), or a factor on its own: 0.25x, 2x")
+    parser.add_argument("--n", type=count, help="items per workload (default: its own), or a factor on its own: 0.25x, 2x")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths of prompts and answers")
     parser.add_argument("--reps", type=int, default=5, help="timed repetitions")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic text; each repetition has its own")
