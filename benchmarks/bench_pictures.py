@@ -11,6 +11,9 @@ weights are read: speeds of a model do not depend on what it has learned. Both s
 fixed length; transformers in batches, each prompt with its picture, as it has neither forks nor a cache over prompts. Equal tokens are
 a matter of the tests (tests/backend/engine/test_vision.py), where weights are.
 
+Each run on an engine is broken down (breakdown.py): what its device ran and when it had nothing to do, what the engine's thread and its callers
+did meanwhile; `--json` has every pass.
+
 SGLang (0.5.15) serves LLaVA-1.5 with CLIP by its class for the format of LLaVA's authors only, and makes the tower where it reads weights:
 what `--write` makes is that format's config.json, and a package with the same class that makes its tower beforehand, so that
 `--load-format dummy` fills it.
@@ -27,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ import torch
 
 import lmc
 from benchmarks.bench_programs import where
+from benchmarks.breakdown import Breakdown, broken_down
 from benchmarks.workloads import QUESTIONS, Item, Size, pictures
 
 LLAVA_TEMPLATE = (
@@ -67,6 +71,10 @@ class Measured:
     tower_runs: int | None = None
     tower_s: float | None = None
     optimality: float | None = None  # image and text tokens that had to be computed, by those that were
+    parts: Breakdown | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(replace(self, parts=None)), "parts": self.parts and self.parts.as_json()}
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -176,12 +184,13 @@ def on_engine(engine: lmc.Engine, items: list[dict[str, Any]], size: Size, reps:
     rows = []
     for _ in range(reps):
         engine.flush_cache()
-        before, start = engine.counters(), time.perf_counter()
-        for state in program.batch(items, temperature=0):
-            state.sync()
-        seconds, spent = time.perf_counter() - start, engine.counters() - before
-        rows.append(Measured("lmc.Engine", len(items), seconds, len(items) / seconds, len(items) * len(QUESTIONS) / seconds, len(items) / seconds,
-                             spent.images - spent.image_hits, spent.tower_seconds, spent.prefill_optimality))  # fmt: skip
+        before = engine.counters()
+        with broken_down(engine) as found:
+            for state in program.batch(items, temperature=0):
+                state.sync()
+            parts, spent = found(), engine.counters() - before
+        rows.append(Measured("lmc.Engine", len(items), parts.seconds, len(items) / parts.seconds, len(items) * len(QUESTIONS) / parts.seconds, len(items) / parts.seconds,
+                             spent.images - spent.image_hits, spent.tower_seconds, spent.prefill_optimality, parts))  # fmt: skip
     return rows
 
 
@@ -369,9 +378,10 @@ def report(options: argparse.Namespace, rows: Sequence[Measured], lines: Sequenc
         more += "" if row.optimality is None else f"; optimality {row.optimality:.4f}"
         print(f"{row.who}: {row.programs} pictures × {len(QUESTIONS)} questions in {row.seconds:.2f} s: {row.images_per_s:.2f} images/s, "
               f"{row.programs_per_s:.2f} programs/s, {row.answers_per_s:.1f} answers/s{more}")  # fmt: skip
+        print("\n".join(row.parts.lines() if row.parts is not None else ()), end="\n" * (row.parts is not None))
     print("\n".join(lines))
     if options.json:
-        options.json.write_text(json.dumps({**where(), "rows": [asdict(row) for row in rows], "lines": lines}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**where(), "rows": [row.as_json() for row in rows], "lines": lines}, indent=1) + "\n")
     return 0
 
 
