@@ -45,7 +45,7 @@ from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
 from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
-from lmc.backend.engine.eyes import Eyes, Placed
+from lmc.backend.engine.eyes import Eyes, Preparing
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Begin, Cache, Eviction, Policy, Schedule, host_size
 from lmc.backend.engine.request import Group, Request, RequestKind
@@ -73,7 +73,7 @@ log = logging.getLogger("lmc.engine")
 
 
 class _State(Enum):
-    WAITING = auto()  # for its parent's answer
+    WAITING = auto()  # for its parent's answer, or its pictures
     RUNNING = auto()
     DONE = auto()
     FAILED = auto()
@@ -105,7 +105,7 @@ class _Step:
         self,
         backend: LocalBackend,
         parent: _Step | None,
-        parts: tuple[Part | Placed, ...],
+        parts: tuple[Part | Preparing, ...],
         ask: Gen | Select | Given | None,
         hints: Hints,
     ) -> None:
@@ -318,11 +318,15 @@ class LocalBackend:
         assert isinstance(handle, LocalHandle)
         for step in handle.steps:
             if step.wants_prefill:
+                with self._lock:
+                    step.wants_prefill = step.state is not _State.WAITING
                 for req in step.requests:
                     self.forget(req)
 
     def holds(self, handle: Handle) -> bool:
         assert isinstance(handle, LocalHandle)
+        if any(step.state is _State.FAILED for step in handle.steps):
+            return False
         return all(req.pinned or not req.done for step in handle.steps if step.wants_prefill for req in step.requests)
 
     def counters(self) -> Counters:
@@ -354,6 +358,8 @@ class LocalBackend:
         return found
 
     def close(self) -> None:
+        if self._asker.eyes is not None:
+            self._asker.eyes.close()
         self._core.close()
         if self._asker.compiler is not None:
             self._asker.compiler.close()
@@ -414,7 +420,7 @@ class LocalBackend:
         """Return the token ids of the whole prompt at a handle, its open run encoded as it is; waits for its
         answers."""
         assert isinstance(handle, LocalHandle)
-        for result in handle.results:
+        for result in handle.results or self.submit(handle, (Gen(SamplingParams(max_new_tokens=0)),)).results:
             result.output()
         return self._asker.spelled(self._asker.ids(handle.last.after))
 
@@ -434,7 +440,7 @@ class LocalBackend:
             raise BackendError(f"Engine({self._name}) was given a handle of another backend")
         step = parent.last if parent is not None else None
         steps: list[_Step] = []
-        for parts, ask in _stretches(segments, self._asker.seen):
+        for parts, ask in _stretches(segments, self._asker.prepare):
             step = _Step(self, step, parts, ask, hints)
             steps.append(step)
         first = next((step for step in steps if step.ask is not None), None)
@@ -455,25 +461,35 @@ class LocalBackend:
         return LocalHandle(tuple(steps), tuple(results))
 
     def _await_parent(self, step: _Step) -> None:
-        """Start `step` now if its parent's answer has arrived, else when it does."""
+        """Start `step` now if its parent's answer and its pictures are there, else when they are."""
         parent = step.parent
         if parent is not None:
             with self._lock:
                 if parent.state in (_State.WAITING, _State.RUNNING):
                     parent.pending.append(weakref.ref(step))
                     return
+        self._await_pictures(step)
+
+    def _await_pictures(self, step: _Step) -> None:
+        ref = weakref.ref(step)
+        for part in step.parts:
+            if isinstance(part, Preparing) and not part.placed.done():
+                return part.placed.add_done_callback(lambda _: self._start_children([ref]))
         self._begin(step)
 
     def _begin(self, step: _Step) -> None:
         """Begin after the parent: make the request. Raises the request's errors, after failing the step with them."""
         parent, step.parent = step.parent, None
+        if step.state is _State.FAILED:
+            return  # cancelled meanwhile
         if parent is not None and parent.error is not None:
             return self._fail(step, parent.error)
         before = parent.after if parent is not None else ROOT
         try:
-            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Placed)))
+            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Preparing)))
+            parts = (part.placed.result() if isinstance(part, Preparing) else part for part in step.parts)
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
-            self._ask(step, PromptPosition(before.closed, (*before.run, *step.parts), cached, before.pictures, before.adapter))
+            self._ask(step, PromptPosition(before.closed, (*before.run, *parts), cached, before.pictures, before.adapter))
         except Exception as error:
             self._fail(step, error)
             raise
@@ -594,7 +610,7 @@ class LocalBackend:
         for ref in pending:
             child = ref()
             if child is not None:
-                self._quietly(child, self._begin)
+                self._quietly(child, self._await_pictures)
 
     @staticmethod
     def _quietly(step: _Step, start: Callable[[_Step], None]) -> None:
@@ -694,15 +710,15 @@ def _hearer(ref: weakref.ref[_Step]) -> Callable[[str, Mapping[str, Any]], None]
     return hear
 
 
-def _stretches(segments: Sequence[Segment], seen: Callable[[Image], Placed]) -> list[tuple[tuple[Part | Placed, ...], Gen | Select | Given | None]]:
+def _stretches(segments: Sequence[Segment], prepare: Callable[[Image], Preparing]) -> list[tuple[tuple[Part | Preparing, ...], Gen | Select | Given | None]]:
     """Return segments as (literal parts, the request or known answer after them); the last may have none."""
-    out: list[tuple[tuple[Part | Placed, ...], Gen | Select | Given | None]] = []
-    parts: tuple[Part | Placed, ...] = ()
+    out: list[tuple[tuple[Part | Preparing, ...], Gen | Select | Given | None]] = []
+    parts: tuple[Part | Preparing, ...] = ()
     for segment in segments:
         if isinstance(segment, Text):
             parts += segment.parts
         elif isinstance(segment, Image):
-            parts += (seen(segment),)
+            parts += (prepare(segment),)
         else:
             out.append((parts, segment))
             parts = ()

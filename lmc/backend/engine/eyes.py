@@ -1,6 +1,6 @@
 """Pictures in prompts of an engine: token ids of their own, and features that a model's vision tower computes once.
 
-    Image ──prepare (caller's thread)──► Shown: inputs of the tower, how many tokens ──► PromptPicture: that and a number
+    Image ──prepare (threads of its own)──► Shown: inputs of the tower, how many tokens ──► PromptPicture: that and a number
     PromptPicture ──► ids [number] · count, in prompts ──rows of a pass──► features by the tower, or the pool, in the place of embeddings
 
 A picture's *number* is an id above every vocabulary. It represents the 128-bit hash of the tower's input (pixels after
@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +32,7 @@ import numpy as np
 from lmc.backend.base import Counters
 from lmc.backend.engine.request import PICTURE
 from lmc.errors import BackendError, LmcError, ParameterError, UnsupportedOpError
-from lmc.images import decoded, is_remote
+from lmc.images import decoded, is_remote, read
 from lmc.segments import Frames, Image, Mark, Part
 from lmc.videos import Film
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _REMEMBERED = 1 << 17  # numbered hashes of unreferenced pictures, whose KV may still be cached
+_THREADS = 8  # most threads that prepare pictures; half of the processors, where these are fewer
 _POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
 
 
@@ -111,6 +115,23 @@ class Placed:
     @property
     def pictures(self) -> Iterator[PromptPicture]:
         return (part for part in self.parts if isinstance(part, PromptPicture))
+
+
+class Preparing:
+    """An image or a video on its way into a prompt: decoded and preprocessed on another thread, unless it is dropped before.
+
+    placed  it, or the error that it raises
+    """
+
+    __slots__ = ("__weakref__", "placed")
+    placed: Future[Placed]
+
+    def __init__(self, pool: Executor, prepare: Callable[[], Placed]) -> None:
+        wanted = weakref.ref(self)
+        self.placed = pool.submit(lambda: prepare() if wanted() is not None else _DROPPED)
+
+
+_DROPPED = Placed((), Surroundings())
 
 
 def written(run: Iterable[Part | Placed]) -> list[Part | PromptPicture]:
@@ -202,8 +223,10 @@ class Laid(NamedTuple):
 class Eyes:
     """A model's vision, with its cached pictures. `prepare` from any thread, `features` on the engine's."""
 
-    def __init__(self, sight: Sight, pool: int = _POOL) -> None:
+    def __init__(self, sight: Sight, pool: int = _POOL, threads: int | None = None) -> None:
         self.sight, self._room = sight, pool
+        self._threads = ThreadPoolExecutor(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), thread_name_prefix="lmc-eyes")
+        self._closed = False
         self._lock = threading.Lock()
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
         self._fresh = itertools.count(PICTURE)
@@ -220,8 +243,20 @@ class Eyes:
         """Return the width of features that replace an embedding; the rest of a row is for the layers."""
         return self.sight.width
 
+    def prepare(self, image: Image, most: int) -> Preparing:
+        """Begin to prepare a picture or a video, which must have fewer than `most` tokens: several at once, while programs and passes go on."""
+        if is_remote(image.source):
+            raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
+        return Preparing(self._threads, partial(self.placed, read(image), most))
+
+    def close(self) -> None:
+        """Prepare nothing more: what still waits for it fails."""
+        self._closed = True
+
     def placed(self, image: Image, most: int) -> Placed:
         """Return a picture or a video as its part of a prompt. Raises its errors; it has fewer than `most` tokens."""
+        if self._closed:
+            raise BackendError("the engine was closed", loc=image.loc)
         parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
         if any(part.count == 0 for part in parts if isinstance(part, Shown)):
             raise BackendError(
@@ -234,8 +269,6 @@ class Eyes:
         return Placed(tuple(self._known(part) if isinstance(part, Shown) else part for part in parts), around)
 
     def _prepared(self, image: Image) -> tuple[Part | Shown, ...]:
-        if is_remote(image.source):
-            raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
         picture = decoded(image)
         with self._taking(image, f"{picture.width} × {picture.height} pixels"):
             return self.sight.prepare(picture, image.detail)

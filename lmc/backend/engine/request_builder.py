@@ -17,7 +17,7 @@ from lmc.backend.engine.choice_trie import Continuation
 from lmc.backend.engine.choices import Choice, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
-from lmc.backend.engine.eyes import Eyes, Placed, PromptPicture, laid, lift
+from lmc.backend.engine.eyes import Eyes, Placed, Preparing, PromptPicture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
 from lmc.chat import ChatTemplate
@@ -286,10 +286,10 @@ class RequestBuilder:
 
     # -- pictures ----------------------------------------------------------------------------------------------
 
-    def seen(self, image: Image) -> Placed:
-        """Return a picture as part of a prompt. Raises its errors."""
+    def prepare(self, image: Image) -> Preparing:
+        """Begin to prepare a picture as part of a prompt."""
         assert self.eyes is not None, "refused: a model without eyes"
-        return self.eyes.placed(image, self.limit)
+        return self.eyes.prepare(image, self.limit)
 
     def count_pictures(self, done: Sequence[Request]) -> None:
         if self.eyes is not None:

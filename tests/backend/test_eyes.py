@@ -1,0 +1,169 @@
+"""Pictures of an engine's prompts are prepared beside programs and passes: requests with them wait, others do not, and errors are those of their answers."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+
+import lmc
+from benchmarks.workloads import picture
+from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
+from lmc.errors import BackendError, ParameterError
+from lmc.segments import Gen, Image, SamplingParams, Text
+from tests.backend.engine_fakes import backend
+
+PATIENCE = 30.0
+WIDE, TALL = picture(Random(0), 28, 14), picture(Random(1), 14, 28)
+
+
+class Sight:
+    """Sees four tokens in each picture, once its gate is open; refuses tall ones."""
+
+    name, width, token, video_token = "fake", 8, 1, None
+    around = around_video = Surroundings()
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.prepared = 0
+
+    def prepare(self, picture, detail):
+        self.begun.release()
+        assert self.gate.wait(PATIENCE)
+        self.prepared += 1
+        if picture.height > picture.width:
+            raise ValueError("it is taller than wide")
+        return (Shown(4, {"pixels": np.asarray(picture, np.float32)}),)
+
+
+@pytest.fixture
+def sight():
+    sight = Sight()
+    yield sight
+    sight.gate.set()
+
+
+@pytest.fixture
+def engine(sight):
+    engine, _ = backend(eyes=Eyes(sight, threads=1))
+    with engine:
+        yield engine
+        sight.gate.set()
+        engine.check()
+
+
+def gen(tokens: int = 4) -> Gen:
+    return Gen(SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True))
+
+
+def look(data: bytes) -> Image:
+    return Image(data, None, "auto", None)
+
+
+def tokens(handle) -> int:
+    """How many tokens its answer has."""
+    return len(handle.results[0].output().ids)
+
+
+def test_requests_with_a_picture_wait_for_it_and_others_do_not(engine, sight):
+    seen = engine.submit(None, [Text(("see ",)), look(WIDE), Text((" this",))])
+    first, second = (engine.submit(seen, [Text((f"? {i}",)), gen()]) for i in range(2))
+    assert tokens(engine.submit(None, [Text(("nothing to see",)), gen()])) == 4
+    assert not first.results[0].done and not second.results[0].done
+    sight.gate.set()
+    assert tokens(first) == tokens(second) == 4
+    assert sight.prepared == 1 and engine.counters().images == 2
+    assert engine.prompt_ids(seen)[: len(start := engine.encode(("see ",))) + 4] == [*start, 1, 1, 1, 1]
+
+
+def test_an_error_of_a_picture_is_that_of_the_answers_after_it(engine, sight):
+    seen = engine.submit(None, [look(TALL)])
+    first, second = (engine.submit(seen, [Text((str(i),)), gen(), Text(("more",)), gen()]) for i in range(2))
+    good = engine.submit(None, [look(WIDE), gen()])
+    sight.gate.set()
+    for result in (*first.results, *second.results):
+        with pytest.raises(ParameterError, match="cannot take 14 × 28 pixels: it is taller than wide"):
+            result.output()
+    assert tokens(good) == 4
+    with pytest.raises(ParameterError, match="taller than wide"):
+        engine.submit(seen, [gen()]).results[0].output()
+
+
+def test_pictures_that_are_dropped_before_are_not_prepared(engine, sight):
+    first = engine.submit(None, [look(WIDE), gen()])
+    assert sight.begun.acquire(timeout=PATIENCE)
+    for i in range(3):
+        engine.submit(None, [look(picture(Random(i), 42, 14)), gen()])
+    kept = engine.submit(None, [look(picture(Random(9), 42, 14)), gen()])
+    sight.gate.set()
+    assert tokens(first) == tokens(kept) == 4
+    assert sight.prepared == 2
+
+
+def test_a_pin_that_is_ended_before_its_picture_is_there_pins_nothing(engine, sight):
+    ended, held = (engine.prefill(None, [Text((f"{i} ",)), look(WIDE), Text((" and so on",))]) for i in range(2))
+    after = engine.submit(ended, [gen()])
+    assert engine.holds(held)
+    engine.release(ended)
+    sight.gate.set()
+    assert tokens(after) == tokens(engine.submit(held, [gen()])) == 4
+    assert engine.stats()["pinned"] == 1 and engine.holds(held)
+    engine.release(held)
+
+
+def test_a_pin_that_failed_is_not_held(engine, sight):
+    pin = engine.prefill(None, [look(TALL), Text((" and so on",))])
+    after = engine.submit(pin, [gen()])
+    sight.gate.set()
+    with pytest.raises(ParameterError, match="taller"):
+        after.results[0].output()
+    assert not engine.holds(pin)
+
+
+def test_what_waits_for_pictures_is_cancelled_with_its_run(engine, sight):
+    waiting = engine.submit(None, [look(WIDE), gen()])
+    waiting.cancel()
+    sight.gate.set()
+    with pytest.raises(lmc.LmcError, match="cancelled"):
+        waiting.results[0].output()
+    assert engine.counters().calls == 0
+
+
+def test_closing_does_not_wait_for_pictures(sight):
+    engine, _ = backend(eyes=Eyes(sight, threads=1))
+    first, second = (engine.submit(None, [look(data), gen()]) for data in (WIDE, picture(Random(3), 42, 14)))
+    engine.close()
+    sight.gate.set()
+    for handle in (first, second):
+        with pytest.raises(BackendError, match="closed"):
+            handle.results[0].output()
+    assert sight.prepared <= 1
+
+
+def test_programs_of_a_batch_go_on_while_pictures_are_prepared(engine, sight):
+    """All of them have asked for their picture before the first is prepared."""
+
+    @lmc.function
+    def ask(s, data):
+        asked.release()
+        s += lmc.image(data) + "what is it?" + lmc.gen("answer", max_tokens=4, ignore_eos=True)
+        return s["answer"]
+
+    asked = threading.Semaphore(0)
+    sizes = [14 * i for i in range(1, 9)]
+
+    def opens() -> None:
+        for _ in sizes:
+            assert asked.acquire(timeout=PATIENCE)
+        sight.gate.set()
+
+    opener = threading.Thread(target=opens)
+    opener.start()
+    states = ask.run_batch([{"data": picture(Random(0), size, 14)} for size in sizes], backend=engine, temperature=0, num_threads=len(sizes))
+    opener.join()
+    assert all(state.ret_value for state in states) and sight.prepared == len(sizes)
