@@ -236,10 +236,7 @@ class CudaRunner(ModelRunner):
             for span, end in zip(spans, ends.tolist(), strict=True):
                 if span.ids[-1] == PENDING:  # only a sequence's last token can be
                     ids[end - 1] = -1 - self._places[span.request]
-        if self._eyes is None:
-            positions[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
-        else:
-            np.concatenate([positions_of(s) for s in spans], out=positions[:known], casting="same_kind")
+        positions[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths) if self._eyes is None else positions_of(spans)
         ids[known:], positions[known:], slots[known:] = 0, 0, self._pool.scratch
         if layout.adapters is not None:
             adapters = stage.array("adapters", rows)

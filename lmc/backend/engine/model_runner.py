@@ -56,7 +56,7 @@ class ModelRunner:
             start += len(s.ids)
         return ForwardBatch(
             token_ids=self._tensor(ids.astype(np.int64)),
-            positions=self._tensor(np.concatenate([positions_of(s) for s in work.spans])),
+            positions=self._tensor(positions_of(work.spans)),
             out_slots=self._tensor(out_slots),
             spans=tuple(spans),
             logit_rows=self._tensor(np.asarray(wanted, dtype=np.int64)),
@@ -71,7 +71,7 @@ class ModelRunner:
         found: list[tuple[Laid, int, int, int]] = []  # with the row of the pass of its first
         start = 0
         for s in spans:
-            if s.branch is None and s.request.pictures:
+            if s.branch is None and s.request.pictures and s.request.pictures[-1].end > s.position:
                 end = s.position + len(s.ids)
                 found += [(at, first, last, start + row) for at, first, last, row in within(s.request.pictures, s.position, end)]
             start += len(s.ids)
@@ -80,12 +80,13 @@ class ModelRunner:
         features = self._eyes.features(at.picture for at, *_ in found)
         rows = np.concatenate([np.arange(row, row + last - first) for _, first, last, row in found])
         first, *deeper = torch.cat([features[at.picture.number][first:last] for at, first, last, _ in found]).split(self._eyes.width, -1)
-        return PictureRows(self._tensor(rows), first, tuple(deeper), self._axes(found))
+        return PictureRows(to_device(rows, first), first, tuple(deeper), self._axes(found, first))
 
-    def _axes(self, found: Sequence[tuple[Laid, int, int, int]]) -> torch.Tensor | None:
+    @staticmethod
+    def _axes(found: Sequence[tuple[Laid, int, int, int]], like: torch.Tensor) -> torch.Tensor | None:
         """Return positions on three axes, if the model has them."""
         axes = [at.position + shown.axes[:, first:last] for at, first, last, _ in found if (shown := at.picture.shown).axes is not None]
-        return self._tensor(np.concatenate(axes, 1)) if axes else None
+        return to_device(np.concatenate(axes, 1), like) if axes else None
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -104,10 +105,21 @@ def adapters_of(spans: Sequence[Rows]) -> np.ndarray | None:
     return np.repeat(np.asarray(numbers, np.int64), [len(s.ids) for s in spans]) if any(numbers) else None
 
 
-def positions_of(rows: Rows) -> np.ndarray:
+def positions_of(spans: Sequence[Rows]) -> np.ndarray:
     """Return positions of the rows, int64; of choices that do not see the prompt, as if there were none."""
-    alone = rows.branch is not None and not rows.request.trie.prompt_length(rows.branch)
-    return positions(() if alone else rows.request.pictures, rows.position, rows.position + len(rows.ids))
+    lengths = np.fromiter((len(s.ids) for s in spans), np.int64, len(spans))
+    starts = np.cumsum(lengths) - lengths
+    found = np.arange(lengths.sum()) + np.repeat(np.fromiter((s.position for s in spans), np.int64, len(spans)) - starts, lengths)
+    for s, start in zip(spans, starts.tolist(), strict=True):
+        pictures = s.request.pictures
+        if not pictures or (s.branch is not None and not s.request.trie.prompt_length(s.branch)):
+            continue
+        rows, last = slice(start, start + len(s.ids)), pictures[-1]
+        if last.end > s.position:
+            found[rows] = positions(pictures, s.position, s.position + len(s.ids))
+        elif last.lift:
+            found[rows] += last.lift
+    return found
 
 
 def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:

@@ -95,7 +95,10 @@ class Vision:
 
     def _on_device(self, arrays: Sequence[np.ndarray], *, dtype: torch.dtype | None = None) -> Tensor:
         """Return tensors on the device, joined along the first axis."""
-        return torch.from_numpy(np.concatenate(arrays)).to(self.model.device, dtype)
+        joined = torch.from_numpy(np.concatenate(arrays))
+        if self.model.device.type == "cuda":  # a copy from pageable memory would wait for the pass before this one
+            joined = joined.pin_memory().to(self.model.device, non_blocking=True)
+        return joined.to(dtype)
 
 
 def _together(shown: Sequence[Shown]) -> Iterator[list[Shown]]:
