@@ -455,8 +455,12 @@ class LocalBackend:
                 result = _LocalResult(step)
                 step.result = weakref.ref(result)
                 results.append(result)
-        self._await_parent(steps[0])  # raises its errors
-        for step in steps[1:]:  # an error fails the step's result, whether it starts now or later
+        first, *others = steps
+        if any(isinstance(part, Preparing) for part in first.parts):
+            self._quietly(first, self._await_parent)
+        else:
+            self._await_parent(first)  # raises its errors
+        for step in others:  # an error fails the step's result, whether it starts now or later
             self._quietly(step, self._await_parent)
         return LocalHandle(tuple(steps), tuple(results))
 

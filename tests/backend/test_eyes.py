@@ -26,6 +26,7 @@ class Sight:
 
     name, width, token, video_token = "fake", 8, 1, None
     around = around_video = Surroundings()
+    seconds = 0.0
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -92,6 +93,15 @@ def test_an_error_of_a_picture_is_that_of_the_answers_after_it(engine, sight):
     assert tokens(good) == 4
     with pytest.raises(ParameterError, match="taller than wide"):
         engine.submit(seen, [gen()]).results[0].output()
+
+
+def test_an_error_is_the_answers_however_soon_it_is_known(engine, sight, monkeypatch):
+    sight.gate.set()
+    done = engine._asker.eyes.prepare(look(TALL), 100)
+    assert isinstance(done.placed.exception(timeout=PATIENCE), ParameterError)
+    monkeypatch.setattr(engine._asker, "prepare", lambda image: done)
+    with pytest.raises(ParameterError, match="taller than wide"):
+        engine.submit(None, [look(TALL), gen()]).results[0].output()
 
 
 def test_pictures_that_are_dropped_before_are_not_prepared(engine, sight):

@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,6 +178,7 @@ class Sight(Protocol):
     around: Surroundings  # of images
     around_video: Surroundings
     video_token: int | None  # that of videos; None: it takes none
+    seconds: float  # that the tower has computed so far
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         """Return an image as parts of a prompt: the tower's inputs, with the texts that the model's processor writes
@@ -234,7 +234,6 @@ class Eyes:
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._held = 0  # bytes of them
         self._asked = self._computed = 0
-        self._seconds = 0.0
 
     # -- into a prompt -----------------------------------------------------------------------------------------
 
@@ -343,14 +342,12 @@ class Eyes:
             else:
                 missing.append(picture)
         if missing:
-            began = time.perf_counter()
             for picture, seen in zip(missing, self.sight.look([picture.shown for picture in missing]), strict=True):
                 assert len(seen) == picture.count, f"{len(seen)} features of a picture of {picture.count} tokens"
                 found[picture.number] = seen
                 self._keep(picture.number, seen)
             with self._lock:
                 self._computed += len(missing)
-                self._seconds += time.perf_counter() - began
         return found
 
     def _keep(self, number: int, seen: Tensor) -> None:
@@ -377,7 +374,7 @@ class Eyes:
         from dataclasses import replace
 
         with self._lock:
-            return replace(others, images=self._asked, image_hits=max(0, self._asked - self._computed), tower_seconds=self._seconds)
+            return replace(others, images=self._asked, image_hits=max(0, self._asked - self._computed), tower_seconds=self.sight.seconds)
 
 
 def _hash(shown: Shown) -> bytes:

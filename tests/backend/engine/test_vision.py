@@ -225,7 +225,7 @@ def test_too_many_pictures_are_refused_before_the_model_is_asked(pair):
             look.run(backend=engine).sync()
         assert engine.counters().passes == 0
     with pair.engine(max_tokens=16) as engine, pytest.raises(lmc.ParameterError, match="a picture is 16 tokens"):
-        engine.submit(None, [Image(A), ASK])
+        engine.submit(None, [Image(A), ASK]).results[0].output()
 
 
 def test_what_is_no_picture_breaks_nothing_else(pair):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmc.backend.engine.device_timer import DeviceTimer
 from lmc.backend.engine.eyes import Shown, Surroundings
 from lmc.backend.engine.models import frames
 from lmc.errors import ModelLoadError
@@ -55,7 +56,7 @@ class Vision:
         self.name, self.config, self.model, self.processor, self.filming = name, config, model, processor, filming
         self.width = int(config.get_text_config(decoder=True).hidden_size)
         self.token = int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
-        self._words = words
+        self._words, self._timer = words, DeviceTimer(model.device)
         self.marker = self._spelled(self.token, "image")
 
     @classmethod
@@ -88,7 +89,13 @@ class Vision:
     @torch.inference_mode()
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
         """Implement `Sight`."""
-        return [features for together in _together(shown) for features in self._features(together)]
+        with self._timer.timed():
+            return [features for together in _together(shown) for features in self._features(together)]
+
+    @property
+    def seconds(self) -> float:
+        """Implement `Sight`."""
+        return self._timer.seconds
 
     def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
         raise NotImplementedError
